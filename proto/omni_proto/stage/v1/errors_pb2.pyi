@@ -1,0 +1,54 @@
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from typing import ClassVar as _ClassVar
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ERROR_REASON_UNSPECIFIED: _ClassVar[ErrorReason]
+    ERROR_REASON_INVALID_REQUEST: _ClassVar[ErrorReason]
+    ERROR_REASON_PROTOCOL_VIOLATION: _ClassVar[ErrorReason]
+    ERROR_REASON_INVALID_TENSOR: _ClassVar[ErrorReason]
+    ERROR_REASON_NON_FINITE_TENSOR: _ClassVar[ErrorReason]
+    ERROR_REASON_CORRUPT_TENSOR: _ClassVar[ErrorReason]
+    ERROR_REASON_INVALID_MEDIA: _ClassVar[ErrorReason]
+    ERROR_REASON_PROMPT_TOO_LONG: _ClassVar[ErrorReason]
+    ERROR_REASON_EDGE_SCHEMA_MISMATCH: _ClassVar[ErrorReason]
+    ERROR_REASON_TOO_MANY_REQUESTS: _ClassVar[ErrorReason]
+    ERROR_REASON_BYTE_BUDGET_EXCEEDED: _ClassVar[ErrorReason]
+    ERROR_REASON_REQUEST_TOO_LARGE: _ClassVar[ErrorReason]
+    ERROR_REASON_DEADLINE_EXCEEDED: _ClassVar[ErrorReason]
+    ERROR_REASON_CANCELLED: _ClassVar[ErrorReason]
+    ERROR_REASON_DRAINING: _ClassVar[ErrorReason]
+    ERROR_REASON_NOT_READY: _ClassVar[ErrorReason]
+    ERROR_REASON_ENGINE_DEAD: _ClassVar[ErrorReason]
+    ERROR_REASON_STEP_TIMEOUT: _ClassVar[ErrorReason]
+    ERROR_REASON_QUEUE_TIMEOUT: _ClassVar[ErrorReason]
+    ERROR_REASON_MODEL_ERROR: _ClassVar[ErrorReason]
+    ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
+    ERROR_REASON_DOWNSTREAM_UNAVAILABLE: _ClassVar[ErrorReason]
+    ERROR_REASON_DOWNSTREAM_PROTOCOL: _ClassVar[ErrorReason]
+ERROR_REASON_UNSPECIFIED: ErrorReason
+ERROR_REASON_INVALID_REQUEST: ErrorReason
+ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason
+ERROR_REASON_INVALID_TENSOR: ErrorReason
+ERROR_REASON_NON_FINITE_TENSOR: ErrorReason
+ERROR_REASON_CORRUPT_TENSOR: ErrorReason
+ERROR_REASON_INVALID_MEDIA: ErrorReason
+ERROR_REASON_PROMPT_TOO_LONG: ErrorReason
+ERROR_REASON_EDGE_SCHEMA_MISMATCH: ErrorReason
+ERROR_REASON_TOO_MANY_REQUESTS: ErrorReason
+ERROR_REASON_BYTE_BUDGET_EXCEEDED: ErrorReason
+ERROR_REASON_REQUEST_TOO_LARGE: ErrorReason
+ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason
+ERROR_REASON_CANCELLED: ErrorReason
+ERROR_REASON_DRAINING: ErrorReason
+ERROR_REASON_NOT_READY: ErrorReason
+ERROR_REASON_ENGINE_DEAD: ErrorReason
+ERROR_REASON_STEP_TIMEOUT: ErrorReason
+ERROR_REASON_QUEUE_TIMEOUT: ErrorReason
+ERROR_REASON_MODEL_ERROR: ErrorReason
+ERROR_REASON_INTERNAL: ErrorReason
+ERROR_REASON_DOWNSTREAM_UNAVAILABLE: ErrorReason
+ERROR_REASON_DOWNSTREAM_PROTOCOL: ErrorReason

@@ -1,0 +1,282 @@
+"""StageConfig: the one schema of the file that configures a stage server.
+
+Written by the operator (a ConfigMap) and by `omnipipe run` (a temporary file), read once by the stage server.
+Writers dump with `exclude_defaults=True`, so that a new optional field changes no existing file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+SCHEMA_VERSION = 1
+
+StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=r"^[a-z][a-z0-9]*$")]
+ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=r"^[a-z0-9_]+/[a-z0-9_]+$")]
+
+
+class StageConfigError(ValueError):
+    """The stage file is missing, not YAML, or not a StageConfig. The message names each field."""
+
+
+class ConfigModel(BaseModel):
+    """Base of every model of the stage file: camelCase keys, unknown keys refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class EdgeMode(StrEnum):
+    """When a stage starts on its input."""
+
+    FULL = "Full"
+    STREAM = "Stream"
+
+
+class Output(StrEnum):
+    """A modality that a stage returns to the client."""
+
+    TEXT = "Text"
+    AUDIO = "Audio"
+
+
+class EngineArgs(ConfigModel):
+    """Arguments of the engine: a closed list, so that no resource can name a class, a path or remote code."""
+
+    max_model_len: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Longest sequence, prompt and output together, in tokens. Default: what the model allows."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most requests that the engine runs in one step."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens that the engine computes in one step."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    """Type of weights and activations. Default: the component's, else the checkpoint's."""
+    quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
+    """Quantization of the weights. Default: what the checkpoint says."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """Type of the KV cache."""
+    kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Memory of the KV cache in MiB, instead of a share of the device (gpuMemoryUtilization)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the device's memory that the engine may use."""
+    enforce_eager: bool | None = None
+    """Run without CUDA graphs and compilation."""
+    enable_prefix_caching: bool | None = None
+    """Reuse the KV cache of equal prefixes. Refused for stages whose hidden states are read."""
+    load_format: Literal["auto", "safetensors", "dummy"] | None = None
+    """How weights are loaded; dummy means random weights, for tests of size and speed."""
+    block_size: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Tokens of one block of the KV cache."""
+
+
+class SamplingDefaults(ConfigModel):
+    """Sampling parameters by vLLM's names. What is not set comes from the component, then from the model."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Smallest set of tokens whose probabilities add up to this."""
+    top_k: Annotated[int, Field(ge=-1, le=1_048_576)] | None = None
+    """Most likely tokens considered; -1 or 0 means all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least probability of a token, relative to the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Above 1 discourages tokens that were seen."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Above 0 discourages tokens that the output has."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Above 0 discourages tokens by how often the output has them."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Seed of the stage."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens to write."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Fewest tokens to write before a stop token counts."""
+    ignore_eos: bool | None = None
+    """Go on after the end-of-sequence token."""
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
+    """Further token ids that end the output."""
+    stop: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] | None = None
+    """Texts that end the output. Only for stages that write text."""
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Steps of the solver of a diffusion stage."""
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Strength of the guidance of a diffusion stage."""
+
+
+class Limits(ConfigModel):
+    """Limits of one stage pod."""
+
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most requests in the stage at once; more are RESOURCE_EXHAUSTED with RetryInfo."""
+    max_inflight_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] | None = None
+    """Bytes of tensors and media that all requests together may hold. Default: 25 % of the memory limit."""
+    max_media_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 32 << 20
+    """Most bytes of one image or sound, as encoded."""
+    max_media_per_request: Annotated[int, Field(ge=0, le=64)] = 8
+    """Most images and sounds of one request."""
+    max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
+    """Most characters of a request's text."""
+    max_message_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 26)] = 8 << 20
+    """Most bytes of one gRPC message."""
+
+
+class Timeouts(ConfigModel):
+    """Times in seconds."""
+
+    request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    """Deadline of a request that brings none."""
+    step: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Longest time between two steps of an engine with unfinished requests. Default: the component's."""
+    queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
+    drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
+    """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
+
+
+class Listen(ConfigModel):
+    """Where the stage server listens."""
+
+    host: Annotated[str, StringConstraints(max_length=253)] = "[::]"
+    """Address; "[::]" is dual-stack."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051
+    """Port of StageService; 0 takes a free one."""
+    health_port: Annotated[int, Field(ge=0, le=65535)] = 50052
+    """Port of grpc.health.v1 alone, always plaintext."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9090
+    """Port of /metrics."""
+
+
+class InputEdge(ConfigModel):
+    """The stage that this stage reads."""
+
+    source: StageName
+    """Name of the upstream stage."""
+    mode: EdgeMode = EdgeMode.FULL
+    """Full waits for all rows; Stream starts on the first."""
+
+
+class DownstreamStage(ConfigModel):
+    """A stage that reads this one, with what lies below it."""
+
+    stage: StageName
+    """Name of the downstream stage."""
+    target: Annotated[str, StringConstraints(min_length=1, max_length=512)]
+    """gRPC target, e.g. dns:///NAME-talker-HASH.NAMESPACE.svc.cluster.local.:50051"""
+    mode: EdgeMode = EdgeMode.FULL
+    """The edge's mode, as the downstream stage declares it."""
+    component: ComponentId
+    """Component of the downstream stage: names the processor of the edge."""
+    stages: Annotated[list[StageName], Field(min_length=1, max_length=16)]
+    """Names of the downstream stage and of all below it."""
+    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    """Modalities that the downstream stage or any below it returns."""
+
+
+class ModelSource(ConfigModel):
+    """Where the weights are."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Directory of the checkpoint, as the stage server sees it."""
+    uri: Annotated[str, StringConstraints(max_length=512)] = ""
+    """Where it came from; for logs and GetStage."""
+    revision: Annotated[str, StringConstraints(max_length=128)] = ""
+    """Revision that was asked for."""
+
+
+class StageConfig(ConfigModel):
+    """Everything that one stage server needs to know."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    """Version of this schema."""
+    pipeline: Annotated[str, StringConstraints(min_length=1, max_length=63)]
+    """Name of the pipeline."""
+    stage: StageName
+    """Name of the stage."""
+    component: ComponentId
+    """Id of the component in the stage server's registry."""
+    model: ModelSource
+    """The checkpoint."""
+    input: InputEdge | None = None
+    """The stage that this one reads; none for the entry stage."""
+    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    """Modalities that this stage returns to the client."""
+    downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
+    """Stages that read this one."""
+    engine_args: EngineArgs = EngineArgs()
+    """Arguments of the engine."""
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    """GPUs of the stage: the GPU count of its resources."""
+    default_sampling: SamplingDefaults = SamplingDefaults()
+    """Sampling of requests that do not say."""
+    limits: Limits = Limits()
+    """Limits of the pod."""
+    timeouts: Timeouts = Timeouts()
+    """Times."""
+    listen: Listen = Listen()
+    """Ports."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> StageConfig:
+        below = [name for edge in self.downstream for name in edge.stages]
+        names = [self.stage, *below]
+        if len(set(names)) != len(names):
+            raise ValueError(f"downstream: a stage is named twice in {names}; every stage of the out-tree has one path")
+        for edge in self.downstream:
+            if edge.stage not in edge.stages:
+                raise ValueError(f"downstream.{edge.stage}.stages must hold {edge.stage!r} itself, got {edge.stages}")
+        return self
+
+    @property
+    def stages(self) -> list[str]:
+        """This stage and all below it, in the order of the graph."""
+        return [self.stage, *(name for edge in self.downstream for name in edge.stages)]
+
+    def config_hash(self) -> str:
+        """sha256 of the configuration without addresses: equal for equal stages of any revision or host."""
+        data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"listen"})
+        for edge in data.get("downstream", []):
+            edge.pop("target", None)
+        return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        """The stage file: non-default fields only, keys in schema order."""
+        data = {"schemaVersion": self.schema_version, **self.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def parse_stage_config(text: str) -> StageConfig:
+    """Parse and validate a stage file.
+
+    Raises StageConfigError naming every wrong field with its reason; never echoes values.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise StageConfigError(f"stage file is not YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise StageConfigError(f"stage file must be a mapping, got {type(data).__name__}")
+    if "schemaVersion" not in data:
+        raise StageConfigError(f"schemaVersion is missing; this stage server reads schemaVersion {SCHEMA_VERSION}")
+    try:
+        return StageConfig.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(str(p) for p in item['loc']) or 'stage file'}: {item['msg']}" for item in error.errors(include_input=False)]
+        raise StageConfigError("; ".join(lines)) from error
+
+
+def load_stage_config(path: Path) -> StageConfig:
+    """Read and validate the stage file at path. Raises StageConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StageConfigError(f"cannot read the stage file {path}: {error.strerror}") from error
+    return parse_stage_config(text)

@@ -1,0 +1,54 @@
+"""StageEngine: what the stage server, OmniLLM and the tests ask of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from omni_stage.models.component import Component, StageRequest, StageStep
+
+
+class StageEngine(Protocol):
+    """An engine with its component, serving many requests at once in shared batches."""
+
+    component: Component
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and output together."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine can no longer serve; set for good."""
+        ...
+
+    @property
+    def unfinished_requests(self) -> int:
+        """Requests that were submitted and have not ended."""
+        ...
+
+    @property
+    def last_step_monotonic(self) -> float:
+        """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model and run one warm-up request. Raises ConfigurationError, EngineDeadStageError."""
+        ...
+
+    def generate(self, request: StageRequest) -> AsyncIterator[StageStep]:
+        """Run one request. Closing the iterator aborts it in the engine.
+
+        Raises OmniStageError: InvalidRequestError and its kin before the engine sees the request;
+        EngineDeadStageError, QueueTimeoutError, ModelExecutionError while it runs.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes. Idempotent."""
+        ...

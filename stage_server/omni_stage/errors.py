@@ -1,0 +1,175 @@
+"""Errors of the stage server: one root; each class owns its gRPC code and reason; `service/errors.py` maps them, once.
+
+A message goes to the caller. It names the field, the limit and the remedy and never holds prompt text, token ids,
+tensor values or file contents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grpc import StatusCode
+from omni_proto.stage.v1 import errors_pb2 as reasons
+
+
+@dataclass(frozen=True)
+class ErrorDetails:
+    """What ErrorInfo, BadRequest and RetryInfo say beside the message."""
+
+    field: str = ""
+    """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
+    limit: str = ""
+    """The limit that was passed, with its unit."""
+    retry_after_s: float | None = None
+    """When a retry may work; makes a RetryInfo."""
+
+
+class OmniStageError(Exception):
+    """Root of every error that the stage server raises on purpose."""
+
+    code: StatusCode = StatusCode.INTERNAL
+    reason: reasons.ErrorReason = reasons.ERROR_REASON_INTERNAL
+
+    def __init__(self, message: str, *, field: str = "", limit: object = "", retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.details = ErrorDetails(field=field, limit=str(limit), retry_after_s=retry_after_s)
+
+
+class InvalidRequestError(OmniStageError):
+    """A field of the request is wrong."""
+
+    code = StatusCode.INVALID_ARGUMENT
+    reason = reasons.ERROR_REASON_INVALID_REQUEST
+
+
+class ProtocolViolationError(InvalidRequestError):
+    """Messages came in an order that the protocol forbids."""
+
+    reason = reasons.ERROR_REASON_PROTOCOL_VIOLATION
+
+
+class InvalidTensorError(InvalidRequestError):
+    """A tensor or payload does not fit its header, its schema or a limit."""
+
+    reason = reasons.ERROR_REASON_INVALID_TENSOR
+
+
+class NonFiniteTensorError(InvalidTensorError):
+    """A tensor holds NaN or infinity."""
+
+    reason = reasons.ERROR_REASON_NON_FINITE_TENSOR
+
+
+class CorruptTensorError(OmniStageError):
+    """A checksum is wrong, or rows are missing or came twice."""
+
+    code = StatusCode.DATA_LOSS
+    reason = reasons.ERROR_REASON_CORRUPT_TENSOR
+
+
+class InvalidMediaError(InvalidRequestError):
+    """An image or sound cannot be decoded, or is too large once decoded."""
+
+    reason = reasons.ERROR_REASON_INVALID_MEDIA
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt does not fit the engine's longest sequence."""
+
+    reason = reasons.ERROR_REASON_PROMPT_TOO_LONG
+
+
+class EdgeSchemaMismatchError(OmniStageError):
+    """Upstream and this stage disagree on the tensors between them."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = reasons.ERROR_REASON_EDGE_SCHEMA_MISMATCH
+
+
+class TooManyRequestsError(OmniStageError):
+    """The stage has as many requests as it takes."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = reasons.ERROR_REASON_TOO_MANY_REQUESTS
+
+
+class ByteBudgetExceededError(OmniStageError):
+    """The stage holds as many bytes as it may."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = reasons.ERROR_REASON_BYTE_BUDGET_EXCEEDED
+
+
+class RequestTooLargeError(OmniStageError):
+    """The request alone is over a limit: a retry does not help."""
+
+    code = StatusCode.RESOURCE_EXHAUSTED
+    reason = reasons.ERROR_REASON_REQUEST_TOO_LARGE
+
+
+class DeadlineExceededError(OmniStageError):
+    """The call's deadline passed."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = reasons.ERROR_REASON_DEADLINE_EXCEEDED
+
+
+class DrainingError(OmniStageError):
+    """The stage is shutting down."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = reasons.ERROR_REASON_DRAINING
+
+
+class NotReadyError(OmniStageError):
+    """The engine is still loading."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = reasons.ERROR_REASON_NOT_READY
+
+
+class EngineDeadStageError(OmniStageError):
+    """The engine's process ended; the stage server follows it."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = reasons.ERROR_REASON_ENGINE_DEAD
+
+
+class StepTimeoutError(OmniStageError):
+    """The engine made no step for too long."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = reasons.ERROR_REASON_STEP_TIMEOUT
+
+
+class QueueTimeoutError(OmniStageError):
+    """The request waited too long in the engine's queue."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = reasons.ERROR_REASON_QUEUE_TIMEOUT
+
+
+class ModelExecutionError(OmniStageError):
+    """The model failed on this one request."""
+
+    reason = reasons.ERROR_REASON_MODEL_ERROR
+
+
+class DownstreamUnavailableError(OmniStageError):
+    """The downstream stage cannot be reached."""
+
+    code = StatusCode.UNAVAILABLE
+    reason = reasons.ERROR_REASON_DOWNSTREAM_UNAVAILABLE
+
+
+class DownstreamProtocolError(OmniStageError):
+    """The downstream stage broke the protocol."""
+
+    reason = reasons.ERROR_REASON_DOWNSTREAM_PROTOCOL
+
+
+class ConfigurationError(OmniStageError):
+    """The stage cannot start as configured (component, checkpoint, engine arguments). Raised at start-up only."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = reasons.ERROR_REASON_INVALID_REQUEST

@@ -1,0 +1,217 @@
+"""What a model family implements for each of its stages, and the plain data that goes in and out.
+
+A Component knows one stage of one checkpoint: how its engine is built, how a user's prompt or the upstream stage's
+tensors become the engine's input (the processors of the edges), and how the engine's outputs become what the stage
+publishes. It runs in the stage server's process; what runs in the engine's process is its model class and worker.
+
+This module imports neither vLLM nor gRPC, so that a component can be described and tested without either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_proto.tensors import TensorSchema
+
+from omni_stage.payloads import AdditionalInformationPayload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from PIL.Image import Image
+
+
+class EngineKind(StrEnum):
+    """How a stage's engine runs."""
+
+    AUTOREGRESSIVE = "autoregressive"
+    """Token by token: OmniScheduler, GPUARWorker."""
+    DIFFUSION = "diffusion"
+    """Whole output in one engine step: DiffusionScheduler, GPUDiffusionWorker."""
+
+
+class FinishReason(Enum):
+    """Why a stage stopped; maps one to one to omni_proto.stage.v1.FinishReason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DIFFUSION_DONE = "diffusion_done"
+    EMPTY_INPUT = "empty_input"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text of a chat message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A decoded RGB image."""
+
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """A decoded sound: float32 [samples], mono, in [-1, 1]."""
+
+    samples: np.ndarray
+    sampling_rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    parts: Sequence[TextPart | ImagePart | AudioPart]
+
+
+@dataclass(frozen=True, slots=True)
+class UserPrompt:
+    """The input of an entry stage. Exactly one of the three is set."""
+
+    text: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    token_ids: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeInput:
+    """The input of every other stage: the upstream stage's tensors, complete, on the CPU."""
+
+    tensors: Mapping[str, torch.Tensor]
+    """By name, each [rows, *row_shape] as the input schema says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """One request to a stage, validated and with every default applied, whichever way it came."""
+
+    request_id: str
+    """Minted by the stage server or the offline engine; unique in the engine."""
+    source: UserPrompt | EdgeInput
+    sampling: SamplingDefaults
+    """Resolved: request > defaultSampling > component. None still means the model's own default."""
+    voice: str = ""
+    """Name of the voice; empty means the component's default."""
+    want_tensors: bool = False
+    """Whether a downstream stage reads this request's tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageInput:
+    """What a component hands to the engine: one vLLM prompt and what rides along."""
+
+    prompt: Mapping[str, Any]
+    """A vLLM prompt: prompt_token_ids or prompt, and multi_modal_data."""
+    additional_information: AdditionalInformationPayload | None = None
+    """Tensors and lists for the model in the engine's process."""
+    suppress_token_ids: Sequence[int] = ()
+    """Token ids that must not be sampled."""
+
+
+@dataclass(slots=True)
+class EngineStep:
+    """One output of the engine for one request, before the component looks at it. Deltas, not totals."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_token_ids: list[int] | None = None
+    """As the engine saw it; set in the first step."""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the runner captured, on the CPU. "rows" [n, H]: one row for each new position, prompt included;
+    "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64 in the first step of M-RoPE models; a diffusion
+    model's named outputs."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    scheduled_ns: int | None = None
+    """time.monotonic_ns() when the scheduler first took the request, if known."""
+
+
+@dataclass(slots=True)
+class StageStep:
+    """One output of a stage for one request: what goes to the client and what goes downstream. Deltas."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Rows by name, as the output schema says, contiguous, on the CPU."""
+    audio: torch.Tensor | None = None
+    """float32 [samples] in [-1, 1] at the component's sample_rate_hz."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    scheduled_ns: int | None = None
+
+
+class Emitter(Protocol):
+    """Turns one request's engine steps into stage steps. Holds the request's state; made by Component.emitter."""
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """Convert one step. The last one has a finish_reason. Raises OmniStageError."""
+        ...
+
+
+class Component(Protocol):
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+
+    id: str
+    kind: EngineKind
+    outputs: frozenset[Output]
+    """Modalities that the component can return to a client."""
+    input_schema: TensorSchema | None
+    """What it reads from upstream; None for entry stages."""
+    output_schema: TensorSchema | None
+    """What it publishes; None if nothing can read it."""
+    default_sampling: SamplingDefaults
+    voices: Sequence[str]
+    """Names of voices, the default first; empty if it does not speak."""
+    sample_rate_hz: int
+    """Of its audio; 0 if it makes none."""
+    step_timeout_s: float
+    """Longest time between two engine steps while requests are unfinished."""
+    queue_timeout_s: float | None
+    """Longest wait in the engine's queue."""
+    writes_text: bool
+    """Whether its tokens are text of the checkpoint's tokenizer."""
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
+        tokenizer, worker and scheduler by id, additional_config. The user's engineArgs are laid over them."""
+        ...
+
+    def check_sampling(self, sampling: SamplingDefaults) -> None:
+        """Refuse sampling parameters that this component cannot honour. Raises InvalidRequestError naming the field."""
+        ...
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """Turn a request into the engine's input. May take milliseconds (tokenizer, images): run in a thread.
+
+        Raises OmniStageError (InvalidRequestError, InvalidMediaError, InvalidTensorError, PromptTooLongError).
+        """
+        ...
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """Make the request's emitter."""
+        ...
+
+    def warmup_request(self) -> StageRequest:
+        """A small request that touches every kernel, run once before the stage is ready."""
+        ...
+
+
+class ComponentFactory(Protocol):
+    """What the registry holds under an id: makes the component from a validated configuration.
+
+    Reads config.model.path (configuration, tokenizer, speakers, a few embedding rows), never the whole weights.
+    Raises ConfigurationError.
+    """
+
+    def __call__(self, config: StageConfig) -> Component: ...
