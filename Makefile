@@ -1,0 +1,53 @@
+# Every target does its own set-up. `make help` lists them.
+SHELL := /bin/sh
+PY := .venv/bin/python
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install everything into .venv (other targets do it when needed)
+	@scripts/setup.sh
+
+demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out
+	@.venv/bin/omnipipe demo --out demo-output
+
+test: setup ## All tests, with the coverage of what must be covered
+	@GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -f .coverage .coverage.* && \
+	  $(PY) -m pytest -q --cov --cov-report= --durations=15
+	@$(PY) scripts/check_coverage.py
+
+test-unit: setup ## Only the tests without engines and processes
+	@$(PY) -m pytest -q tests/unit
+
+lint: setup ## ruff, import floors, stale generated files
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/lint-imports
+
+typecheck: setup ## mypy, strict
+	@.venv/bin/mypy
+
+format: setup ## Format the code
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+proto: setup ## Regenerate the protobuf and gRPC stubs
+	@sh proto/generate.sh
+
+schemas: setup ## Regenerate the exported schemas in docs/reference
+	@$(PY) scripts/export_schemas.py
+
+bench: setup ## Ratios against transformers and stock vLLM, written to benchmarks/results
+	@$(PY) -m benchmarks
+
+constraints: setup ## Pin the newest versions that pyproject.toml allows
+	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --quiet \
+	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
+
+clean: ## Remove what the targets made, but not the caches
+	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,45 @@
+"""Print the coverage of each package that must be covered, and fail under its floor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FLOORS = {
+    "proto/omni_proto": 85.0,
+    "stage_server/omni_stage/payloads": 85.0,
+    "stage_server/omni_stage/vllm_adapter": 85.0,
+    "stage_server/omni_stage/service": 85.0,
+}
+
+
+def package_percent(files: dict[str, dict[str, dict[str, int]]], prefix: str) -> float:
+    """Covered lines and branches of the files under prefix, in percent; 0 if there are none."""
+    summaries = [entry["summary"] for name, entry in files.items() if name.startswith(prefix + "/")]
+    covered = sum(s["covered_lines"] + s.get("covered_branches", 0) for s in summaries)
+    total = sum(s["num_statements"] + s.get("num_branches", 0) for s in summaries)
+    return 100.0 * covered / total if total else 0.0
+
+
+def main() -> int:
+    coverage = [sys.executable, "-m", "coverage"]
+    if any(Path().glob(".coverage.*")):
+        subprocess.run([*coverage, "combine", "--append", "--quiet"], check=True)  # noqa: S603
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "coverage.json"
+        subprocess.run([*coverage, "json", "--quiet", "-o", str(report)], check=True)  # noqa: S603
+        files = json.loads(report.read_text())["files"]
+    failed = False
+    for prefix, floor in FLOORS.items():
+        percent = package_percent(files, prefix)
+        verdict = "ok" if percent >= floor else "TOO LOW"
+        failed |= percent < floor
+        sys.stdout.write(f"coverage {prefix:45} {percent:5.1f} %  (floor {floor:.0f} %)  {verdict}\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
