@@ -1,0 +1,224 @@
+"""What travels on an edge: element types, tensor specifications and schemas, and the hash both sides compare.
+
+Pure data over protobuf and the standard library; the operator's side may import it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from omni_proto.errors import SchemaError
+from omni_proto.stage.v1 import tensors_pb2
+
+MAX_NAME_LENGTH: Final = 64
+MAX_ROW_DIMENSIONS: Final = 8
+MAX_ROW_BYTES: Final = 4 * 1024 * 1024
+"""Most bytes of one row: a row never spans messages, and a message holds at most 8 MiB."""
+MAX_TENSORS: Final = 64
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class DTypeInfo:
+    """One element type of the wire."""
+
+    name: str
+    """Name as torch and numpy give it, e.g. "bfloat16"."""
+    size: int
+    """Bytes of one element."""
+    proto: tensors_pb2.DType
+    """Value of the enum on the wire."""
+    numpy_name: str
+    """numpy dtype of the raw bytes, little-endian; bfloat16 is viewed as "<u2"."""
+    is_float: bool
+    """Whether an element can be NaN or infinite."""
+
+
+def _dtype_table() -> MappingProxyType[str, DTypeInfo]:
+    rows = (
+        DTypeInfo("bfloat16", 2, tensors_pb2.DTYPE_BFLOAT16, "<u2", True),
+        DTypeInfo("float16", 2, tensors_pb2.DTYPE_FLOAT16, "<f2", True),
+        DTypeInfo("float32", 4, tensors_pb2.DTYPE_FLOAT32, "<f4", True),
+        DTypeInfo("float64", 8, tensors_pb2.DTYPE_FLOAT64, "<f8", True),
+        DTypeInfo("int8", 1, tensors_pb2.DTYPE_INT8, "|i1", False),
+        DTypeInfo("int16", 2, tensors_pb2.DTYPE_INT16, "<i2", False),
+        DTypeInfo("int32", 4, tensors_pb2.DTYPE_INT32, "<i4", False),
+        DTypeInfo("int64", 8, tensors_pb2.DTYPE_INT64, "<i8", False),
+        DTypeInfo("uint8", 1, tensors_pb2.DTYPE_UINT8, "|u1", False),
+        DTypeInfo("bool", 1, tensors_pb2.DTYPE_BOOL, "|b1", False),
+    )
+    return MappingProxyType({row.name: row for row in rows})
+
+
+DTYPES: Final = _dtype_table()
+"""Every element type of the wire by name."""
+_BY_PROTO: Final = MappingProxyType({int(info.proto): info for info in DTYPES.values()})
+
+
+def dtype_info(name: str) -> DTypeInfo:
+    """The element type called name. Raises SchemaError listing the known ones."""
+    info = DTYPES.get(name)
+    if info is None:
+        raise SchemaError(f"dtype {name!r} does not travel on edges; use one of {', '.join(DTYPES)}")
+    return info
+
+
+def dtype_from_proto(value: int) -> DTypeInfo:
+    """The element type of an enum value. Raises SchemaError for DTYPE_UNSPECIFIED and values of a newer protocol."""
+    info = _BY_PROTO.get(value)
+    if info is None:
+        raise SchemaError(f"dtype number {value} is not known here; the peer may be newer")
+    return info
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a schema: [rows, *row_shape]. Raises SchemaError if it is not well-formed."""
+
+    name: str
+    """Name in the schema: lower-case letters, digits and _."""
+    dtype: str
+    """Name of the element type, e.g. "bfloat16"."""
+    row_shape: tuple[int, ...] = ()
+    """Shape of one row; empty for one element a row."""
+    description: str = field(default="", compare=False)
+    """What a row means. Neither compared nor hashed."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "row_shape", tuple(self.row_shape))
+        if len(self.name) > MAX_NAME_LENGTH or not _NAME.match(self.name):
+            raise SchemaError(
+                f"tensor name {self.name[:MAX_NAME_LENGTH]!r} must be lower-case letters, digits and _, "
+                f"begin with a letter and have at most {MAX_NAME_LENGTH} characters"
+            )
+        if len(self.row_shape) > MAX_ROW_DIMENSIONS:
+            raise SchemaError(
+                f"tensor {self.name!r}: row_shape has {len(self.row_shape)} dimensions, at most {MAX_ROW_DIMENSIONS}"
+            )
+        if any(size < 1 for size in self.row_shape):
+            raise SchemaError(f"tensor {self.name!r}: row_shape {self.row_shape} must have sizes of 1 or more")
+        if self.row_bytes > MAX_ROW_BYTES:
+            raise SchemaError(
+                f"tensor {self.name!r}: a row of shape {self.row_shape} has {self.row_bytes} bytes, "
+                f"at most {MAX_ROW_BYTES}; move a dimension from row_shape to the rows"
+            )
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of one row."""
+        return math.prod(self.row_shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.row_elements * dtype_info(self.dtype).size
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSchema:
+    """What travels on an edge. Raises SchemaError if it is not well-formed."""
+
+    id: str
+    """Id of the schema, e.g. "qwen2_5_omni/thinker2talker"."""
+    version: int
+    """Version of the schema, 1 or more."""
+    tensors: tuple[TensorSpec, ...]
+    """The tensors; kept sorted by name, whatever order they are given in."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(sorted(self.tensors, key=lambda spec: spec.name)))
+        if len(self.id) > 2 * MAX_NAME_LENGTH or not _SCHEMA_ID.match(self.id):
+            raise SchemaError(
+                f"schema id {self.id[:128]!r} must look like family/edge, in lower case, at most 128 long"
+            )
+        if not 1 <= self.version < 2**32:
+            raise SchemaError(f"schema {self.id!r}: version must be 1 or more and fit 32 bits, got {self.version}")
+        if not 1 <= len(self.tensors) <= MAX_TENSORS:
+            raise SchemaError(f"schema {self.id!r}: has {len(self.tensors)} tensors, 1 to {MAX_TENSORS} are allowed")
+        names = [spec.name for spec in self.tensors]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise SchemaError(f"schema {self.id!r}: tensor names {repeated} occur twice")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors, sorted."""
+        return tuple(spec.name for spec in self.tensors)
+
+    def spec(self, name: str) -> TensorSpec:
+        """The tensor called name. Raises SchemaError listing the known names."""
+        for spec in self.tensors:
+            if spec.name == name:
+                return spec
+        raise SchemaError(f"schema {self.id!r} has no tensor {name!r}; it has {', '.join(self.names)}")
+
+
+def canonical_json(schema: TensorSchema) -> str:
+    """The schema as JSON in one spelling: sorted keys, tensors sorted by name, no blanks, no descriptions."""
+    data = {
+        "id": schema.id,
+        "version": schema.version,
+        "tensors": [
+            {"name": spec.name, "dtype": spec.dtype, "row_shape": list(spec.row_shape)} for spec in schema.tensors
+        ],
+    }
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def schema_hash(schema: TensorSchema) -> str:
+    """sha256 of the schema's canonical JSON, lower-case hex: `Start.edge_schema_hash`."""
+    return hashlib.sha256(canonical_json(schema).encode("ascii")).hexdigest()
+
+
+def spec_to_proto(spec: TensorSpec) -> tensors_pb2.TensorSpec:
+    """The message of a specification."""
+    return tensors_pb2.TensorSpec(
+        name=spec.name, dtype=dtype_info(spec.dtype).proto, row_shape=spec.row_shape, description=spec.description
+    )
+
+
+def spec_from_proto(message: tensors_pb2.TensorSpec) -> TensorSpec:
+    """The specification of a message. Raises SchemaError."""
+    dtype = dtype_from_proto(message.dtype).name
+    return TensorSpec(message.name, dtype, tuple(message.row_shape), message.description)
+
+
+def schema_to_proto(schema: TensorSchema) -> tensors_pb2.TensorSchema:
+    """The message of a schema."""
+    return tensors_pb2.TensorSchema(
+        id=schema.id, version=schema.version, tensors=[spec_to_proto(spec) for spec in schema.tensors]
+    )
+
+
+def schema_from_proto(message: tensors_pb2.TensorSchema) -> TensorSchema:
+    """The schema of a message. Raises SchemaError."""
+    return TensorSchema(message.id, message.version, tuple(spec_from_proto(spec) for spec in message.tensors))
+
+
+def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
+    """The header that announces at most max_rows rows of a tensor. Raises SchemaError if max_rows is negative."""
+    if not 0 <= max_rows < 2**64:
+        raise SchemaError(f"tensor {spec.name!r}: max_rows must be 0 or more and fit 64 bits, got {max_rows}")
+    return tensors_pb2.TensorHeader(
+        name=spec.name, dtype=dtype_info(spec.dtype).proto, row_shape=spec.row_shape, max_rows=max_rows
+    )
+
+
+def tensor_prompt(
+    schema: TensorSchema, source_stage: str, max_rows: Iterable[tuple[str, int]]
+) -> tensors_pb2.TensorPrompt:
+    """The announcement of every tensor of a schema; max_rows gives (name, rows). Raises SchemaError on a missing one."""
+    limits = dict(max_rows)
+    if set(limits) != set(schema.names):
+        raise SchemaError(f"schema {schema.id!r}: max_rows names {sorted(limits)}, not {list(schema.names)}")
+    headers = [header_for(spec, limits[spec.name]) for spec in schema.tensors]
+    return tensors_pb2.TensorPrompt(source_stage=source_stage, tensors=headers)
