@@ -1,0 +1,25 @@
+"""Payloads: tensors and lists as checked bytes, for the way between the stage server and its engine's process.
+
+The frontend builds a payload with `from_mapping` or `from_tensor` and puts `to_bytes()` under OMNI_PAYLOAD_KEY into
+the request's parameters; the scheduler reads it back with `from_bytes`, and the runner makes its tensors. Memory cost:
+docs/payload-memory.md.
+"""
+
+from __future__ import annotations
+
+from omni_stage.payloads.additional_information import AdditionalInformationEntry, AdditionalInformationPayload
+from omni_stage.payloads.checks import Scalar
+from omni_stage.payloads.keys import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY
+from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
+from omni_stage.payloads.prompt_embeds import PromptEmbedsPayload
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "OMNI_PAYLOAD_KEY",
+    "OMNI_ROWS_KEY",
+    "AdditionalInformationEntry",
+    "AdditionalInformationPayload",
+    "PayloadLimits",
+    "PromptEmbedsPayload",
+    "Scalar",
+]

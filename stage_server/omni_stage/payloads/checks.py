@@ -1,0 +1,134 @@
+"""Pure checks of tensor headers, names and checksums. No torch. Messages name field, limit and remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import google_crc32c
+
+from omni_stage.errors import CorruptTensorError, InvalidTensorError, NonFiniteTensorError
+from omni_stage.payloads.limits import NAME_PATTERN, PayloadLimits
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""The dtypes that a payload may hold and the bytes of one value."""
+
+FLOAT_DTYPES: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
+
+Scalar = int | float | bool | str | None
+"""What a list may hold."""
+
+ScalarList = list[Scalar]
+
+
+def compute_checksum(data: bytes) -> int:
+    """CRC-32C of the bytes: finds corruption on the way, does not authenticate."""
+    return int(google_crc32c.value(data))
+
+
+def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
+    """Bytes of a tensor of this form, as a Python integer: no product can overflow. Raises InvalidTensorError."""
+    item = ITEM_BYTES.get(dtype)
+    if item is None:
+        # The value comes from the caller and may hold anything: it is not repeated.
+        raise InvalidTensorError(f"{field}: dtype is none of {', '.join(ITEM_BYTES)}", field=field)
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidTensorError(f"{field}: every dimension must be an integer of at least 1", field=field, limit=1)
+    return math.prod(shape) * item
+
+
+def check_header(shape: Sequence[int], dtype: str, data_bytes: int, *, field: str) -> None:
+    """Check that the bytes are as many as shape and dtype say. Raises InvalidTensorError."""
+    expected = count_bytes(shape, dtype, field=field)
+    if data_bytes != expected:
+        raise InvalidTensorError(
+            f"{field}: {data_bytes} bytes of data, but its shape and dtype need {expected}", field=field, limit=expected
+        )
+
+
+def check_intact(data: bytes, checksum: int, *, field: str) -> None:
+    """Check the bytes against their checksum. Raises CorruptTensorError."""
+    if compute_checksum(data) != checksum:
+        raise CorruptTensorError(f"{field}: the checksum does not match, the data changed on its way", field=field)
+
+
+def check_size(shape: Sequence[int], dtype: str, limits: PayloadLimits, *, field: str) -> None:
+    """Check a tensor's form against the limits, before anything of its size is made. Raises InvalidTensorError."""
+    if len(shape) > limits.max_dimensions:
+        raise InvalidTensorError(
+            f"{field}: {len(shape)} dimensions, at most {limits.max_dimensions} are allowed",
+            field=field,
+            limit=limits.max_dimensions,
+        )
+    size = count_bytes(shape, dtype, field=field)
+    if any(dimension > limits.max_dimension_size for dimension in shape):
+        raise InvalidTensorError(
+            f"{field}: a dimension is longer than {limits.max_dimension_size}",
+            field=field,
+            limit=limits.max_dimension_size,
+        )
+    if size > limits.max_tensor_bytes:
+        raise InvalidTensorError(
+            f"{field}: {size} bytes, at most {limits.max_tensor_bytes} are allowed; shorten the input",
+            field=field,
+            limit=f"{limits.max_tensor_bytes} bytes",
+        )
+
+
+def check_name(name: str, limits: PayloadLimits) -> None:
+    """Check the name of an entry. Raises InvalidTensorError, which does not repeat a bad name."""
+    if len(name) > limits.max_name_length:
+        raise InvalidTensorError(
+            f"additional_information: a name is longer than {limits.max_name_length} characters",
+            field="additional_information",
+            limit=limits.max_name_length,
+        )
+    if NAME_PATTERN.fullmatch(name) is None:
+        raise InvalidTensorError(
+            "additional_information: a name must begin with a letter or underscore and hold only letters, digits, "
+            "underscore, dot and dash",
+            field="additional_information",
+        )
+
+
+def check_list(values: Sequence[object], limits: PayloadLimits, *, field: str) -> None:
+    """Check a list of scalars against the limits. Raises InvalidTensorError, NonFiniteTensorError."""
+    if len(values) > limits.max_list_length:
+        raise InvalidTensorError(
+            f"{field}: {len(values)} values, at most {limits.max_list_length} are allowed; send a tensor",
+            field=field,
+            limit=limits.max_list_length,
+        )
+    for value in values:
+        if isinstance(value, float):
+            if not limits.allow_non_finite and not math.isfinite(value):
+                raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)
+        elif isinstance(value, str) and len(value) > limits.max_text_length:
+            raise InvalidTensorError(
+                f"{field}: a string is longer than {limits.max_text_length} characters",
+                field=field,
+                limit=limits.max_text_length,
+            )
+
+
+def check_scalars(values: Sequence[object], *, field: str) -> None:
+    """Check that a list holds only what msgpack writes back as it was. Raises InvalidTensorError."""
+    for value in values:
+        if not (value is None or isinstance(value, int | float | str)):
+            raise InvalidTensorError(f"{field}: a list may hold numbers, booleans, strings and null only", field=field)
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise InvalidTensorError(f"{field}: an integer does not fit 64 bits", field=field, limit="64 bits")

@@ -1,0 +1,15 @@
+"""Keys under which a request's payload travels to the engine's process.
+
+vLLM carries SamplingParams.extra_args and PoolingParams.extra_kwargs to the scheduler and to the worker unchanged, but
+only values that msgpack knows survive the way between processes: bytes, never tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OMNI_PAYLOAD_KEY: Final = "omni"
+"""bytes: AdditionalInformationPayload.to_bytes()."""
+
+OMNI_ROWS_KEY: Final = "omni_rows"
+"""True: the frontend wants the rows that the runner captures for this request."""

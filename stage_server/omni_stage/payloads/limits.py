@@ -1,0 +1,64 @@
+"""PayloadLimits: how large and of what form a payload may be. Checked in Python integers, so nothing overflows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from omni_stage.errors import ConfigurationError
+
+NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+"""What the name of an entry looks like: safe in logs, metrics and error messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadLimits:
+    """Bounds of one request's payload. The defaults suit one prompt of 8192 rows of 3584 bfloat16 values."""
+
+    max_dimensions: int = 4
+    max_dimension_size: int = 1 << 20
+    """Longest single dimension."""
+    max_tensor_bytes: int = 64 << 20
+    """Bytes of one tensor."""
+    max_payload_bytes: int = 256 << 20
+    """Bytes of the whole payload as it travels."""
+    max_entries: int = 64
+    """Named tensors and lists in one payload."""
+    max_name_length: int = 64
+    """Characters of a name."""
+    max_list_length: int = 65536
+    """Scalars in one list."""
+    max_text_length: int = 4096
+    """Characters of one string in a list."""
+    allow_non_finite: bool = False
+    """Whether NaN and infinity pass. Off where payloads enter; the engine's side need not look a second time."""
+
+    def __post_init__(self) -> None:
+        """Refuse limits that allow nothing. Raises ConfigurationError."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "allow_non_finite":
+                if not isinstance(value, bool):
+                    raise ConfigurationError("payload limit allow_non_finite must be true or false", field=item.name)
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"payload limit {item.name} must be an integer of at least 1", field=item.name)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> PayloadLimits:
+        """Make limits from configuration; what is not named keeps its default. Raises ConfigurationError."""
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise ConfigurationError(
+                f"unknown payload limits: {', '.join(unknown)}; known are {', '.join(sorted(known))}", field=unknown[0]
+            )
+        return cls(**values)  # type: ignore[arg-type]
+
+    def already_checked(self) -> PayloadLimits:
+        """The same limits without the pass over all values: for payloads that this stage admitted before."""
+        return replace(self, allow_non_finite=True)
+
+
+DEFAULT_LIMITS: Final = PayloadLimits()

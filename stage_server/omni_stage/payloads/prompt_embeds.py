@@ -1,0 +1,105 @@
+"""PromptEmbedsPayload: a prompt as embeddings [rows, hidden size], as bytes that travel between processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from omni_stage.errors import InvalidTensorError
+from omni_stage.payloads.checks import EMBEDDING_DTYPES, check_header, check_intact, check_size, compute_checksum
+from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
+from omni_stage.payloads.tensor_bytes import check_finite, dtype_name, read_bytes, write_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+_FIELD = "prompt_embeds"
+
+
+class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompt embeddings as raw bytes. An instance that exists is consistent and intact; `check` adds the limits."""
+
+    data: bytes
+    """Row-major, little-endian."""
+    shape: list[int]
+    """[rows, hidden size]."""
+    dtype: str
+    """float32, float16 or bfloat16."""
+    checksum: int
+    """CRC-32C of the data."""
+
+    def __post_init__(self) -> None:
+        """Check shape, dtype, length and checksum, decoded or constructed alike.
+
+        Raises InvalidTensorError, CorruptTensorError.
+        """
+        if len(self.shape) != 2:
+            raise InvalidTensorError(
+                f"{_FIELD}: must have 2 dimensions [rows, hidden size], not {len(self.shape)}", field=_FIELD, limit=2
+            )
+        if self.dtype not in EMBEDDING_DTYPES:
+            raise InvalidTensorError(f"{_FIELD}: dtype is none of {', '.join(sorted(EMBEDDING_DTYPES))}", field=_FIELD)
+        check_header(self.shape, self.dtype, len(self.data), field=_FIELD)
+        check_intact(self.data, self.checksum, field=_FIELD)
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
+        """Make the payload of a tensor [rows, hidden size] on any device, within the limits.
+
+        Raises InvalidTensorError, NonFiniteTensorError.
+        """
+        dtype = dtype_name(tensor, field=_FIELD)
+        shape = list(tensor.shape)
+        check_size(shape, dtype, limits, field=_FIELD)
+        data = write_bytes(tensor, field=_FIELD)
+        payload = cls(data=data, shape=shape, dtype=dtype, checksum=compute_checksum(data))
+        payload.check(limits)
+        return payload
+
+    def to_tensor(self, device: str | torch.device = "cpu") -> torch.Tensor:
+        """A writable tensor [rows, hidden size] of its own on the device."""
+        return read_bytes(self.data, self.shape, self.dtype, device)
+
+    def check(self, limits: PayloadLimits = DEFAULT_LIMITS) -> None:
+        """Check size and values against the limits. Raises InvalidTensorError, NonFiniteTensorError."""
+        check_size(self.shape, self.dtype, limits, field=_FIELD)
+        if not limits.allow_non_finite:
+            check_finite(self.data, self.dtype, field=_FIELD)
+
+    def to_bytes(self) -> bytes:
+        """The payload as msgpack."""
+        return _ENCODER.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
+        """Read and check a payload. Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError."""
+        if len(data) > limits.max_payload_bytes:
+            raise InvalidTensorError(
+                f"{_FIELD}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
+                field=_FIELD,
+                limit=f"{limits.max_payload_bytes} bytes",
+            )
+        try:
+            payload = _DECODER.decode(data)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidTensorError(f"{_FIELD}: is not a PromptEmbedsPayload in msgpack", field=_FIELD) from error
+        payload.check(limits)
+        return payload
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        """Form only: values never reach a log."""
+        return f"PromptEmbedsPayload(shape={self.shape}, dtype={self.dtype!r}, nbytes={len(self.data)})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Form only, for rich as well."""
+        return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PromptEmbedsPayload)

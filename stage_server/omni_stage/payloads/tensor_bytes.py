@@ -1,0 +1,57 @@
+"""Tensors to raw bytes and back. The only module of the payloads that imports torch, and only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from omni_stage.errors import InvalidTensorError, NonFiniteTensorError
+from omni_stage.payloads.checks import FLOAT_DTYPES, ITEM_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+
+def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
+    """Name of the tensor's dtype as payloads write it. Raises InvalidTensorError if payloads cannot hold it."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in ITEM_BYTES:
+        raise InvalidTensorError(f"{field}: dtype {name} is none of {', '.join(ITEM_BYTES)}", field=field)
+    return name
+
+
+def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
+    """The tensor's values, row-major, in this machine's (little-endian) byte order.
+
+    Any device, any strides; the tensor is not changed. One copy, two when it is not contiguous on the CPU.
+    Raises InvalidTensorError for tensors without values: sparse, quantized, or on the meta device.
+    """
+    import torch
+
+    if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        raise InvalidTensorError(f"{field}: only dense tensors that hold values can be sent", field=field)
+    dense = tensor.detach().resolve_neg().cpu().contiguous()
+    return bytes(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torch.device) -> torch.Tensor:
+    """A tensor of its own [*shape] on the device. Shape, dtype and length must have been checked.
+
+    torch.frombuffer over bytes would be a writable view of read-only memory; the bytearray is the copy that the
+    tensor then owns, so that writing to it is safe.
+    """
+    import torch
+
+    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+    return flat.reshape(tuple(shape)).to(device)
+
+
+def check_finite(data: bytes, dtype: str, *, field: str) -> None:
+    """Refuse NaN and infinity. Integers and booleans pass at once. Raises NonFiniteTensorError."""
+    if dtype not in FLOAT_DTYPES:
+        return
+    import torch
+
+    values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+    if not bool(torch.isfinite(values).all()):
+        raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)
