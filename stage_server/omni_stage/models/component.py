@@ -115,6 +115,9 @@ class StageInput:
     """Tensors and lists for the model in the engine's process."""
     suppress_token_ids: Sequence[int] = ()
     """Token ids that must not be sampled."""
+    finished: FinishReason | None = None
+    """Set if there is nothing to run (no text to speak, no sound codes): the engine is not asked, and the request
+    ends at once with this reason."""
 
 
 @dataclass(slots=True)
