@@ -1,0 +1,136 @@
+"""OmniPipeline -> StageConfigs: pure, used alike by the operator and by local runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.resource import OmniPipeline, Stage
+from omni_proto.stage_config import (
+    DownstreamStage,
+    InputEdge,
+    Listen,
+    ModelSource,
+    Output,
+    StageConfig,
+    Timeouts,
+)
+
+
+class ModelPathError(ValueError):
+    """The model's uri is no path on this machine."""
+
+
+def order_stages(pipeline: OmniPipeline) -> list[Stage]:
+    """The stages in the order of the graph: the entry first, each branch in full before the next one in the file."""
+    order: list[Stage] = []
+    pending = [stage for stage in pipeline.spec.stages if not stage.inputs]
+    while pending:
+        stage = pending.pop(0)
+        order.append(stage)
+        pending = [*readers_of(pipeline, stage.name), *pending]
+    return order
+
+
+def readers_of(pipeline: OmniPipeline, name: str) -> list[Stage]:
+    """The stages that read the stage of that name, as in the file."""
+    return [stage for stage in pipeline.spec.stages if stage.inputs and stage.inputs[0].source == name]
+
+
+def stages_from(pipeline: OmniPipeline, name: str) -> list[Stage]:
+    """The stage of that name and all below it, in the order of the graph."""
+    return [
+        pipeline.stage(name),
+        *(below for reader in readers_of(pipeline, name) for below in stages_from(pipeline, reader.name)),
+    ]
+
+
+def outputs_from(pipeline: OmniPipeline, name: str) -> list[Output]:
+    """Modalities that the stage or any below it returns, in the order of Output."""
+    found = {output for stage in stages_from(pipeline, name) for output in stage.outputs}
+    return [output for output in Output if output in found]
+
+
+def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Output]) -> list[Stage]:
+    """The stages that a request for these modalities calls, in the order of the graph; none named means all declared.
+
+    Raises ValueError if the pipeline does not declare one of them.
+    """
+    entry = order_stages(pipeline)[0].name
+    declared = outputs_from(pipeline, entry)
+    unknown = [output.value for output in outputs if output not in declared]
+    if unknown:
+        raise ValueError(
+            f"pipeline {pipeline.metadata.name!r} does not return {', '.join(unknown)}; "
+            f"it returns {', '.join(output.value for output in declared)}"
+        )
+    wanted = set(outputs) or set(declared)
+    return [stage for stage in order_stages(pipeline) if wanted.intersection(outputs_from(pipeline, stage.name))]
+
+
+def gpus_of(stage: Stage) -> int:
+    """GPU count of one pod of the stage; 0 means CPU."""
+    return int(stage.resources.limits.get(GPU_RESOURCE, 0))
+
+
+def resolve_model_path(pipeline: OmniPipeline, model_dir: str | None = None) -> str:
+    """Directory of the checkpoint on this machine: model_dir if given, else the path of a file:// uri.
+
+    Raises ModelPathError for hf:// and pvc://, which a local run cannot read by itself.
+    """
+    if model_dir is not None:
+        return model_dir
+    uri = pipeline.spec.model.uri
+    if uri.startswith("file://"):
+        return uri.removeprefix("file://")
+    raise ModelPathError(
+        f"spec.model.uri is {uri}, which is not a directory on this machine; "
+        "give the directory of the checkpoint with --model-dir DIR"
+    )
+
+
+def compile_stages(
+    pipeline: OmniPipeline,
+    *,
+    target_for: Callable[[Stage], str],
+    model_path: str,
+    listen_for: Callable[[Stage], Listen] = lambda stage: Listen(),
+) -> list[StageConfig]:
+    """The configuration of every stage, in the order of the graph.
+
+    target_for gives the gRPC target by which a stage's upstream calls it; model_path is the directory of the
+    checkpoint as the stage server sees it; listen_for gives the ports, by default those of a pod.
+    """
+
+    def compile_edge(stage: Stage) -> DownstreamStage:
+        return DownstreamStage(
+            stage=stage.name,
+            target=target_for(stage),
+            mode=stage.inputs[0].mode,
+            component=stage.component,
+            stages=[below.name for below in stages_from(pipeline, stage.name)],
+            outputs=outputs_from(pipeline, stage.name),
+        )
+
+    model = pipeline.spec.model
+    source = ModelSource(path=model_path, uri=model.uri, revision=model.revision or "")
+    return [
+        StageConfig(
+            pipeline=pipeline.metadata.name,
+            stage=stage.name,
+            component=stage.component,
+            model=source,
+            input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
+            outputs=list(stage.outputs),
+            downstream=[compile_edge(reader) for reader in readers_of(pipeline, stage.name)],
+            engine_args=stage.engine_args,
+            tensor_parallel_size=max(1, gpus_of(stage)),
+            default_sampling=stage.default_sampling,
+            limits=stage.limits,
+            timeouts=Timeouts(
+                request=pipeline.spec.timeouts.request, step=stage.timeouts.step, queue=stage.timeouts.queue
+            ),
+            listen=listen_for(stage),
+        )
+        for stage in order_stages(pipeline)
+    ]

@@ -1,0 +1,197 @@
+"""Kubernetes-shaped parts of an OmniPipeline: what a cluster needs to place and pull a stage's pods.
+
+Field names and meanings are those of core/v1 (https://kubernetes.io/docs/reference/kubernetes-api/). Only what the
+resource offers is here: no hostPath, no securityContext, no service account. Every list, map and string is bounded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from omni_proto.stage_config import ConfigModel
+
+GPU_RESOURCE = "nvidia.com/gpu"
+"""The extended resource that counts GPUs."""
+
+SubdomainName = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    ),
+]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
+Annotations = Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)]
+Quantity = (
+    Annotated[int, Field(ge=0, le=2**53)]
+    | Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")]
+)
+Weight = Annotated[int, Field(ge=1, le=100)]
+
+
+class LocalReference(ConfigModel):
+    """An object in the pipeline's namespace."""
+
+    name: SubdomainName
+    """Name of the object."""
+
+
+class SecretKeyReference(ConfigModel):
+    """One key of a Secret in the pipeline's namespace."""
+
+    name: SubdomainName
+    """Name of the Secret."""
+    key: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")] = "token"
+    """Key in the Secret."""
+
+
+class Resources(ConfigModel):
+    """Resources of one stage pod, by Kubernetes' names: cpu, memory, nvidia.com/gpu ..."""
+
+    limits: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
+    """Most that the pod may use. nvidia.com/gpu here is the GPU count of the stage, and its tensor parallel size."""
+    requests: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
+    """What the pod is scheduled by. Default: as the limits."""
+
+
+class Toleration(ConfigModel):
+    """Lets pods run on nodes with a matching taint."""
+
+    key: LabelKey | None = None
+    """Key of the taint. None with operator Exists matches every taint."""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    """How key and value are compared."""
+    value: LabelValue | None = None
+    """Value of the taint, for operator Equal."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint. Default: every effect."""
+    toleration_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
+    """Seconds that a NoExecute taint is tolerated. Default: for ever."""
+
+
+class NodeSelectorRequirement(ConfigModel):
+    """A condition on one label or field of a node."""
+
+    key: LabelKey
+    """Key of the label, or name of the field."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
+    """How the values are compared."""
+    values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
+    """Values to compare with; none for Exists and DoesNotExist."""
+
+
+class NodeSelectorTerm(ConfigModel):
+    """Conditions that a node must all meet."""
+
+    match_expressions: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = Field(default_factory=list)
+    """Conditions on labels."""
+    match_fields: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = Field(default_factory=list)
+    """Conditions on fields, e.g. metadata.name."""
+
+
+class NodeSelector(ConfigModel):
+    """Terms of which a node must meet one."""
+
+    node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
+    """The terms."""
+
+
+class PreferredSchedulingTerm(ConfigModel):
+    """A term that raises a node's rank."""
+
+    weight: Weight
+    """Rank added, 1 to 100."""
+    preference: NodeSelectorTerm
+    """The term."""
+
+
+class NodeAffinity(ConfigModel):
+    """On which nodes pods may or should run."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    """Nodes that pods need."""
+    preferred_during_scheduling_ignored_during_execution: Annotated[
+        list[PreferredSchedulingTerm], Field(max_length=16)
+    ] = Field(default_factory=list)
+    """Nodes that pods prefer."""
+
+
+class LabelSelectorRequirement(ConfigModel):
+    """A condition on one label of a pod."""
+
+    key: LabelKey
+    """Key of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    """How the values are compared."""
+    values: Annotated[list[LabelValue], Field(max_length=64)] = Field(default_factory=list)
+    """Values to compare with; none for Exists and DoesNotExist."""
+
+
+class LabelSelector(ConfigModel):
+    """Selects pods by label."""
+
+    match_labels: Labels = Field(default_factory=dict)
+    """Labels that pods must have."""
+    match_expressions: Annotated[list[LabelSelectorRequirement], Field(max_length=16)] = Field(default_factory=list)
+    """Conditions that pods must meet."""
+
+
+class PodAffinityTerm(ConfigModel):
+    """Pods to be near to, or far from."""
+
+    label_selector: LabelSelector
+    """The pods, in the pipeline's namespace."""
+    topology_key: LabelKey
+    """Label of nodes whose equal value means near, e.g. kubernetes.io/hostname."""
+
+
+class WeightedPodAffinityTerm(ConfigModel):
+    """A term that raises a node's rank."""
+
+    weight: Weight
+    """Rank added, 1 to 100."""
+    pod_affinity_term: PodAffinityTerm
+    """The term."""
+
+
+class PodAffinity(ConfigModel):
+    """Pods to be near to; as podAntiAffinity, pods to be far from."""
+
+    required_during_scheduling_ignored_during_execution: Annotated[list[PodAffinityTerm], Field(max_length=16)] = Field(
+        default_factory=list
+    )
+    """Terms that must all hold."""
+    preferred_during_scheduling_ignored_during_execution: Annotated[
+        list[WeightedPodAffinityTerm], Field(max_length=16)
+    ] = Field(default_factory=list)
+    """Terms that should hold."""
+
+
+class Affinity(ConfigModel):
+    """Where pods may or should run."""
+
+    node_affinity: NodeAffinity | None = None
+    """By labels of nodes."""
+    pod_affinity: PodAffinity | None = None
+    """Near to other pods."""
+    pod_anti_affinity: PodAffinity | None = None
+    """Far from other pods."""
+
+
+class TopologySpread(ConfigModel):
+    """How the replicas of a stage are spread. The operator adds the label selector."""
+
+    topology_key: LabelKey = "kubernetes.io/hostname"
+    """Label of nodes; each value of it is one domain."""
+    max_skew: Annotated[int, Field(ge=1, le=100)] = 1
+    """Most replicas that one domain may have more than another."""
+    when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
+    """What to do with a pod that cannot be placed so."""

@@ -1,0 +1,48 @@
+"""Writes the exported schemas in docs/reference. `--check` writes nothing and fails when one is stale."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from omni_proto.stage_config import StageConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def render_stage_config_schema() -> str:
+    """JSON schema (draft 2020-12) of the stage file."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **StageConfig.model_json_schema(by_alias=True),
+    }
+    return json.dumps(schema, indent=2) + "\n"
+
+
+EXPORTS = {"docs/reference/stage-config.schema.json": render_stage_config_schema}
+
+
+def list_stale() -> list[str]:
+    """Paths, relative to the repository, of exported files that differ from what would be written."""
+    return [
+        name
+        for name, render in EXPORTS.items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text(encoding="utf-8") != render()
+    ]
+
+
+def main() -> int:
+    stale = list_stale()
+    if "--check" in sys.argv[1:]:
+        for name in stale:
+            sys.stderr.write(f"{name} is stale; run `make schemas`\n")
+        return 1 if stale else 0
+    for name in stale:
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(EXPORTS[name](), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
