@@ -1,0 +1,203 @@
+"""How a worker's output reaches the front end when one plain tensor cannot say it all.
+
+vLLM carries one tensor per request from the worker to the front end (`ModelRunnerOutput.pooler_output[i]`, then
+`EngineCoreOutput.pooling_output`). A plain tensor means the one thing that its stage kind produces: `rows` for an
+autoregressive stage, `output` for a diffusion stage. Several named tensors, or the failure of one request, travel
+packed in a 1-D uint8 tensor::
+
+    magic (8 bytes) | header length (uint32, little-endian) | header (msgpack) | padding | tensor | padding | ...
+
+Each tensor starts at a multiple of 16 bytes, in the order of the header. A packed tensor is recognised by dtype, rank
+and magic; `encode_output` therefore packs every 1-D uint8 tensor of a model, so that no output is taken for a packed
+one. The reader checks every length before it touches the bytes: nothing is evaluated or unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from omni_stage.errors import CorruptTensorError, InvalidTensorError
+
+ROWS_NAME = "rows"
+"""What a plain tensor of an autoregressive stage is: captured rows [N, H]."""
+OUTPUT_NAME = "output"
+"""What a plain tensor of a diffusion stage is."""
+
+_MAGIC = b"\x89OMNIPK1"
+_PREFIX = struct.Struct("<8sI")
+_ALIGNMENT = 16
+_MAX_HEADER_BYTES = 1 << 20
+_MAX_MESSAGE_CHARACTERS = 2048
+_DTYPES: dict[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class _TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class _ErrorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: str
+    message: str
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tensors: list[_TensorHeader] = []
+    error: _ErrorHeader | None = None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_Header)
+
+
+@dataclass(frozen=True)
+class UnpackedOutput:
+    """One request's output of one step: named CPU tensors, or the failure of this request."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: tuple[str, str] | None = None
+    """(kind, message): the exception's class name and a message that holds no contents."""
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Packs named tensors into a contiguous 1-D uint8 CPU tensor; `unpack` gives them back bit for bit.
+
+    Tensors on other devices are copied to the host here, which waits for the device.
+
+    Raises:
+        InvalidTensorError: a dtype is not carried, or a name is empty.
+    """
+    headers: list[_TensorHeader] = []
+    parts: list[torch.Tensor] = []
+    for name, tensor in tensors.items():
+        if not name:
+            raise InvalidTensorError("an output tensor has an empty name; give each tensor a name", field="name")
+        if tensor.dtype not in _NAMES:
+            raise InvalidTensorError(
+                f"output tensor {name!r} has dtype {tensor.dtype}, not one of {', '.join(_DTYPES)}",
+                field=name,
+                limit=", ".join(_DTYPES),
+            )
+        headers.append(_TensorHeader(name, _NAMES[tensor.dtype], list(tensor.shape)))
+        parts.append(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
+    return _assemble(_Header(tensors=headers), parts)
+
+
+def pack_error(kind: str, message: str) -> torch.Tensor:
+    """Packs the failure of one request. `message` goes to the caller: it must hold no prompt or tensor contents."""
+    return _assemble(_Header(error=_ErrorHeader(kind, message[:_MAX_MESSAGE_CHARACTERS])), [])
+
+
+def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> torch.Tensor:
+    """One CPU tensor for `pooler_output[i]`: the tensor itself if it is the only one and has the default name,
+    else all of them packed. A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
+    """
+    if len(tensors) == 1 and default_name in tensors:
+        only = tensors[default_name].detach().to("cpu").contiguous()
+        if not _may_be_packed(only):
+            return only
+    return pack_tensors(tensors)
+
+
+def unpack(tensor: torch.Tensor, default_name: str) -> UnpackedOutput:
+    """Reads what `encode_output`, `pack_tensors` or `pack_error` wrote.
+
+    A plain tensor comes back as `{default_name: tensor}`, without a copy. Packed tensors are copied out, so that they
+    own aligned, writable memory whatever buffer the transport used.
+
+    Raises:
+        CorruptTensorError: the tensor begins like a packed one and its header or its length is wrong.
+    """
+    if not _may_be_packed(tensor) or bytes(tensor[: len(_MAGIC)].tolist()) != _MAGIC:
+        return UnpackedOutput({default_name: tensor})
+    header, offset = _read_header(tensor)
+    if header.error is not None:
+        return UnpackedOutput(error=(header.error.kind, header.error.message))
+    result: dict[str, torch.Tensor] = {}
+    for entry in header.tensors:
+        offset = _aligned(offset)
+        length = _byte_length(entry)
+        if entry.name in result or offset + length > tensor.numel():
+            raise _corrupt(f"tensor {entry.name!r} is declared twice or ends beyond the packed bytes")
+        data = tensor[offset : offset + length].clone()
+        result[entry.name] = data.view(_DTYPES[entry.dtype]).reshape(entry.shape)
+        offset += length
+    if offset != tensor.numel():
+        raise _corrupt(f"{tensor.numel() - offset} bytes follow the last tensor")
+    return UnpackedOutput(result)
+
+
+def _may_be_packed(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.uint8 and tensor.dim() == 1
+
+
+def _assemble(header: _Header, parts: list[torch.Tensor]) -> torch.Tensor:
+    encoded = _ENCODER.encode(header)
+    if len(encoded) > _MAX_HEADER_BYTES:
+        raise InvalidTensorError(
+            f"the names and shapes of an output take {len(encoded)} bytes; return fewer or shorter-named tensors",
+            limit=f"{_MAX_HEADER_BYTES} bytes",
+        )
+    head = _PREFIX.pack(_MAGIC, len(encoded)) + encoded
+    total = len(head)
+    for part in parts:
+        total = _aligned(total) + part.numel()
+    packed = torch.zeros(total, dtype=torch.uint8)
+    packed[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    offset = len(head)
+    for part in parts:
+        offset = _aligned(offset)
+        packed[offset : offset + part.numel()] = part
+        offset += part.numel()
+    return packed
+
+
+def _read_header(tensor: torch.Tensor) -> tuple[_Header, int]:
+    """The header and the offset behind it."""
+    if tensor.numel() < _PREFIX.size:
+        raise _corrupt("it is shorter than its prefix")
+    _, length = _PREFIX.unpack(bytes(tensor[: _PREFIX.size].tolist()))
+    end = _PREFIX.size + length
+    if length > _MAX_HEADER_BYTES or end > tensor.numel():
+        raise _corrupt("its header is longer than the limit or than the bytes there are")
+    try:
+        header = _DECODER.decode(bytes(tensor[_PREFIX.size : end].tolist()))
+    except msgspec.MsgspecError as error:
+        raise _corrupt("its header does not decode") from error
+    return header, end
+
+
+def _byte_length(entry: _TensorHeader) -> int:
+    if entry.dtype not in _DTYPES:
+        raise _corrupt(f"tensor {entry.name!r} has an unknown dtype")
+    if any(size < 0 for size in entry.shape):
+        raise _corrupt(f"tensor {entry.name!r} has a negative size")
+    # Python integers do not overflow; the product is compared with the bytes there are before anything is allocated.
+    return math.prod(entry.shape) * _DTYPES[entry.dtype].itemsize
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+
+
+def _corrupt(what: str) -> CorruptTensorError:
+    return CorruptTensorError(f"a packed worker output cannot be read: {what}", field="pooling_output")
