@@ -1,0 +1,11 @@
+"""A complete Qwen2.5-Omni checkpoint with seeded random weights, small enough for a laptop, written in seconds.
+
+Same layout as the real one (config, safetensors with the prefixes thinker., talker. and token2wav., tokenizer with
+the model's special tokens and chat template, processor files, speakers), so that whatever loads it also loads the
+real one. It speaks gibberish: text of random words, sound of no language.
+"""
+
+from omni_stage.models.qwen2_5_omni.tiny.checkpoint import write_tiny_checkpoint
+from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape
+
+__all__ = ["SHAPES", "TinyShape", "write_tiny_checkpoint"]

@@ -1,0 +1,209 @@
+"""Sizes of the tiny checkpoint, and the model configuration made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+
+HEAD_DIM = 32
+"""Smallest head that vLLM's CPU attention kernels take."""
+CODEC_EXTRA_IDS = 12
+"""Ids of the talker above the sound codes: pad, start, end, one that is unused, mask, and room to spare."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyShape:
+    """Sizes that may be chosen; the rest follows. Attention heads are 32 wide everywhere."""
+
+    vocab_size: int = 640
+    """Rows of the thinker's embedding: bytes, merges and special tokens."""
+    thinker_heads: int = 4
+    """Query heads of the thinker; its hidden size is 32 times this."""
+    thinker_kv_heads: int = 2
+    """Key-value heads of the thinker; below thinker_heads it is grouped-query attention."""
+    thinker_layers: int = 2
+    """Layers of the thinker."""
+    talker_hidden_size: int = 96
+    """Hidden size of the talker."""
+    talker_heads: int = 4
+    """Query heads of the talker."""
+    talker_kv_heads: int = 2
+    """Key-value heads of the talker."""
+    talker_layers: int = 2
+    """Layers of the talker."""
+    encoder_layers: int = 1
+    """Layers of the audio encoder and of the vision encoder."""
+    sound_codes: int = 128
+    """Sound codes that the talker can say and token2wav understands."""
+    dit_layers: int = 3
+    """Layers of the diffusion transformer."""
+    mel_bins: int = 16
+    """Mel bins between the diffusion transformer and the vocoder."""
+    max_position_embeddings: int = 8192
+    """Longest sequence of thinker and talker."""
+
+
+SHAPES: Mapping[str, TinyShape] = MappingProxyType(
+    {
+        "small": TinyShape(),
+        "gqa": TinyShape(
+            vocab_size=768,
+            thinker_heads=8,
+            thinker_kv_heads=2,
+            thinker_layers=3,
+            talker_hidden_size=160,
+            talker_heads=6,
+            talker_kv_heads=2,
+            talker_layers=3,
+            encoder_layers=2,
+            sound_codes=192,
+            dit_layers=4,
+            mel_bins=24,
+        ),
+    }
+)
+"""Shapes by name. "gqa" differs in every size and shares each key-value head between 4 (thinker) and 3 heads."""
+
+
+def check_shape(shape: TinyShape) -> None:
+    """Refuse sizes that do not fit together. Raises ConfigurationError naming the field."""
+    for heads, kv_heads, name in (
+        (shape.thinker_heads, shape.thinker_kv_heads, "thinker"),
+        (shape.talker_heads, shape.talker_kv_heads, "talker"),
+    ):
+        if kv_heads < 1 or heads % kv_heads:
+            raise ConfigurationError(
+                f"{name}_heads ({heads}) must be a multiple of {name}_kv_heads ({kv_heads})", field=f"{name}_kv_heads"
+            )
+    least = 256 + len(SPECIAL_TOKENS) + 64
+    if shape.vocab_size < least:
+        raise ConfigurationError(f"vocab_size must be at least {least}, got {shape.vocab_size}", field="vocab_size")
+
+
+def config_dict(shape: TinyShape) -> dict[str, Any]:
+    """The configuration of the whole model, as keyword arguments of Qwen2_5OmniConfig."""
+    first_special = shape.vocab_size - len(SPECIAL_TOKENS)
+    ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
+    hidden_size = HEAD_DIM * shape.thinker_heads
+    # The sections of M-RoPE (time, height, width) share the halves of a head.
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]}
+    placeholders = {
+        "audio_token_index": ids["<|AUDIO|>"],
+        "image_token_index": ids["<|IMAGE|>"],
+        "video_token_index": ids["<|VIDEO|>"],
+        "audio_start_token_id": ids["<|audio_bos|>"],
+        "audio_end_token_id": ids["<|audio_eos|>"],
+        "vision_start_token_id": ids["<|vision_bos|>"],
+        "vision_end_token_id": ids["<|vision_eos|>"],
+    }
+    return {
+        "architectures": ["Qwen2_5OmniForConditionalGeneration"],
+        "enable_audio_output": True,
+        "thinker_config": {
+            **placeholders,
+            "audio_config": _audio_config(shape, hidden_size),
+            "vision_config": _vision_config(shape, hidden_size),
+            "text_config": {
+                "vocab_size": shape.vocab_size,
+                "hidden_size": hidden_size,
+                "intermediate_size": hidden_size + 64,
+                "num_hidden_layers": shape.thinker_layers,
+                "num_attention_heads": shape.thinker_heads,
+                "num_key_value_heads": shape.thinker_kv_heads,
+                "max_position_embeddings": shape.max_position_embeddings,
+                "rope_parameters": dict(rope),
+                "tie_word_embeddings": False,
+                "bos_token_id": ids["<|endoftext|>"],
+                "eos_token_id": ids["<|im_end|>"],
+                "pad_token_id": ids["<|endoftext|>"],
+            },
+            "user_token_id": ids["<|im_start|>"],
+            "tie_word_embeddings": False,
+        },
+        "talker_config": {
+            **placeholders,
+            "vocab_size": shape.sound_codes + CODEC_EXTRA_IDS,
+            "tts_text_start_token_id": ids["<|tts_start|>"],
+            "tts_text_end_token_id": ids["<|tts_end|>"],
+            "tts_text_pad_token_id": ids["<|tts_pad|>"],
+            "tts_codec_pad_token_id": shape.sound_codes + 1,
+            "tts_codec_start_token_id": shape.sound_codes + 2,
+            "tts_codec_end_token_id": shape.sound_codes + 3,
+            "tts_codec_mask_token_id": shape.sound_codes + 5,
+            "pad_token_id": shape.sound_codes + 1,
+            "embedding_size": hidden_size,
+            "hidden_size": shape.talker_hidden_size,
+            "intermediate_size": shape.talker_hidden_size + 32,
+            "num_hidden_layers": shape.talker_layers,
+            "num_attention_heads": shape.talker_heads,
+            "num_key_value_heads": shape.talker_kv_heads,
+            "head_dim": HEAD_DIM,
+            "max_position_embeddings": shape.max_position_embeddings,
+            "rope_parameters": dict(rope),
+        },
+        "token2wav_config": {"dit_config": _dit_config(shape), "bigvgan_config": _vocoder_config(shape)},
+    }
+
+
+def _audio_config(shape: TinyShape, output_size: int) -> dict[str, Any]:
+    return {
+        "num_mel_bins": 128,
+        "encoder_layers": shape.encoder_layers,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "d_model": 64,
+        "max_source_positions": 1500,
+        "n_window": 100,
+        "output_dim": output_size,
+    }
+
+
+def _vision_config(shape: TinyShape, output_size: int) -> dict[str, Any]:
+    return {
+        "depth": shape.encoder_layers,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": output_size,
+        # Full attention in the last layer only, as in the real model most layers attend within windows.
+        "fullatt_block_indexes": [shape.encoder_layers - 1],
+    }
+
+
+def _dit_config(shape: TinyShape) -> dict[str, Any]:
+    return {
+        "hidden_size": 64,
+        "num_hidden_layers": shape.dit_layers,
+        "num_attention_heads": 2,
+        "head_dim": HEAD_DIM,
+        "ff_mult": 2,
+        "emb_dim": 32,
+        "block_size": 8,
+        "look_ahead_layers": [1],
+        "look_backward_layers": [0, 2],
+        "repeats": 2,
+        "num_embeds": shape.sound_codes + 1,
+        "mel_dim": shape.mel_bins,
+        "enc_emb_dim": 24,
+        "enc_dim": 32,
+        "enc_channels": [32, 32, 32, 32, 96],
+        "enc_attention_channels": 16,
+        "enc_se_channels": 16,
+    }
+
+
+def _vocoder_config(shape: TinyShape) -> dict[str, Any]:
+    # The real rates: 240 samples a mel frame, two frames a code, 50 codes a second make 24 kHz.
+    return {
+        "mel_dim": shape.mel_bins,
+        "upsample_initial_channel": 64,
+        "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 3, 5]],
+        "upsample_rates": [5, 3, 2, 2, 2, 2],
+        "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
+    }

@@ -1,0 +1,93 @@
+"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and sound are neither constant nor mute."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+_PEAK = 0.6
+"""Largest sample of the trial utterance after scaling; full scale is 1."""
+
+
+def fill_weights(model: Any, seed: int) -> None:
+    """Draw every weight of a Qwen2_5OmniForConditionalGeneration from one generator, in place.
+
+    Matrices keep the variance of what passes through them; norms stay at one; biases are small. Filters and other
+    buffers stay what the model's constructor computed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, module in sorted(model.named_modules()):
+            if isinstance(module, nn.Embedding):
+                _draw(module.weight, 0.7, generator)
+            elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)):
+                _draw(module.weight, _gain(name) / math.sqrt(_fan_in(module)), generator)
+                if module.bias is not None:
+                    _draw(module.bias, 0.05, generator)
+
+
+def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
+    """Zero the output rows of tokens that are no word or end of text, so that greedy replies consist of words."""
+    with torch.no_grad():
+        weight = thinker.lm_head.weight
+        keep = torch.zeros(weight.shape[0], 1)
+        keep[sorted(legible_token_ids)] = 1.0
+        weight.mul_(keep)
+
+
+def silence_unused_codes(talker: Any, sound_codes: int) -> None:
+    """Zero the output rows of ids that are neither sound nor the end, so that greedy codes can all be sounded."""
+    with torch.no_grad():
+        keep = torch.zeros(talker.codec_head.weight.shape[0], 1)
+        keep[:sound_codes] = 1.0
+        keep[talker.codec_eos_token] = 1.0
+        talker.codec_head.weight.mul_(keep)
+
+
+def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed: int) -> None:
+    """Scale the vocoder's last layer so that a trial utterance of random codes peaks at about half scale."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(sound_codes, (1, 64), generator=generator)
+    last = token2wav.code2wav_bigvgan_model.conv_post
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # passes no constant: sound without offset
+        peaks: list[float] = []
+        hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
+        token2wav(codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])
+        hook.remove()
+        last.weight.mul_(_PEAK / max(peaks[0], 1e-9))
+
+
+def make_speaker(bos_token_id: int, dit_config: Any, generator: torch.Generator) -> dict[str, Any]:
+    """One entry of spk_dict.pt: start token, speaker vector [1, enc_emb_dim], reference mel [1, frames, mel_dim]."""
+    return {
+        "bos_token": bos_token_id,
+        "cond": torch.randn(1, dit_config.enc_emb_dim, generator=generator),
+        "ref_mel": torch.randn(1, 40, dit_config.mel_dim, generator=generator),
+    }
+
+
+def _draw(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
+    tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
+
+
+def _gain(name: str) -> float:
+    if name.endswith(("lm_head", "codec_head")):
+        return 3.0  # clear winners: greedy decoding must not hang on rounding
+    if ".layers." in name and name.endswith(("q_proj", "k_proj")):
+        return 1.6  # attention that picks positions
+    if "bigvgan" in name and ".resblocks." in name:
+        return 0.4  # eighteen of them add up
+    return 1.2
+
+
+def _fan_in(module: nn.Module) -> int:
+    weight = module.weight
+    if isinstance(module, nn.ConvTranspose1d):
+        # Each output sample sees kernel/stride taps of every input channel.
+        return max(1, weight.shape[0] * weight.shape[2] // module.stride[0])
+    return max(1, math.prod(weight.shape[1:]))
