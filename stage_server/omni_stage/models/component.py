@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
-
 from omni_stage.payloads import AdditionalInformationPayload
 
 if TYPE_CHECKING:
@@ -115,6 +114,8 @@ class StageInput:
     """Tensors and lists for the model in the engine's process."""
     suppress_token_ids: Sequence[int] = ()
     """Token ids that must not be sampled."""
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end the output whatever the request's sampling says; the engine adds them to the request's own."""
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no sound codes): the engine is not asked, and the request
     ends at once with this reason."""
