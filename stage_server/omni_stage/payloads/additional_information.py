@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,7 @@ from omni_stage.payloads.checks import (
     compute_checksum,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.tensor_bytes import check_finite, dtype_name, read_bytes, write_bytes
+from omni_stage.payloads.tensor_bytes import check_finite, dtype_name, is_tensor, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -143,7 +143,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
             field = f"{_FIELD}.{name}"
             if isinstance(value, list | tuple):
                 entries[name] = AdditionalInformationEntry.from_list(value, limits, field=field)
-            elif hasattr(value, "detach"):
+            elif is_tensor(value):
                 entries[name] = AdditionalInformationEntry.from_tensor(value, limits, field=field)
             else:
                 raise InvalidTensorError(f"{field}: must be a tensor or a list of scalars", field=field)
@@ -206,6 +206,14 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         """Whether there is an entry of this name."""
         return name in self.entries
 
+    def __repr__(self) -> str:
+        """Names and forms only: values never reach a log."""
+        return f"AdditionalInformationPayload({self.entries!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, object]]:
+        """Names and forms only, for rich as well."""
+        return [("entries", repr(self.entries))]
+
     def tensor(self, name: str, device: str | torch.device = "cpu") -> torch.Tensor:
         """The named tensor, of its own, on the device. Raises InvalidTensorError if absent or a list."""
         entry = self._entry(name)
@@ -225,14 +233,6 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         if entry is None:
             raise InvalidTensorError(f"{_FIELD}.{name}: is missing", field=f"{_FIELD}.{name}")
         return entry
-
-    def __repr__(self) -> str:
-        """Names and forms only: values never reach a log."""
-        return f"AdditionalInformationPayload({self.entries!r})"
-
-    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        """Names and forms only, for rich as well."""
-        yield "entries", repr(self.entries)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from omni_stage.errors import InvalidTensorError, NonFiniteTensorError
 from omni_stage.payloads.checks import FLOAT_DTYPES, ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether the value is a torch tensor."""
+    import torch
+
+    return isinstance(value, torch.Tensor)
 
 
 def dtype_name(tensor: torch.Tensor, *, field: str) -> str:

@@ -1,0 +1,75 @@
+"""Combinations of request features that would crash vLLM's engine or be ignored by it: a table and pure functions.
+
+One such request would end the engine of all others, so it is refused before the engine sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from omni_stage.errors import InvalidRequestError
+
+
+class Feature(Enum):
+    """What a request or its engine uses, as far as combinations matter. The value is the field that errors name."""
+
+    PROMPT_EMBEDS = "prompt_embeds"
+    MULTIMODAL = "multi_modal_data"
+    PENALTIES = "presence_penalty, frequency_penalty or repetition_penalty"
+    OUTPUT_PENALTIES = "presence_penalty or frequency_penalty"
+    MULTIPLE_SAMPLES = "n"
+    MIN_TOKENS = "min_tokens"
+    STOP_STRINGS = "stop"
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    POOLING = "pooling_params"
+    CAPTURED_ROWS = "want_rows"
+    MROPE_MODEL = "a model with M-RoPE positions"
+    STREAM_FED = "streamed input"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two features (or one alone) that a request must not have, and why."""
+
+    first: Feature
+    second: Feature
+    because: str
+
+
+CONFLICTS: Final[tuple[Conflict, ...]] = (
+    Conflict(Feature.PROMPT_EMBEDS, Feature.PENALTIES, "penalties count prompt token ids, which embeddings have not"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.MROPE_MODEL, "M-RoPE positions are computed from prompt token ids"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.MULTIMODAL, "media are placed by prompt token ids"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.PROMPT_LOGPROBS, "prompt logprobs are of prompt token ids"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.POOLING, "a diffusion stage reads its input from additional_information"),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.STREAM_FED, "vLLM takes embeddings whole only"),
+    Conflict(Feature.MULTIPLE_SAMPLES, Feature.MULTIPLE_SAMPLES, "a stage answers a request once; send it n times"),
+    Conflict(Feature.POOLING, Feature.STREAM_FED, "a diffusion stage takes its input whole"),
+    Conflict(Feature.POOLING, Feature.CAPTURED_ROWS, "a diffusion stage has no rows to capture"),
+    Conflict(
+        Feature.STREAM_FED, Feature.OUTPUT_PENALTIES, "earlier output counts as prompt there, so they would differ"
+    ),
+    Conflict(Feature.STREAM_FED, Feature.MIN_TOKENS, "earlier output counts as prompt there, so it would differ"),
+    Conflict(Feature.STREAM_FED, Feature.STOP_STRINGS, "vLLM refuses stop strings there; use stop_token_ids"),
+    Conflict(Feature.STREAM_FED, Feature.PROMPT_LOGPROBS, "the prompt comes in parts"),
+)
+"""Sources: vLLM issue 57719 and the code of vLLM 0.32 (`v1/sample`, `v1/engine/async_llm.py`)."""
+
+
+def find_conflicts(features: Iterable[Feature]) -> list[Conflict]:
+    """The conflicts among a request's features, in the table's order."""
+    present = set(features)
+    return [conflict for conflict in CONFLICTS if conflict.first in present and conflict.second in present]
+
+
+def check_conflicts(features: Iterable[Feature]) -> None:
+    """Refuse a poisonous combination. Raises InvalidRequestError naming both fields and why."""
+    for conflict in find_conflicts(features):
+        if conflict.first is conflict.second:
+            message = f"{conflict.first.value} must be 1: {conflict.because}"
+        else:
+            message = f"{conflict.first.value} does not go with {conflict.second.value}: {conflict.because}"
+        raise InvalidRequestError(message, field=conflict.first.value)

@@ -1,0 +1,96 @@
+"""Which waiting diffusion requests join a step: pure decisions of the DiffusionScheduler. No clock, no vLLM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omni_stage.errors import ConfigurationError
+
+SETTINGS_KEY = "omni_diffusion"
+"""Key of vllm_config.additional_config: fields of DiffusionSettings."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionSettings:
+    """Limits of a diffusion stage's scheduler."""
+
+    embedding_budget_bytes: int = 512 << 20
+    """Bytes of payloads in flight at once. A request that is larger alone runs alone: it must not wait for ever."""
+    queue_timeout_s: float | None = None
+    """Longest wait before the step that runs a request; None means no limit."""
+    max_batch: int | None = None
+    """Most diffusion requests in flight at once; None leaves it to max_num_seqs."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError naming the field."""
+        _check_count("embedding_budget_bytes", self.embedding_budget_bytes)
+        if self.max_batch is not None:
+            _check_count("max_batch", self.max_batch)
+        timeout = self.queue_timeout_s
+        if timeout is not None and (
+            isinstance(timeout, bool)
+            or not isinstance(timeout, int | float)
+            or not math.isfinite(timeout)
+            or timeout <= 0
+        ):
+            raise ConfigurationError(
+                f"{SETTINGS_KEY}.queue_timeout_s must be a positive number of seconds or null", field="queue_timeout_s"
+            )
+
+    @classmethod
+    def from_additional_config(cls, additional_config: object) -> DiffusionSettings:
+        """Read the settings of vllm_config.additional_config; absent means the defaults. Raises ConfigurationError."""
+        values: Any = additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+        if values is None:
+            return cls()
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(f"additional_config.{SETTINGS_KEY} must be a mapping", field=SETTINGS_KEY)
+        known = [item.name for item in fields(cls)]
+        unknown = sorted(str(name) for name in values if name not in known)
+        if unknown:
+            raise ConfigurationError(
+                f"additional_config.{SETTINGS_KEY} has unknown fields {', '.join(unknown)}; "
+                f"known are {', '.join(known)}",
+                field=SETTINGS_KEY,
+            )
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class StepAdmission:
+    """Admission to one step. Made anew for each step from what is in flight; `admit` is asked in queue order."""
+
+    settings: DiffusionSettings
+    in_flight_bytes: int = 0
+    in_flight_requests: int = 0
+    closed: bool = False
+    """Set by the first refusal: later requests must not overtake the one that waits."""
+
+    def admit(self, payload_bytes: int) -> bool:
+        """Whether the next diffusion request in the queue joins the step; counts it if so."""
+        if self.closed or not self._fits(payload_bytes):
+            self.closed = True
+            return False
+        self.in_flight_bytes += payload_bytes
+        self.in_flight_requests += 1
+        return True
+
+    def _fits(self, payload_bytes: int) -> bool:
+        if self.in_flight_requests == 0:
+            return True
+        if self.settings.max_batch is not None and self.in_flight_requests >= self.settings.max_batch:
+            return False
+        return self.in_flight_bytes + payload_bytes <= self.settings.embedding_budget_bytes
+
+
+def is_expired(queued_at_s: float, now_s: float, timeout_s: float | None) -> bool:
+    """Whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
+    return timeout_s is not None and now_s - queued_at_s > timeout_s
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{SETTINGS_KEY}.{name} must be an integer of at least 1", field=name)

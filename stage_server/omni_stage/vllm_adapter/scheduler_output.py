@@ -1,0 +1,77 @@
+"""OmniNewRequestData: what the scheduler tells the worker about a new request, payload included.
+
+vLLM 0.32 builds NewRequestData by name inside Scheduler.schedule (`v1/core/sched/scheduler.py`, "new_reqs_data"), so
+that a subclass cannot be put in its place beforehand: `upgrade` turns what came out into the richer kind afterwards.
+`vllm.v1.core.sched.output.NewRequestData` is a private interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.request import Request
+
+from omni_stage.errors import InvalidTensorError
+from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload, PayloadLimits
+
+
+@dataclass
+class OmniNewRequestData(NewRequestData):
+    """NewRequestData and the request's decoded payload.
+
+    Prompt embeddings need no field of their own: NewRequestData.prompt_embeds carries them as a tensor, without a copy.
+    """
+
+    additional_information: AdditionalInformationPayload | None = None
+    """Decoded and checked; None when the request has none, or when it could not be read."""
+    payload_error: str = ""
+    """Why the payload could not be read. The scheduler ends the request after this step; its output is dropped."""
+
+    @classmethod
+    def upgrade(
+        cls,
+        data: NewRequestData,
+        additional_information: AdditionalInformationPayload | None = None,
+        payload_error: str = "",
+    ) -> OmniNewRequestData:
+        """The same data with the payload. Field values are shared, not copied."""
+        base = {item.name: getattr(data, item.name) for item in fields(NewRequestData)}
+        return cls(**base, additional_information=additional_information, payload_error=payload_error)
+
+    @classmethod
+    def from_request(
+        cls, request: Request, block_ids: tuple[list[int], ...], *args: Any, limits: PayloadLimits, **kwargs: Any
+    ) -> OmniNewRequestData:
+        """Make the data of a request, payload included; further arguments are NewRequestData.from_request's.
+
+        Example: `OmniNewRequestData.from_request(request, ([0, 1],), limits=DEFAULT_LIMITS)`.
+        Raises OmniStageError if the payload cannot be read.
+        """
+        data = NewRequestData.from_request(request, block_ids, *args, **kwargs)
+        raw = find_raw_payload(request.sampling_params, request.pooling_params)
+        return cls.upgrade(data, None if raw is None else decode_payload(raw, limits))
+
+
+def find_raw_payload(sampling_params: Any, pooling_params: Any) -> object | None:
+    """What travels under OMNI_PAYLOAD_KEY in the request's parameters; None if the request has no payload.
+
+    Both are vLLM's; at most one is not None.
+    """
+    extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None)
+    return extra.get(OMNI_PAYLOAD_KEY) if isinstance(extra, Mapping) else None
+
+
+def decode_payload(raw: object, limits: PayloadLimits) -> AdditionalInformationPayload:
+    """Read the payload that `find_raw_payload` found.
+
+    Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError.
+    """
+    if not isinstance(raw, bytes | bytearray | memoryview):
+        raise InvalidTensorError(
+            f"additional_information: {OMNI_PAYLOAD_KEY} must be the bytes of AdditionalInformationPayload.to_bytes()",
+            field="additional_information",
+        )
+    return AdditionalInformationPayload.from_bytes(bytes(raw), limits)
