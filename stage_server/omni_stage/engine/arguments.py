@@ -1,0 +1,189 @@
+"""OmniEngineArgs and OmniModelConfig: from a StageConfig and its component to the arguments of vLLM's engine.
+
+A closed list on both sides: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and a component may
+set only what `OmniEngineArgs` has a field for. Worker, scheduler, remote code and paths are never a user's choice.
+Pure but for `load_model_config`, which reads the checkpoint's config.json. vLLM is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_proto.stage_config import EngineArgs, StageConfig
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.component import Component, EngineKind
+
+CPU_KV_CACHE_BYTES = 512 << 20
+"""KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
+CAPTURE_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelConfig:
+    """What the engine layer reads of a checkpoint's config.json, validated."""
+
+    path: Path
+    model_type: str
+    architectures: tuple[str, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    """The whole config.json."""
+
+
+def load_model_config(path: Path) -> OmniModelConfig:
+    """Read config.json of the checkpoint directory.
+
+    Raises ConfigurationError (field "model.path"): no such directory, no config.json, not JSON, no model_type.
+    """
+    file = path / "config.json"
+    if not path.is_dir():
+        raise _bad_checkpoint(f"model.path {path} is not a directory; fetch the checkpoint or correct the path")
+    if not file.is_file():
+        raise _bad_checkpoint(f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise _bad_checkpoint(f"{file} cannot be read as JSON ({type(error).__name__}); fetch the checkpoint again") from error
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise _bad_checkpoint(f"{file} names no model_type; it is no model configuration")
+    architectures = data.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
+        raise _bad_checkpoint(f"{file}: architectures must be a list of names")
+    return OmniModelConfig(path, data["model_type"], tuple(architectures), data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OmniEngineArgs:
+    """Every argument of vLLM's AsyncEngineArgs that a stage sets. None leaves vLLM's default."""
+
+    model: str
+    kind: EngineKind
+    # The component's.
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool | None = None
+    hf_overrides: Any = None
+    hf_config_path: str | None = None
+    language_model_only: bool | None = None
+    limit_mm_per_prompt: Mapping[str, int] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+    mm_processor_cache_gb: float | None = None
+    additional_config: Mapping[str, Any] = field(default_factory=dict)
+    # The user's, with the component's as default.
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    load_format: str | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    async_scheduling: bool | None = None
+
+    @property
+    def captures_rows(self) -> bool:
+        """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
+        omni = self.additional_config.get("omni", {})
+        return isinstance(omni, Mapping) and omni.get("capture_rows", CAPTURE_NONE) != CAPTURE_NONE
+
+    def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
+        """Keyword arguments of vLLM's AsyncEngineArgs."""
+        kwargs = {
+            name: value
+            for name in (item.name for item in dataclasses.fields(self))
+            if name != "kind" and (value := getattr(self, name)) is not None
+        }
+        kwargs["runner"] = "pooling" if self.kind is EngineKind.DIFFUSION else "generate"
+        return kwargs | {"worker_cls": worker_cls, "scheduler_cls": scheduler_cls, "trust_remote_code": False}
+
+
+def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool) -> OmniEngineArgs:
+    """Lay the user's engineArgs over the component's arguments and apply what the stage's kind demands.
+
+    Raises ConfigurationError naming the field and the remedy.
+    """
+    chosen: dict[str, Any] = {"model": config.model.path, **_component_args(component), **_user_args(config.engine_args)}
+    chosen["tensor_parallel_size"] = config.tensor_parallel_size
+    chosen.setdefault("load_format", "safetensors")
+    if on_cpu:
+        chosen["async_scheduling"] = False
+        if "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
+            chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    args = OmniEngineArgs(kind=component.kind, **chosen)
+    _check(config, args)
+    if component.kind is EngineKind.DIFFUSION:
+        # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
+        return dataclasses.replace(args, enable_prefix_caching=False)
+    if args.captures_rows:
+        # A cached prefix is not computed, so its rows would be missing.
+        return dataclasses.replace(args, enable_prefix_caching=False)
+    return args
+
+
+_COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {"kind", "tensor_parallel_size"}
+
+
+def _component_args(component: Component) -> dict[str, Any]:
+    given = component.engine_kwargs()
+    runner = given.pop("runner", None)
+    expected = "pooling" if component.kind is EngineKind.DIFFUSION else "generate"
+    if runner not in (None, "auto", expected):
+        raise ConfigurationError(
+            f"component {component.id} asks for runner {runner!r}, but a stage of kind {component.kind.value} "
+            f"runs with {expected!r}",
+            field="component",
+        )
+    unknown = sorted(given.keys() - _COMPONENT_FIELDS)
+    if unknown:
+        raise ConfigurationError(
+            f"component {component.id} sets engine arguments that a component may not set: {', '.join(unknown)}",
+            field="component",
+        )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _user_args(args: EngineArgs) -> dict[str, Any]:
+    given = args.model_dump(exclude_none=True)
+    mib = given.pop("kv_cache_memory_mib", None)
+    if mib is not None:
+        given["kv_cache_memory_bytes"] = mib << 20
+    return given
+
+
+def _check(config: StageConfig, args: OmniEngineArgs) -> None:
+    user = config.engine_args
+    if args.kind is EngineKind.DIFFUSION:
+        for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size"):
+            if getattr(user, name) is not None:
+                raise _bad_argument(name, "a diffusion stage has no KV cache", "leave it out")
+    if user.enable_prefix_caching and (args.captures_rows or args.kind is EngineKind.DIFFUSION):
+        raise _bad_argument(
+            "enable_prefix_caching", "another stage reads this stage's rows, which a cached prefix does not compute", "leave it out"
+        )
+    if (
+        args.kind is EngineKind.AUTOREGRESSIVE
+        and args.max_num_batched_tokens is not None
+        and args.max_num_seqs is not None
+        and args.max_num_batched_tokens < args.max_num_seqs
+    ):
+        raise _bad_argument(
+            "max_num_batched_tokens", f"{args.max_num_batched_tokens} is below maxNumSeqs ({args.max_num_seqs})", "raise it"
+        )
+
+
+def _bad_argument(name: str, problem: str, remedy: str) -> ConfigurationError:
+    alias = EngineArgs.model_fields[name].alias or name
+    return ConfigurationError(f"engineArgs.{alias}: {problem}; {remedy}", field=f"engineArgs.{alias}")
+
+
+def _bad_checkpoint(message: str) -> ConfigurationError:
+    return ConfigurationError(message, field="model.path")

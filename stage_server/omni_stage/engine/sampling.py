@@ -1,0 +1,140 @@
+"""Sampling: which value wins, what a stage can honour, and the lowering to vLLM's SamplingParams.
+
+Order: request > the stage's defaultSampling > component > generation_config.json > vLLM's neutral value.
+Pure functions; vLLM is imported only to build its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from omni_proto.stage_config import SamplingDefaults
+
+from omni_stage.errors import InvalidRequestError
+from omni_stage.models.component import EngineKind
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+MAX_TEMPERATURE = 2.0
+"""vLLM's."""
+
+_DIFFUSION_FIELDS = frozenset({"num_inference_steps", "guidance_scale"})
+_TEXT_FIELDS = frozenset({"stop"})
+_SHARED_FIELDS = frozenset({"seed"})
+
+
+def resolve_sampling(
+    request: SamplingDefaults | None,
+    *,
+    seed: int | None,
+    config_default: SamplingDefaults,
+    component_default: SamplingDefaults,
+) -> SamplingDefaults:
+    """The request's sampling with every default applied; None still means the model's own default.
+
+    `seed` is the one seed of the whole request (Start.seed): below the stage's own, above every default.
+    """
+    layers = [request, SamplingDefaults(seed=seed), config_default, component_default]
+    resolved: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in _set_fields(layer).items():
+            resolved.setdefault(name, value)
+    return SamplingDefaults(**resolved)
+
+
+def check_stage_sampling(sampling: SamplingDefaults, kind: EngineKind, *, writes_text: bool, field: str = "") -> None:
+    """Refuse, by name, what a stage of this kind cannot honour. A component may refuse more.
+
+    `field` is the path of the sampling in the request. Raises InvalidRequestError.
+    """
+    given = _set_fields(sampling).keys()
+    allowed = _SHARED_FIELDS | _DIFFUSION_FIELDS if kind is EngineKind.DIFFUSION else _autoregressive_fields(writes_text)
+    for name in sorted(given - allowed):
+        raise InvalidRequestError(
+            f"{name} has no meaning for this stage ({_describe(kind, writes_text)}); leave it out", field=_path(field, name)
+        )
+    if sampling.temperature is not None and sampling.temperature > MAX_TEMPERATURE:
+        raise InvalidRequestError(
+            f"temperature must be at most {MAX_TEMPERATURE}", field=_path(field, "temperature"), limit=MAX_TEMPERATURE
+        )
+    if sampling.min_tokens is not None and sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens must be at most max_tokens ({sampling.max_tokens})",
+            field=_path(field, "min_tokens"),
+            limit=sampling.max_tokens,
+        )
+
+
+def sampling_kwargs(
+    sampling: SamplingDefaults,
+    *,
+    generation_defaults: Mapping[str, Any],
+    max_model_len: int,
+    prompt_len: int | None,
+    writes_text: bool,
+) -> dict[str, Any]:
+    """Keyword arguments of vLLM's SamplingParams for a resolved sampling of an autoregressive stage.
+
+    max_tokens never passes max_model_len - prompt_len; where the length of the prompt is not known yet (media), vLLM
+    stops at max_model_len by itself. min_tokens is narrowed with it.
+    """
+    kwargs: dict[str, Any] = {**generation_defaults, **_set_fields(sampling)}
+    if kwargs.get("top_k") == -1:
+        kwargs["top_k"] = 0
+    room = max(1, max_model_len - (prompt_len or 0))
+    max_tokens = kwargs.get("max_tokens")
+    if max_tokens is not None or prompt_len is not None:
+        kwargs["max_tokens"] = min(max_tokens or room, room)
+    else:
+        # SamplingParams says 16 where nothing is said; None is "as many as fit".
+        kwargs["max_tokens"] = None
+    if kwargs["max_tokens"] is not None and kwargs.get("min_tokens"):
+        kwargs["min_tokens"] = min(kwargs["min_tokens"], kwargs["max_tokens"])
+    kwargs["detokenize"] = writes_text
+    return kwargs
+
+
+def lower_sampling(
+    sampling: SamplingDefaults,
+    *,
+    generation_defaults: Mapping[str, Any],
+    max_model_len: int,
+    prompt_len: int | None,
+    writes_text: bool,
+    suppress_token_ids: Sequence[int] = (),
+) -> SamplingParams:
+    """vLLM's SamplingParams: deltas, never the ids in `suppress_token_ids`. See sampling_kwargs."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kwargs = sampling_kwargs(
+        sampling,
+        generation_defaults=generation_defaults,
+        max_model_len=max_model_len,
+        prompt_len=prompt_len,
+        writes_text=writes_text,
+    )
+    if suppress_token_ids:
+        kwargs["logit_bias"] = dict.fromkeys(suppress_token_ids, float("-inf"))
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **kwargs)
+
+
+def _set_fields(sampling: SamplingDefaults | None) -> dict[str, Any]:
+    return {} if sampling is None else sampling.model_dump(exclude_none=True)
+
+
+def _autoregressive_fields(writes_text: bool) -> frozenset[str]:
+    fields = frozenset(SamplingDefaults.model_fields) - _DIFFUSION_FIELDS
+    return fields if writes_text else fields - _TEXT_FIELDS
+
+
+def _describe(kind: EngineKind, writes_text: bool) -> str:
+    if kind is EngineKind.DIFFUSION:
+        return "a diffusion stage"
+    return "it writes text token by token" if writes_text else "its tokens are not text"
+
+
+def _path(field: str, name: str) -> str:
+    return f"{field}.{name}" if field else name

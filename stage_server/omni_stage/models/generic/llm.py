@@ -1,0 +1,193 @@
+"""Component generic/llm: any text model that vLLM serves, as a stage that reads a prompt and writes text.
+
+Text and chat become token ids here, by the checkpoint's own tokenizer and chat template (local files only, no remote
+code), so that a prompt that is too long is refused before the engine sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_proto.tensors import TensorSchema
+
+from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.models.component import (
+    ChatMessage,
+    Emitter,
+    EngineKind,
+    EngineStep,
+    StageInput,
+    StageRequest,
+    StageStep,
+    TextPart,
+    UserPrompt,
+)
+
+COMPONENT_ID = "generic/llm"
+_WARMUP_TOKENS = 4
+
+
+class TextTokenizer:
+    """The checkpoint's tokenizer behind the three ways to say a prompt. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # A fast tokenizer refuses to be used while another thread changes its settings, which encoding may do.
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, path: Path) -> TextTokenizer:
+        """Read the tokenizer in the checkpoint directory. Raises ConfigurationError."""
+        from transformers import AutoTokenizer
+
+        try:
+            return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False))
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigurationError(
+                f"no tokenizer can be loaded from model.path {path} ({type(error).__name__}); "
+                "the checkpoint must hold its tokenizer files",
+                field="model.path",
+            ) from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids run below this."""
+        return len(self._tokenizer)
+
+    def encode(self, prompt: UserPrompt) -> list[int]:
+        """Token ids of the prompt, at least one. Raises InvalidRequestError."""
+        if prompt.token_ids is not None:
+            ids = list(prompt.token_ids)
+        elif prompt.messages is not None:
+            ids = self._encode_chat(prompt.messages)
+        elif prompt.text is not None:
+            with self._lock:
+                ids = list(self._tokenizer(prompt.text)["input_ids"])
+        else:
+            raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.prompt")
+        if not ids:
+            raise InvalidRequestError("the prompt has no tokens; give at least one", field="start.prompt")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"a token id of the prompt is outside the vocabulary of {self.vocab_size} tokens",
+                field="start.prompt.token_ids",
+                limit=self.vocab_size - 1,
+            )
+        return ids
+
+    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise InvalidRequestError(
+                "this checkpoint has no chat template; send the prompt as text", field="start.prompt.chat"
+            )
+        conversation = [{"role": message.role, "content": _text_of(message)} for message in messages]
+        from jinja2 import TemplateError
+
+        try:
+            with self._lock:
+                ids = self._tokenizer.apply_chat_template(
+                    conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+                )
+        except TemplateError as error:
+            raise InvalidRequestError(
+                "the checkpoint's chat template refused the messages (roles and their order); "
+                "most templates want user and assistant in turns",
+                field="start.prompt.chat",
+            ) from error
+        return list(ids)
+
+
+def _text_of(message: ChatMessage) -> str:
+    texts: list[str] = []
+    for part in message.parts:
+        if not isinstance(part, TextPart):
+            raise InvalidRequestError(
+                f"component {COMPONENT_ID} reads text only; leave images and sound out", field="start.prompt.chat"
+            )
+        texts.append(part.text)
+    return "".join(texts)
+
+
+class _TextEmitter:
+    """Passes text and token ids on; holds nothing."""
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step."""
+        return StageStep(
+            text=step.text,
+            token_ids=step.token_ids,
+            prompt_token_ids=step.prompt_token_ids,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+class GenericLlm:
+    """A text model; see the module's docstring."""
+
+    id = COMPONENT_ID
+    kind = EngineKind.AUTOREGRESSIVE
+    outputs = frozenset({Output.TEXT})
+    input_schema: TensorSchema | None = None
+    output_schema: TensorSchema | None = None
+    default_sampling = SamplingDefaults()
+    voices: Sequence[str] = ()
+    sample_rate_hz = 0
+    step_timeout_s = 30.0
+    queue_timeout_s: float | None = None
+    writes_text = True
+
+    def __init__(self, model_path: Path, tokenizer: TextTokenizer) -> None:
+        self._model_path = model_path
+        self._tokenizer = tokenizer
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Text only, also of a model that could see: media have no way in."""
+        return {
+            "model": str(self._model_path),
+            "language_model_only": True,
+            "additional_config": {"omni": {"capture_rows": "none"}},
+        }
+
+    def check_sampling(self, sampling: SamplingDefaults) -> None:
+        """Everything that an autoregressive text stage honours."""
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """Tokenize."""
+        if not isinstance(request.source, UserPrompt):
+            raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
+        if request.voice:
+            raise InvalidRequestError(f"component {COMPONENT_ID} does not speak; leave the voice out", field="start.audio")
+        prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
+        return StageInput(prompt=prompt)
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """An emitter without state."""
+        return _TextEmitter()
+
+    def warmup_request(self) -> StageRequest:
+        """A few tokens from token 0."""
+        return StageRequest(
+            request_id="warmup",
+            source=UserPrompt(token_ids=[0] * _WARMUP_TOKENS),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=_WARMUP_TOKENS, ignore_eos=True),
+        )
+
+
+def build_component(config: StageConfig) -> GenericLlm:
+    """The component of config.model.path. Raises ConfigurationError."""
+    path = Path(config.model.path)
+    if not (path / "config.json").is_file():
+        raise ConfigurationError(
+            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it", field="model.path"
+        )
+    if config.input is not None:
+        raise ConfigurationError(
+            f"component {COMPONENT_ID} reads a prompt: it can only be the entry stage, without inputs", field="input"
+        )
+    return GenericLlm(path, TextTokenizer.load(path))

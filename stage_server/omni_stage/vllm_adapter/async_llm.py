@@ -1,0 +1,147 @@
+"""The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
+
+vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event loop
+runs, else on the first request. The subclass replaces the processor by one of ours, made with the same arguments,
+before that loop starts.
+
+The kernel ends the engine's process when the *thread* that started it ends (children.py), and loading takes many
+seconds in which the event loop must answer health checks: so the engine is made on one thread of its own, which lives
+until shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from vllm import PoolingParams
+from vllm.config import VllmConfig
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
+from omni_stage.vllm_adapter.core import CoreOutput, Params, convert_output, translate_error
+from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class OmniAsyncLLM(AsyncLLM):
+    """AsyncLLM whose output processor is an OmniOutputProcessor."""
+
+    output_processor: OmniOutputProcessor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.output_processor = OmniOutputProcessor.like(self.output_processor)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._run_output_handler()
+
+    def _run_output_handler(self) -> None:
+        # The first call comes from AsyncLLM.__init__, when the processor is not ours yet.
+        if isinstance(self.output_processor, OmniOutputProcessor):
+            super()._run_output_handler()
+
+
+class AsyncEngineCore:
+    """EngineCore over OmniAsyncLLM."""
+
+    def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
+        """`make_config` is called on the engine's thread; it raises ConfigurationError."""
+        self._make_config = make_config
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-launcher")
+        self._llm: OmniAsyncLLM | None = None
+        self._generation_defaults: dict[str, Any] = {}
+        self._closed = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        return int(self._engine.model_config.max_model_len)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine's process ended or its output loop failed."""
+        return self._closed or (self._llm is not None and bool(self._llm.errored))
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters of generation_config.json."""
+        return self._generation_defaults
+
+    @property
+    def _engine(self) -> OmniAsyncLLM:
+        if self._llm is None:
+            raise NotReadyError("the engine is not started")
+        return self._llm
+
+    async def start(self) -> None:
+        """Start the engine's process and load the model."""
+        self._llm = await self._on_thread(self._launch)
+        # From here on an engine that dies idle is noticed, not only one that dies on a request.
+        self._llm._run_output_handler()
+        await self._llm.get_supported_tasks()
+
+    async def stream(
+        self, request_id: str, prompt: Mapping[str, Any], params: Params
+    ) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request; closing the generator aborts it."""
+        llm = self._engine
+        capture = llm.output_processor.open_capture(request_id)
+        run = llm.encode if isinstance(params, PoolingParams) else llm.generate
+        outputs = run(prompt, params, request_id)
+        first = True
+        finished = False
+        try:
+            async for output in outputs:
+                finished = output.finished
+                yield convert_output(output, capture, first=first)
+                first = False
+        except Exception as error:
+            if llm.errored:
+                raise EngineDeadStageError("the engine's process ended; the stage restarts") from error
+            raise translate_error(error) from error
+        finally:
+            # Closing aborts what vLLM knows to be unfinished; a call that is cancelled while it is being added is
+            # aborted only by the line below (vLLM 0.32 has registered it but not returned its queue yet).
+            await outputs.aclose()
+            llm.output_processor.close_capture(request_id)
+            if not finished and not llm.errored:
+                await llm.abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(request_id)
+
+    async def shutdown(self) -> None:
+        """End the engine's process."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._llm is not None:
+            await self._on_thread(self._llm.shutdown)
+        self._thread.shutdown(wait=False)
+
+    def _launch(self) -> OmniAsyncLLM:
+        config = self._make_config()
+        self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        try:
+            return OmniAsyncLLM.from_vllm_config(config)
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"the engine refused its configuration: {error}", field="engineArgs") from error
+        except Exception as error:
+            logger.exception("the engine did not start")
+            raise EngineDeadStageError(
+                "the engine's process ended while it loaded the model; the log above names the cause "
+                "(often memory: lower engineArgs.gpuMemoryUtilization or maxModelLen)"
+            ) from error
+
+    async def _on_thread(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)

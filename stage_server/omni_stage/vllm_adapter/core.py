@@ -1,0 +1,194 @@
+"""EngineCore: the narrow interface through which the engine package drives vLLM, and its plain outputs.
+
+Two implementations: `async_llm.AsyncEngineCore` (a process of its own; what the server runs) and
+`inproc.InprocEngineCore` (a thread of this process; tests and offline use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from vllm import PoolingParams, SamplingParams
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.outputs import PoolingRequestOutput, RequestOutput
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from omni_stage.errors import (
+    EngineDeadStageError,
+    InvalidRequestError,
+    InvalidTensorError,
+    ModelExecutionError,
+    NonFiniteTensorError,
+    OmniStageError,
+    PromptTooLongError,
+    QueueTimeoutError,
+)
+from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
+
+Params = SamplingParams | PoolingParams
+
+QUEUE_TIMEOUT = "queue_timeout"
+DIFFUSION_DONE = "diffusion_done"
+
+# Kinds of packed errors that are the request's fault; every other kind is the model's.
+_ERROR_KINDS: dict[str, type[OmniStageError]] = {
+    QUEUE_TIMEOUT: QueueTimeoutError,
+    QueueTimeoutError.__name__: QueueTimeoutError,
+    InvalidRequestError.__name__: InvalidRequestError,
+    InvalidTensorError.__name__: InvalidTensorError,
+    NonFiniteTensorError.__name__: NonFiniteTensorError,
+}
+
+
+@dataclass(slots=True)
+class Capture:
+    """What the output processor kept of one request beside vLLM's own outputs."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """Worker outputs since the last `take`, in order, as they came (plain or packed)."""
+    stop_reason: str = ""
+    """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
+
+    def take(self) -> list[torch.Tensor]:
+        """Hand over what was kept so far."""
+        taken, self.tensors = self.tensors, []
+        return taken
+
+
+@dataclass(slots=True)
+class CoreOutput:
+    """One output of the engine for one request. Deltas."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_token_ids: list[int] | None = None
+    """As the engine saw it; None after the first output."""
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    finish_reason: str | None = None
+    """vLLM's: "stop", "length"; "diffusion_done" of a diffusion request."""
+    stop_reason: str = ""
+    scheduled_ns: int | None = None
+    """time.monotonic_ns() when the scheduler first took the request, where known."""
+
+
+class EngineCore(Protocol):
+    """A vLLM engine. All methods are called on one event loop."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        ...
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine can no longer serve."""
+        ...
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters of the checkpoint's generation_config.json, by vLLM's names."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Raises ConfigurationError or EngineDeadStageError."""
+        ...
+
+    def stream(self, request_id: str, prompt: Mapping[str, Any], params: Params) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request; closing the generator aborts it. Raises OmniStageError."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine. Idempotent."""
+        ...
+
+
+def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> CoreOutput:
+    """One vLLM output, with what was captured beside it.
+
+    Raises the OmniStageError that the worker packed, QueueTimeoutError, ModelExecutionError.
+    """
+    prompt_token_ids = list(output.prompt_token_ids or []) if first else None
+    if isinstance(output, RequestOutput):
+        completion = output.outputs[0]
+        # The tensors first: they may hold the error that explains the finish reason.
+        tensors = join_tensors(capture.take(), ROWS_NAME)
+        _check_finish(completion.finish_reason, str(completion.stop_reason or ""))
+        return CoreOutput(
+            token_ids=list(completion.token_ids),
+            text=completion.text,
+            prompt_token_ids=prompt_token_ids,
+            tensors=tensors,
+            finish_reason=completion.finish_reason if output.finished else None,
+            stop_reason=str(completion.stop_reason or ""),
+            scheduled_ns=_scheduled_ns(output),
+        )
+    if capture.stop_reason == QUEUE_TIMEOUT:
+        raise QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
+    data = output.outputs.data
+    tensors = join_tensors([data], OUTPUT_NAME)
+    if not output.finished:
+        return CoreOutput(prompt_token_ids=prompt_token_ids, tensors=tensors)
+    if capture.stop_reason not in (DIFFUSION_DONE, "") or data.numel() == 0:
+        reason = capture.stop_reason or "no output"
+        raise ModelExecutionError(f"the engine ended the request without a result ({reason})")
+    return CoreOutput(
+        prompt_token_ids=prompt_token_ids,
+        tensors=tensors,
+        finish_reason=DIFFUSION_DONE,
+        stop_reason=capture.stop_reason or DIFFUSION_DONE,
+    )
+
+
+def join_tensors(parts: Iterable[torch.Tensor], default_name: str) -> dict[str, torch.Tensor]:
+    """Unpack worker outputs of one request and join those of one name along their rows, in order.
+
+    Raises the error that a part packs (see packing.pack_error).
+    """
+    named: dict[str, list[torch.Tensor]] = {}
+    for part in parts:
+        unpacked = unpack(part, default_name)
+        if unpacked.error is not None:
+            kind, message = unpacked.error
+            raise _ERROR_KINDS.get(kind, ModelExecutionError)(message)
+        for name, tensor in unpacked.tensors.items():
+            named.setdefault(name, []).append(tensor)
+    return {name: group[0] if len(group) == 1 else torch.cat(group) for name, group in named.items()}
+
+
+def translate_error(error: Exception) -> OmniStageError:
+    """The OmniStageError that stands for an exception of vLLM. Its message never echoes values."""
+    if isinstance(error, OmniStageError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return EngineDeadStageError("the engine's process ended; the stage restarts")
+    if isinstance(error, VLLMValidationError):
+        message = str(error.args[0]) if error.args else "refused by the engine"
+        if "longer than the maximum" in message or "maximum context length" in message:
+            return PromptTooLongError("the prompt with its media does not fit the engine's longest sequence")
+        parameter = error.parameter or ""
+        suffix = f": parameter {parameter}" if parameter else ""
+        return InvalidRequestError(f"the engine refused the request{suffix}", field=parameter)
+    if isinstance(error, (VLLMClientError, ValueError, TypeError)):
+        return InvalidRequestError(f"the engine refused the request ({type(error).__name__})")
+    return ModelExecutionError(f"the engine failed on the request ({type(error).__name__})")
+
+
+def _check_finish(finish_reason: str | None, stop_reason: str) -> None:
+    if stop_reason == QUEUE_TIMEOUT:
+        raise QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
+    if finish_reason in (None, "stop", "length"):
+        return
+    detail = f"{finish_reason}: {stop_reason}" if stop_reason else finish_reason
+    raise ModelExecutionError(f"the engine ended the request early ({detail})")
+
+
+def _scheduled_ns(output: RequestOutput) -> int | None:
+    scheduled = getattr(output.metrics, "scheduled_ts", 0.0)
+    return int(scheduled * 1e9) if scheduled else None

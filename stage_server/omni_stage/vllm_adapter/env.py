@@ -1,0 +1,73 @@
+"""The process environment that the stage server and its engine run in. vLLM 0.32 reads it when it is imported.
+
+`apply_environment` is called first thing at an entry (`python -m omni_stage`, `OmniLLM`), before vLLM is imported, and
+again is harmless. Importing this module imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+
+BIND_TO_PARENT = "OMNI_ENGINE_PARENT"
+"""Process id of the stage server: its engine processes end with it (children.py)."""
+NO_BIND_TO_PARENT = "OMNI_NO_BIND_TO_PARENT"
+"""Set to 1 to let engine processes outlive a killed stage server, for a debugger."""
+
+_REQUIRED: dict[str, str] = {
+    # The V2 runner is the default on GPUs in 0.32; the hooks are proven on V1 (docs/adr).
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # External ids are aborted together when they are equal: keep vLLM's own suffix on.
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "0",
+}
+_DEFAULTS: dict[str, str] = {
+    # Weights are fetched before the server starts; a typo must not become a download.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Several engines share a machine's cores in a local run: waiting threads must not spin, nor be pinned on each other.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+def apply_environment(environ: MutableMapping[str, str] | None = None) -> None:
+    """Set what the engine needs and, where the user says nothing, what suits it."""
+    target = os.environ if environ is None else environ
+    target.update(_REQUIRED)
+    for name, value in _DEFAULTS.items():
+        target.setdefault(name, value)
+    if "OMP_NUM_THREADS" not in target:
+        target["OMP_NUM_THREADS"] = str(usable_cpus())
+    if target.get(NO_BIND_TO_PARENT) == "1":
+        target.pop(BIND_TO_PARENT, None)
+    else:
+        target[BIND_TO_PARENT] = str(os.getpid())
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on (its affinity mask, which container limits by cpuset narrow)."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+@contextmanager
+def in_process_engine() -> Iterator[None]:
+    """While a configuration for an engine in this very process is made.
+
+    The CPU platform reads VLLM_ENABLE_V1_MULTIPROCESSING (platforms/cpu.py) and otherwise exchanges the executor for
+    one with processes.
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
