@@ -1,0 +1,54 @@
+"""From captured rows to vLLM's model output: what a step of an autoregressive stage sends beside its tokens.
+
+Private interface of vLLM 0.32: `AsyncModelRunnerOutput.get_output` (v1/outputs.py), the point where vLLM itself waits
+for the copies of a step, while the next one runs. The stock scheduler forwards `pooler_output` beside sampled tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_stage.errors import OmniStageError
+from omni_stage.vllm_adapter.capture import Delivery
+from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the requests of one step send. Immutable: another thread may attach it while the next step is planned."""
+
+    deliveries: dict[str, Delivery]
+    extras: dict[str, dict[str, torch.Tensor]]
+    """Tensors that go along with a request's first rows."""
+    failures: dict[str, OmniStageError]
+    """Requests that send an error in place of rows."""
+
+    def attach(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
+        """Wait for the rows and put them into `output.pooler_output`; returns `output`."""
+        if self.deliveries or self.failures:
+            output.pooler_output = [self._encode(request_id) for request_id in output.req_ids]
+        return output
+
+    def _encode(self, request_id: str) -> torch.Tensor | None:
+        failure = self.failures.get(request_id)
+        if failure is not None:
+            return pack_error(type(failure).__name__, str(failure))
+        delivery = self.deliveries.get(request_id)
+        if delivery is None:
+            return None
+        return encode_output({ROWS_NAME: delivery.rows(), **self.extras.get(request_id, {})}, ROWS_NAME)
+
+
+class AsyncRowsOutput(AsyncModelRunnerOutput):
+    """vLLM's asynchronous output with rows attached once both copies have arrived."""
+
+    def __init__(self, inner: AsyncModelRunnerOutput, step: StepOutput) -> None:
+        self._inner = inner
+        self._step = step
+
+    def get_output(self) -> ModelRunnerOutput:
+        """Blocks until the step's tokens and rows are on the host."""
+        return self._step.attach(self._inner.get_output())

@@ -1,0 +1,275 @@
+"""The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
+
+`OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling only add it
+to vLLM's two runners, which differ in how they are built and in nothing that matters here. Per step::
+
+    execute_model                                            sample_tokens
+      _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
+      _preprocess      fill the input-row buffer               super()     sample
+      forward, logits                                          attach      rows into pooler_output
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, an empty one too, before the
+  batch is built: the place where requests begin and end.
+- `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
+- `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
+- `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
+- `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
+  computed, for whom, and which requests sample in it. Public hooks for this do not exist.
+- `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows ride on the same.
+
+The V2 runner has none of these names; `ar_worker` refuses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
+from omni_stage.payloads import OMNI_ROWS_KEY
+from omni_stage.vllm_adapter.ar_output import AsyncRowsOutput, StepOutput
+from omni_stage.vllm_adapter.capture import CaptureLedger, FreshRows, HostCopy, compute_spans, merge_ranges
+from omni_stage.vllm_adapter.config import OmniRunnerConfig
+from omni_stage.vllm_adapter.input_rows import INPUT_ROWS, InputRowStore, MropePositions, SupportsInputRows
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState
+
+    from omni_stage.payloads import AdditionalInformationPayload
+
+    _Base = GPUModelRunner
+else:
+    _Base = object
+
+logger = logging.getLogger(__name__)
+
+
+class OmniARRunnerMixin(_Base):
+    """Rows in and rows out, for a class derived from vLLM's V1 runner."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Build vLLM's runner, then ours. Raises ConfigurationError for settings that cannot give correct rows."""
+        super().__init__(vllm_config, device)
+        self._omni = OmniRunnerConfig.from_vllm_config(vllm_config)
+        check_capture(self._omni, vllm_config, uses_mrope=self.uses_mrope)
+        self._ledger = CaptureLedger()
+        self._failures: dict[str, OmniStageError] = {}
+        """Requests whose payload or rows are wrong: each gets its error in place of its first output."""
+        self._mrope: dict[str, MropePositions] = {}
+        self._input_rows: InputRowStore | None = None
+        self._no_embedding_ids = torch.tensor(self._omni.no_embedding_token_ids, dtype=torch.int64, device=device)
+
+    # Rows in
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model and, if it takes input rows, bind it to their buffer. Raises ConfigurationError."""
+        super().load_model(*args, **kwargs)
+        model = self.get_model()
+        if not isinstance(model, SupportsInputRows):
+            return
+        if self.cache_config.enable_prefix_caching:
+            raise ConfigurationError(
+                "prefix caching compares token ids, and this model's input is more than its token ids; set "
+                "enable_prefix_caching to false",
+                field="enable_prefix_caching",
+            )
+        self._input_rows = InputRowStore(self.max_num_tokens, model.input_row_size, self.dtype, self.device)
+        model.bind_input_rows(self._input_rows.buffer)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        # Finished first: an aborted request may come again under its id in the same step. Preempted requests are not
+        # among the finished: what they brought and what they gave is kept until they end.
+        for request_id in scheduler_output.finished_req_ids:
+            self._ledger.close(request_id)
+            self._failures.pop(request_id, None)
+            self._mrope.pop(request_id, None)
+            if self._input_rows is not None:
+                self._input_rows.drop(request_id)
+        for new_request in scheduler_output.scheduled_new_reqs:
+            self._admit(new_request)
+        return super()._update_states(scheduler_output)
+
+    def _admit(self, new_request: NewRequestData) -> None:
+        request_id = new_request.req_id
+        if self._omni.captures and wants_rows(new_request):
+            if request_id in self._ledger:
+                self._ledger.rewind(request_id, new_request.num_computed_tokens)
+            self._ledger.open(request_id)
+        payload: AdditionalInformationPayload | None = getattr(new_request, "additional_information", None)
+        if payload is None:
+            return
+        try:
+            if self._input_rows is not None:
+                self._input_rows.add(request_id, payload)
+            elif INPUT_ROWS in payload:
+                raise InvalidTensorError(f"{INPUT_ROWS}: this stage's model takes no input rows", field=INPUT_ROWS)
+            mrope = MropePositions.from_payload(payload)
+            if mrope is not None:
+                self._mrope[request_id] = mrope
+        except OmniStageError as error:
+            self._fail(request_id, error)
+
+    def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
+        mrope = self._mrope.get(req_state.req_id)
+        if mrope is None:
+            super()._init_mrope_positions(req_state)
+            return
+        req_state.mrope_positions = mrope.of_prompt(req_state.num_prompt_tokens)
+        req_state.mrope_position_delta = mrope.delta
+
+    def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        if self._input_rows is not None:
+            spans = compute_spans(
+                self.input_batch.req_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output)
+            )
+            self._input_rows.fill(spans, num_input_tokens)
+        return super()._preprocess(scheduler_output, num_input_tokens, *args, **kwargs)
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._input_rows is not None:
+            self._input_rows.clear()
+        return super()._dummy_run(*args, **kwargs)
+
+    # Rows out
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        """Sample as vLLM does, and attach rows and errors to `pooler_output` beside the sampled tokens."""
+        state = self.execute_model_state
+        if state is None or not (self._ledger or self._failures):
+            return super().sample_tokens(grammar_output)
+        # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
+        step = self._capture(state)
+        output = super().sample_tokens(grammar_output)
+        if isinstance(output, AsyncModelRunnerOutput):
+            return AsyncRowsOutput(output, step)
+        if isinstance(output, ModelRunnerOutput):
+            step.attach(output)
+        return output
+
+    def _capture(self, state: ExecuteModelState) -> StepOutput:
+        """Start this step's copy and decide, from what the host knows already, which requests send what."""
+        scheduler_output = state.scheduler_output
+        request_ids = self.input_batch.req_ids
+        spans = compute_spans(request_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output))
+        fresh, gaps = self._ledger.plan(spans)
+        for request_id, error in gaps.items():
+            self._fail(request_id, error)
+        # vLLM's own mask of requests that stay in their prefill: their sampled token is thrown away.
+        samples = np.logical_not(self.discard_request_mask.np[: len(request_ids)])
+        sampling = [request_id for request_id, sampled in zip(request_ids, samples, strict=True) if sampled]
+        rows = self._gather(state.hidden_states, fresh) if fresh else None
+        if not get_tp_group().is_first_rank:
+            # Only the first rank's output is read; the others took part because an embedding may be sharded.
+            rows = None
+        copy = HostCopy(rows, self._copy_stream()) if rows is not None else None
+        deliveries = self._ledger.settle(fresh, copy, sampling)
+        extras = {
+            request_id: self._mrope_of(request_id) for request_id, delivery in deliveries.items() if delivery.first
+        }
+        failures = {
+            request_id: self._failures.pop(request_id) for request_id in sampling if request_id in self._failures
+        }
+        return StepOutput(deliveries, extras, failures)
+
+    def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> torch.Tensor:
+        """The fresh rows [N, H] on the device, as a tensor of their own, in the order of `fresh`."""
+        ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
+        hidden = torch.cat([hidden_states[begin:end] for begin, end in ranges])
+        if self._omni.capture_rows == "hidden":
+            return hidden
+        ids = torch.cat([self.input_ids.gpu[begin:end] for begin, end in ranges])
+        embedded = ~torch.isin(ids, self._no_embedding_ids)
+        # Placeholder ids may lie outside the embedding table: look up id 0 there and leave the row alone.
+        embedding = self.get_model().embed_input_ids(torch.where(embedded, ids, 0))
+        return torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)
+
+    def _copy_stream(self) -> torch.cuda.Stream | None:
+        return self._get_or_create_async_output_copy_stream() if self.device.type == "cuda" else None
+
+    def _mrope_of(self, request_id: str) -> dict[str, torch.Tensor]:
+        """The prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""
+        if not self._omni.capture_mrope:
+            return {}
+        request = self.requests[request_id]
+        if request.mrope_positions is None or request.mrope_position_delta is None:
+            return {}
+        positions = request.mrope_positions[:, : request.num_prompt_tokens].t().to(torch.int64).contiguous()
+        return {"mrope_positions": positions, "mrope_delta": torch.tensor([request.mrope_position_delta])}
+
+    def _fail(self, request_id: str, error: OmniStageError) -> None:
+        logger.error("request %s cannot be run: %s", request_id, error)
+        self._ledger.close(request_id)
+        self._failures[request_id] = error
+
+
+class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
+    """vLLM's V1 runner on a GPU, with rows in and out."""
+
+
+class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
+    """The CPU sibling: vLLM builds its CPU runner with accelerator calls stubbed out; nothing else differs for us.
+
+    `device.type` decides about streams and pinned memory, so the mixin needs no second path.
+    """
+
+
+def wants_rows(new_request: NewRequestData) -> bool:
+    """Whether the front end asked for this request's rows."""
+    params = new_request.sampling_params
+    return bool(params is not None and params.extra_args and params.extra_args.get(OMNI_ROWS_KEY) is True)
+
+
+def start_positions(scheduler_output: SchedulerOutput) -> dict[str, int]:
+    """The first position that a step computes, per scheduled request."""
+    starts = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+    cached = scheduler_output.scheduled_cached_reqs
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return starts
+
+
+def check_capture(config: OmniRunnerConfig, vllm_config: VllmConfig, *, uses_mrope: bool) -> None:
+    """Refuse engine settings under which captured rows would be missing or wrong. Raises ConfigurationError."""
+    if not config.captures:
+        return
+    with_embedding = config.capture_rows == "hidden_plus_embedding"
+    problems = {
+        "enable_prefix_caching": (
+            vllm_config.cache_config.enable_prefix_caching,
+            "cached positions are not computed, so they give no rows; set it to false",
+        ),
+        "kv_transfer_config": (
+            vllm_config.kv_transfer_config is not None,
+            "positions computed elsewhere give no rows here; remove it",
+        ),
+        "speculative_config": (
+            vllm_config.speculative_config is not None,
+            "rows of rejected draft tokens would be sent; remove it",
+        ),
+        "enable_prompt_embeds": (
+            with_embedding and vllm_config.model_config.enable_prompt_embeds,
+            "rows with the input embedding are made of token ids; set it to false",
+        ),
+        "pipeline_parallel_size": (
+            with_embedding and vllm_config.parallel_config.pipeline_parallel_size > 1,
+            "the rank with the hidden states has no input embedding; set it to 1",
+        ),
+        "capture_mrope": (
+            config.capture_mrope and not uses_mrope,
+            "this model has no M-RoPE positions; set it to false",
+        ),
+    }
+    for name, (present, remedy) in problems.items():
+        if present:
+            raise ConfigurationError(f"{name} cannot be combined with capture of rows: {remedy}", field=name)

@@ -1,0 +1,48 @@
+"""Workers of autoregressive stages: vLLM's workers with our runner, chosen by `worker_cls`.
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
+- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
+  once more behind it; the first one holds no model yet and is dropped.
+- `VllmConfig.use_v2_model_runner`: our hooks are those of the V1 runner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.vllm_adapter.ar_runner import CPUARModelRunner, GPUARModelRunner
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class GPUARWorker(Worker):
+    """vLLM's GPU worker with `GPUARModelRunner`."""
+
+    def _make_model_runner(self) -> GPUARModelRunner:
+        check_runner_version(self.vllm_config)
+        return GPUARModelRunner(self.vllm_config, self.device)
+
+
+class CPUARWorker(CPUWorker):
+    """vLLM's CPU worker with `CPUARModelRunner`."""
+
+    def init_device(self) -> None:
+        """Set the device up as vLLM does, then build our runner in place of vLLM's."""
+        check_runner_version(self.vllm_config)
+        super().init_device()
+        self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
+
+
+def check_runner_version(vllm_config: VllmConfig) -> None:
+    """Refuse vLLM's V2 runner. Raises ConfigurationError."""
+    if vllm_config.use_v2_model_runner:
+        raise ConfigurationError(
+            "vLLM would use its V2 model runner, which these stages do not hook; set VLLM_USE_V2_MODEL_RUNNER=0",
+            field="VLLM_USE_V2_MODEL_RUNNER",
+        )

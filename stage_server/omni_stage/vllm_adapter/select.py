@@ -1,0 +1,51 @@
+"""Which worker and scheduler class vLLM is told to use: names, so that this needs neither torch nor vLLM.
+
+vLLM resolves both names itself (`ParallelConfig.worker_cls`, `SchedulerConfig.scheduler_cls`), in the engine core's
+process as well as in the workers'.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from omni_stage.errors import ConfigurationError
+
+StageKind = Literal["autoregressive", "diffusion"]
+Device = Literal["cpu", "cuda"]
+
+_PACKAGE = "omni_stage.vllm_adapter"
+_WORKERS: dict[tuple[str, str], str] = {
+    ("autoregressive", "cpu"): f"{_PACKAGE}.ar_worker.CPUARWorker",
+    ("autoregressive", "cuda"): f"{_PACKAGE}.ar_worker.GPUARWorker",
+    ("diffusion", "cpu"): f"{_PACKAGE}.diffusion_worker.CPUDiffusionWorker",
+    ("diffusion", "cuda"): f"{_PACKAGE}.diffusion_worker.GPUDiffusionWorker",
+}
+_SCHEDULERS: dict[tuple[str, bool], str] = {
+    ("autoregressive", False): f"{_PACKAGE}.scheduler.OmniScheduler",
+    ("autoregressive", True): f"{_PACKAGE}.scheduler.OmniAsyncScheduler",
+    # A diffusion request is one step: there is no sampled token whose copy the next step could overlap.
+    ("diffusion", False): f"{_PACKAGE}.diffusion_scheduler.DiffusionScheduler",
+    ("diffusion", True): f"{_PACKAGE}.diffusion_scheduler.DiffusionScheduler",
+}
+
+
+def worker_cls(kind: StageKind, device: Device) -> str:
+    """Qualified name of the worker of a stage kind on a device. Raises ConfigurationError."""
+    try:
+        return _WORKERS[kind, device]
+    except KeyError:
+        raise ConfigurationError(
+            f"no worker for a stage of kind {kind!r} on {device!r}; kinds are autoregressive and diffusion, "
+            "devices cpu and cuda",
+            field="device",
+        ) from None
+
+
+def scheduler_cls(kind: StageKind, async_scheduling: bool) -> str:
+    """Qualified name of the scheduler of a stage kind. Raises ConfigurationError."""
+    try:
+        return _SCHEDULERS[kind, async_scheduling]
+    except KeyError:
+        raise ConfigurationError(
+            f"no scheduler for a stage of kind {kind!r}; kinds are autoregressive and diffusion", field="kind"
+        ) from None
