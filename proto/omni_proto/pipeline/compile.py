@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
 from omni_proto.pipeline.resource import OmniPipeline, Stage
 from omni_proto.stage_config import (
@@ -17,7 +18,7 @@ from omni_proto.stage_config import (
 )
 
 
-class ModelPathError(ValueError):
+class ModelPathError(OmniProtoError, ValueError):
     """The model's uri is no path on this machine."""
 
 

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
+from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.checks import PipelineProblems, Problem
 from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline
 
@@ -20,7 +21,7 @@ MAX_PIPELINE_BYTES = 256 << 10
 """Most bytes of a pipeline file; the resource itself is at most 64 KiB."""
 
 
-class PipelineError(ValueError):
+class PipelineError(OmniProtoError, ValueError):
     """A pipeline file is unreadable or wrong. str() has one line a problem."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:

@@ -1,0 +1,234 @@
+"""The `omnipipe` command. Each subcommand imports what it needs when it runs, so that `--help` is quick and the
+client's commands need neither an engine nor a cluster."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from omni_proto.pipeline import OmniPipeline
+
+app = typer.Typer(
+    name="omnipipe",
+    help="Run any-to-any models as pipelines of stage servers, and talk to them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="File that holds one OmniPipeline.")]
+
+
+class ModalityOption(StrEnum):
+    """What --modality takes."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+
+
+class ShapeOption(StrEnum):
+    """What --shape takes."""
+
+    SMALL = "small"
+    GQA = "gqa"
+
+
+def fail(message: str) -> typer.Exit:
+    """Print an error and make the exit that goes with it."""
+    sys.stderr.write(f"error: {message}\n")
+    return typer.Exit(1)
+
+
+def read_pipeline(path: Path) -> OmniPipeline:
+    """The pipeline in the file. Prints every problem and exits 1 if there is one."""
+    from omni_proto.pipeline import PipelineError, load_pipeline
+
+    try:
+        return load_pipeline(path)
+    except PipelineError as error:
+        sys.stderr.write(f"{error}\n")
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def run(
+    pipeline_file: PipelineFile,
+    model_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the checkpoint, instead of spec.model.uri.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="gRPC port of the entry stage on 127.0.0.1; 0 takes a free one.")
+    ] = 0,
+    log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of the stages there.")] = None,
+    address_file: Annotated[
+        Path | None, typer.Option(help="Write the addresses there, as JSON, once all stages are ready.")
+    ] = None,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all stages must be ready.")] = 900.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that stages may take to end.")] = 15.0,
+) -> None:
+    """Run a pipeline on this machine: one process a stage, the same servers as in a cluster.
+
+    Prints the address of the entry stage once every stage is ready.
+    Ctrl-C stops everything. If a stage ends, the others are stopped, its name
+    and the last lines of its log are shown, and the exit code is 1.
+
+    \b
+    Examples:
+      omnipipe run manifests/samples/tiny-omni.yaml --model-dir /tmp/tiny-omni
+      omnipipe run pipeline.yaml --port 50051 --log-dir logs
+    """
+    from omni_cli.local import LocalOptions
+    from omni_cli.run import run_pipeline
+    from omni_proto.pipeline import ModelPathError, resolve_model_path
+
+    pipeline = read_pipeline(pipeline_file)
+    try:
+        model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
+    except ModelPathError as error:
+        raise fail(str(error)) from error
+    if not (model_path / "config.json").is_file():
+        raise fail(
+            f"{model_path} holds no checkpoint (config.json is missing); give its directory with --model-dir DIR, "
+            "or make a tiny one: omnipipe tiny-model DIR"
+        )
+    options = LocalOptions(
+        model_path=str(model_path), port=port, log_dir=log_dir, start_timeout_s=start_timeout, grace_s=grace
+    )
+    raise typer.Exit(run_pipeline(pipeline, options, address_file))
+
+
+@app.command()
+def generate(
+    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the entry stage.")],
+    text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="PNG or JPEG; may be repeated.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="WAV or FLAC; may be repeated.")] = None,
+    voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of the entry stage; the other stages have --sampling.")
+    ] = None,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE.KEY=VALUE", help="A sampling parameter of a stage; may be repeated."),
+    ] = None,
+    modality: Annotated[
+        list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="WAV", help="Write the sound there.")] = None,
+    timeline: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw there what each stage did when.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write there what came back, without the sound.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
+) -> None:
+    """Send a prompt to a running pipeline: text to stdout as it comes, sound to a WAV file.
+
+    \b
+    Examples:
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Tell me a story." --out story.wav
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
+      omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
+      omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+    """
+    from omni_cli.generate import GenerateOptions, InputFileError, run_generate
+    from omni_cli.sampling import SamplingOptionError, parse_sampling
+
+    if (text is None) == (prompt_file is None):
+        raise typer.BadParameter("give the prompt by --text or by --prompt-file")
+    try:
+        options = GenerateOptions(
+            endpoint=endpoint,
+            text=text,
+            prompt_file=prompt_file,
+            raw=raw,
+            system=system,
+            images=tuple(image or ()),
+            audios=tuple(audio or ()),
+            voice=voice,
+            seed=seed,
+            max_tokens=max_tokens,
+            sampling=parse_sampling(sampling or []),
+            modalities=tuple(item.value for item in modality or ()),
+            out=out,
+            timeline=timeline,
+            json_file=json_file,
+            timeout_s=timeout,
+        )
+        raise typer.Exit(run_generate(options))
+    except SamplingOptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    except InputFileError as error:
+        raise fail(str(error)) from error
+
+
+@app.command()
+def validate(pipeline_file: PipelineFile) -> None:
+    """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.
+
+    \b
+    Example:
+      omnipipe validate manifests/samples/qwen25-omni.yaml
+    """
+    from omni_proto.pipeline import order_stages
+
+    pipeline = read_pipeline(pipeline_file)
+    names = " -> ".join(stage.name for stage in order_stages(pipeline))
+    print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")
+
+
+@app.command("tiny-model")
+def tiny_model(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; made if it is missing.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
+    shape: Annotated[ShapeOption, typer.Option(help="Sizes; gqa has grouped-query attention.")] = ShapeOption.SMALL,
+) -> None:
+    """Write a complete Qwen2.5-Omni checkpoint of a few megabytes with random weights, for trials and tests.
+
+    What it says has no meaning; that it says the same each time has.
+
+    \b
+    Example:
+      omnipipe tiny-model /tmp/tiny-omni --seed 0
+    """
+    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+    write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
+    print(f"wrote {directory}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("demo-output"),
+) -> None:
+    """Run a tiny Qwen2.5-Omni as three processes here and send it a text, a sound and an image.
+
+    Saves the text, the speech and a timeline of each under DIR, and stops
+    everything. Exit code 1 on any failure.
+
+    \b
+    Example:
+      omnipipe demo --out demo-output
+    """
+    from omni_cli.demo import run_demo
+
+    raise typer.Exit(run_demo(out))
+
+
+def main() -> None:
+    """Entry point of the `omnipipe` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

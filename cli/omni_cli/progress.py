@@ -1,0 +1,89 @@
+"""Progress while engines load: spinners on a terminal, one line a change elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+
+class StartProgress(Protocol):
+    """What is told while the stages of a pipeline start."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def loading(self, stage: str) -> None:
+        """The stage's process has started."""
+
+    def ready(self, stage: str, seconds: float) -> None:
+        """The stage is ready, that long after it was started."""
+
+
+class PlainProgress:
+    """One line a change, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def loading(self, stage: str) -> None:
+        """Print that the stage loads."""
+        self._console.print(f"{stage}: loading", highlight=False, markup=False)
+
+    def ready(self, stage: str, seconds: float) -> None:
+        """Print that the stage is ready."""
+        self._console.print(f"{stage}: ready after {seconds:.1f} s", highlight=False, markup=False)
+
+
+class TerminalProgress:
+    """A spinner a stage."""
+
+    def __init__(self, console: Console, stages: Sequence[str]) -> None:
+        width = max(len(stage) for stage in stages)
+        self._progress = Progress(
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn(f"{{task.fields[stage]:<{width}}}"),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def loading(self, stage: str) -> None:
+        """Show a spinner."""
+        if stage in self._tasks:
+            self._progress.reset(self._tasks[stage], description="loading", total=1)
+        else:
+            self._tasks[stage] = self._progress.add_task("loading", total=1, stage=stage)
+
+    def ready(self, stage: str, seconds: float) -> None:
+        """Show a tick."""
+        self._progress.update(self._tasks[stage], completed=1, description="ready")
+
+
+def make_progress(console: Console, stages: Sequence[str]) -> StartProgress:
+    """The progress that fits the console."""
+    return TerminalProgress(console, stages) if console.is_terminal else PlainProgress(console)

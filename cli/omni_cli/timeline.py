@@ -1,0 +1,122 @@
+"""A request's timeline: what each stage did when. Layout only; timeline_plot.py draws it.
+
+Stages measure in ns since they accepted the request, by their monotonic clocks; the wall clock of Accepted puts the
+lanes side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from typing import Protocol
+
+NS_PER_S = 1e9
+
+
+class Timings(Protocol):
+    """omni_proto.stage.v1.StageTimings, or anything with its fields. 0 means that it did not happen."""
+
+    accepted_unix_ns: int
+    input_complete_ns: int
+    engine_submitted_ns: int
+    engine_scheduled_ns: int
+    first_output_ns: int
+    last_output_ns: int
+    transfer_start_ns: int
+    transfer_end_ns: int
+    first_audio_ns: int
+    finished_ns: int
+    step_ns: Sequence[int]
+
+
+class Phase(StrEnum):
+    """What a stage does during a span; the value is the legend's text."""
+
+    INPUT = "input"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    GENERATE = "generate"
+    FINISH = "finish"
+    TRANSFER = "transfer"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A phase from start to end, in seconds since the request's first Accepted."""
+
+    phase: Phase
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One stage."""
+
+    stage: str
+    work: tuple[Span, ...]
+    """Phases that follow one another: input, queue, prefill, generate, finish."""
+    transfer: Span | None = None
+    """Tensors on their way downstream: overlaps the work."""
+    steps: tuple[float, ...] = ()
+    """Each output of the engine, in seconds."""
+    first_audio: float | None = None
+    """When the first sound was sent, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All stages of one request."""
+
+    lanes: tuple[Lane, ...] = field(default_factory=tuple)
+
+    @property
+    def end(self) -> float:
+        """End of the last span, in seconds."""
+        spans = [span for lane in self.lanes for span in (*lane.work, *([lane.transfer] if lane.transfer else []))]
+        return max((span.end for span in spans), default=0.0)
+
+
+def compute_timeline(timings: Mapping[str, Timings]) -> Timeline:
+    """Lanes of the stages, in the order given, on one axis that begins at the earliest Accepted."""
+    origin = min((timing.accepted_unix_ns for timing in timings.values()), default=0)
+    return Timeline(tuple(_compute_lane(stage, timing, origin) for stage, timing in timings.items()))
+
+
+def _compute_lane(stage: str, timing: Timings, origin_ns: int) -> Lane:
+    offset = timing.accepted_unix_ns - origin_ns
+
+    def seconds(value: int) -> float:
+        return (offset + value) / NS_PER_S
+
+    # Each phase ends with an event. One that did not happen, or came before the phase began (rows that were
+    # streamed in while the engine ran), leaves its phase out.
+    events = (
+        (Phase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),
+        (Phase.QUEUE, timing.engine_scheduled_ns),
+        (Phase.PREFILL, timing.first_output_ns),
+        (Phase.GENERATE, timing.last_output_ns),
+        (Phase.FINISH, timing.finished_ns),
+    )
+    begun = [(phase, end) for phase, end in events if end > 0]
+    borders = [0]
+    phases: list[Phase] = []
+    for phase, end in begun:
+        if end > borders[-1]:
+            phases.append(phase)
+            borders.append(end)
+    work = tuple(
+        Span(phase, seconds(start), seconds(end)) for phase, (start, end) in zip(phases, pairwise(borders), strict=True)
+    )
+    transfer = None
+    if timing.transfer_start_ns and timing.transfer_end_ns >= timing.transfer_start_ns:
+        transfer = Span(Phase.TRANSFER, seconds(timing.transfer_start_ns), seconds(timing.transfer_end_ns))
+    return Lane(
+        stage=stage,
+        work=work,
+        transfer=transfer,
+        steps=tuple(seconds(step) for step in timing.step_ns),
+        first_audio=seconds(timing.first_audio_ns) if timing.first_audio_ns else None,
+    )

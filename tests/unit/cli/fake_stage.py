@@ -1,0 +1,62 @@
+"""A stand-in for a stage server in tests of the supervisor: listens, starts a child as an engine would, obeys or not.
+
+Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
+BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan", "loading", "clash" or "early-term".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from omni_proto.stage_config import load_stage_config
+
+
+def main() -> None:
+    behaviours, directory = json.loads(sys.argv[1]), Path(sys.argv[2])
+    config = load_stage_config(Path(sys.argv[4]))
+    address_file = Path(sys.argv[6])
+    behaviour = behaviours.get(config.stage, "ok")
+    sys.stderr.write(f"fake stage {config.stage} begins\n")
+    if behaviour == "refuse":
+        Path(os.environ["OMNI_TERMINATION_LOG"]).write_text(
+            json.dumps({"reason": "InvalidConfiguration", "message": "weights are missing", "field": "model.path"})
+        )
+        sys.stderr.write("the last words of the stage\n")
+        sys.exit(78)
+
+    listener = socket.create_server((config.listen.host, config.listen.grpc_port))
+    attempts = directory / f"{config.stage}.attempts"
+    attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
+    if behaviour == "clash" and attempts.read_text() == "x":
+        # Another program has the port: here a child that holds the listening socket.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[listener.fileno()])
+        sys.exit(1)
+
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: None if behaviour == "deaf" else stopping.append(number))
+    (directory / f"{config.stage}.pids").write_text(f"{os.getpid()} {child.pid}")
+    if behaviour != "loading":
+        partial = address_file.with_suffix(".partial")
+        partial.write_text(json.dumps({"grpc": listener.getsockname()[1], "health": 1, "metrics": 2}))
+        partial.replace(address_file)
+    while not stopping:
+        if behaviour == "die" and (directory / "die").exists():
+            sys.stderr.write("the last words of the stage\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.02)
+    if behaviour != "orphan":
+        child.kill()
+        child.wait()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""What `omnipipe run` does with processes, shown with stand-ins for stage servers: real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_cli.guard import list_session
+
+HERE = Path(__file__).parent
+PIPELINE = HERE.parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+STAGES = ("thinker", "talker", "token2wav")
+PATIENCE_S = 60.0
+
+
+class Run:
+    """An `omnipipe run` as a process of its own."""
+
+    def __init__(self, directory: Path, *, grace_s: float = 30.0, port: int = 0, **behaviours: str) -> None:
+        self.directory = directory
+        command = [str(HERE / "run_fake_pipeline.py"), str(PIPELINE), str(directory), json.dumps(behaviours)]
+        self.process = subprocess.Popen(
+            [sys.executable, *command, str(grace_s), str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_ready(self) -> dict[str, object]:
+        wait_for(lambda: (self.directory / "address.json").exists() or self.process.poll() is not None)
+        return dict(json.loads((self.directory / "address.json").read_text()))
+
+    def pids(self) -> list[int]:
+        """Stage servers and their children."""
+        files = [self.directory / f"{stage}.pids" for stage in STAGES]
+        return [int(pid) for file in files if file.exists() for pid in file.read_text().split()]
+
+    def sessions(self) -> list[int]:
+        return [int((self.directory / f"{stage}.pids").read_text().split()[0]) for stage in STAGES]
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, err
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail("waited in vain")
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(**options: object) -> Run:
+        runs.append(Run(tmp_path, **options))  # type: ignore[arg-type]
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.communicate()
+        wait_for(lambda run=run: not any(is_alive(pid) for pid in run.pids()))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_stop_signal_ends_everything_and_exits_zero(launch: Callable[..., Run], number: signal.Signals) -> None:
+    run = launch()
+    address = run.wait_ready()
+    assert sorted(address["stages"]) == sorted(STAGES)  # type: ignore[call-overload]
+    pids = run.pids()
+    assert len(pids) == 6
+    run.process.send_signal(number)
+    status, out, err = run.finish()
+    assert status == 0
+    assert out.strip() == address["endpoint"]
+    for stage in STAGES:
+        assert f"{stage}: ready after" in err
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_stages_lead_sessions_of_their_own(launch: Callable[..., Run]) -> None:
+    run = launch()
+    run.wait_ready()
+    for session in run.sessions():
+        assert os.getsid(session) == session
+        assert len(list_session(session)) == 2
+
+
+def test_sigkill_of_omnipipe_leaves_no_process(launch: Callable[..., Run]) -> None:
+    run = launch()
+    run.wait_ready()
+    pids = run.pids()
+    run.process.kill()
+    run.process.communicate(timeout=PATIENCE_S)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_sigkill_while_stages_load_leaves_no_process(launch: Callable[..., Run]) -> None:
+    run = launch(thinker="loading", talker="loading", token2wav="loading")
+    wait_for(lambda: len(run.pids()) == 6)
+    pids = run.pids()
+    run.process.kill()
+    run.process.communicate(timeout=PATIENCE_S)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_stop_while_stages_load(launch: Callable[..., Run]) -> None:
+    run = launch(talker="loading")
+    wait_for(lambda: len(run.pids()) == 6)
+    run.process.send_signal(signal.SIGINT)
+    status, out, _ = run.finish()
+    assert (status, out) == (0, "")
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_refused_configuration_names_stage_reason_and_last_log_lines(launch: Callable[..., Run]) -> None:
+    run = launch(talker="refuse")
+    status, out, err = run.finish()
+    assert (status, out) == (1, "")
+    assert "stage talker ended with exit code 78: InvalidConfiguration (model.path) weights are missing" in err
+    assert "talker.log" in err
+    assert "| the last words of the stage" in err
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_death_of_a_ready_stage_names_it_and_stops_the_others(launch: Callable[..., Run]) -> None:
+    run = launch(token2wav="die")
+    run.wait_ready()
+    (run.directory / "die").touch()
+    status, _, err = run.finish()
+    assert status == 1
+    assert "stage token2wav was killed by SIGKILL" in err
+    assert "| the last words of the stage" in err
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_stage_that_ignores_sigterm_is_killed_after_the_grace(launch: Callable[..., Run]) -> None:
+    run = launch(grace_s=1, talker="deaf")
+    run.wait_ready()
+    run.process.send_signal(signal.SIGTERM)
+    status, _, err = run.finish()
+    assert status == 0
+    assert "killed after 1 s: talker" in err
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_engine_left_behind_by_a_stage_is_ended(launch: Callable[..., Run]) -> None:
+    run = launch(thinker="orphan")
+    run.wait_ready()
+    run.process.send_signal(signal.SIGTERM)
+    status, _, _ = run.finish()
+    assert status == 0
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
+def test_second_stop_signal_does_not_wait(launch: Callable[..., Run]) -> None:
+    run = launch(grace_s=1000, talker="deaf")
+    run.wait_ready()
+    run.process.send_signal(signal.SIGINT)
+    wait_for(lambda: not list_session(run.sessions()[0]))
+    run.process.send_signal(signal.SIGINT)
+    status, _, _ = run.finish()
+    assert status == 130
+    wait_for(lambda: not any(is_alive(pid) for pid in run.pids()))
+
+
+def test_port_taken_meanwhile_starts_again_on_others(launch: Callable[..., Run]) -> None:
+    run = launch(token2wav="clash")
+    run.wait_ready()
+    assert (run.directory / "token2wav.attempts").read_text() == "xx"
+    assert (run.directory / "thinker.attempts").read_text() in ("x", "xx")
+
+
+def test_port_asked_for_but_taken(launch: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, _, err = launch(port=port).finish()
+    assert status == 1
+    assert f"port {port} is taken; choose another with --port" in err
+
+
+def test_port_asked_for_is_the_entry(launch: Callable[..., Run]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    assert launch(port=port).wait_ready()["endpoint"] == f"127.0.0.1:{port}"
