@@ -85,7 +85,7 @@ def _gain(name: str) -> float:
     return 1.2
 
 
-def _fan_in(module: nn.Module) -> int:
+def _fan_in(module: nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d) -> int:
     weight = module.weight
     if isinstance(module, nn.ConvTranspose1d):
         # Each output sample sees kernel/stride taps of every input channel.

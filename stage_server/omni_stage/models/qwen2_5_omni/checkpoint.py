@@ -1,0 +1,186 @@
+"""What the components need to know of a Qwen2.5-Omni checkpoint: token ids, sizes, voices and a few embedding rows.
+
+Reads config.json, spk_dict.pt and slices of the safetensors files; never whole weights, and no model code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from omni_stage.errors import ConfigurationError
+
+SAMPLE_RATE_HZ = 24_000
+"""Of the model's sound: 50 codes a second, two mel frames a code, 240 samples a frame. In no configuration file."""
+DEFAULT_VOICE = "Chelsie"
+_EMBEDDING = "thinker.model.embed_tokens.weight"
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class CodecTokens:
+    """Token ids of the talker's vocabulary."""
+
+    padding: int
+    start: int
+    end: int
+    mask: int
+    """Stands for "no codec token here" in prompts."""
+
+    @property
+    def stop_ids(self) -> tuple[int, int]:
+        """Ids that end the codec stream, as transformers' generate() has them: padding and end."""
+        return (self.padding, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class OmniCheckpoint:
+    """The facts of one checkpoint."""
+
+    path: Path
+    dtype: str
+    """Of the weights, and of the rows between thinker and talker: bfloat16, float16 or float32."""
+    hidden_size: int
+    """Of the thinker, and so of the rows."""
+    vocab_size: int
+    """Of the thinker."""
+    placeholder_ids: tuple[int, int, int]
+    """Token ids that stand for audio, images and video in prompts."""
+    codec: CodecTokens
+    text_end_id: int
+    """Id in the thinker's vocabulary that ends the text that the talker reads."""
+    text_padding_id: int
+    """Id in the thinker's vocabulary that the talker reads after the end of the text."""
+    code_limit: int
+    """Codec tokens below this can be sounded; token2wav has no embedding for others."""
+    max_codes: int
+    """Most codec tokens of one utterance."""
+
+
+def read_checkpoint(path: str | Path) -> OmniCheckpoint:
+    """Read the checkpoint at path. Raises ConfigurationError if it is missing or no Qwen2.5-Omni checkpoint."""
+    directory = Path(path)
+    config = _read_config(directory)
+    try:
+        thinker, talker, token2wav = (config[f"{part}_config"] for part in ("thinker", "talker", "token2wav"))
+        text, dit = thinker["text_config"], token2wav["dit_config"]
+        checkpoint = OmniCheckpoint(
+            path=directory,
+            dtype=_find_dtype(config),
+            hidden_size=text["hidden_size"],
+            vocab_size=text["vocab_size"],
+            placeholder_ids=(thinker["audio_token_index"], thinker["image_token_index"], thinker["video_token_index"]),
+            codec=CodecTokens(
+                padding=talker["tts_codec_pad_token_id"],
+                start=talker["tts_codec_start_token_id"],
+                end=talker["tts_codec_end_token_id"],
+                mask=talker["tts_codec_mask_token_id"],
+            ),
+            text_end_id=talker["tts_text_end_token_id"],
+            text_padding_id=talker["tts_text_pad_token_id"],
+            code_limit=dit["num_embeds"] + 1,
+            max_codes=dit.get("max_position_embeddings", 32768) // dit["repeats"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"{directory / 'config.json'} is not a Qwen2.5-Omni configuration: {error} is missing", field="model.path"
+        ) from error
+    if talker.get("embedding_size") != checkpoint.hidden_size:
+        raise ConfigurationError(
+            f"{directory / 'config.json'}: talker_config.embedding_size ({talker.get('embedding_size')}) must equal "
+            f"the thinker's hidden_size ({checkpoint.hidden_size})",
+            field="model.path",
+        )
+    return checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """A speaker of spk_dict.pt."""
+
+    text_start_id: int
+    """Id in the thinker's vocabulary that starts the text that the talker reads."""
+    speaker: torch.Tensor
+    """float32 [1, enc_emb_dim]."""
+    reference_mel: torch.Tensor
+    """float32 [1, frames, mel_dim]."""
+
+
+def read_voices(path: str | Path) -> dict[str, Voice]:
+    """The voices by name, the default first. Raises ConfigurationError if spk_dict.pt is missing or malformed."""
+    file = Path(path) / "spk_dict.pt"
+    try:
+        # A pickle file by the publisher's choice; weights_only admits tensors and plain containers, no code.
+        raw = torch.load(file, map_location="cpu", weights_only=True)
+        voices = {
+            str(name): Voice(
+                text_start_id=int(entry["bos_token"]),
+                speaker=entry["cond"].float(),
+                reference_mel=entry["ref_mel"].float(),
+            )
+            for name, entry in raw.items()
+        }
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the voices at {file}: {error.strerror}", field="model.path") from error
+    except Exception as error:  # torch.load raises what the file's bytes make it raise
+        raise ConfigurationError(
+            f"{file} does not hold voices (bos_token, cond and ref_mel by name)", field="model.path"
+        ) from error
+    if not voices:
+        raise ConfigurationError(f"{file} holds no voice", field="model.path")
+    return dict(sorted(voices.items(), key=lambda item: item[0] != DEFAULT_VOICE))
+
+
+def read_embedding_rows(path: str | Path, token_ids: Sequence[int]) -> torch.Tensor:
+    """Rows [len(token_ids), hidden_size] of the thinker's input embedding, on the CPU, in the checkpoint's dtype.
+
+    Reads only these rows from disk. Raises ConfigurationError.
+    """
+    directory = Path(path)
+    file = directory / _find_shard(directory)
+    try:
+        with safe_open(file, framework="pt") as weights:
+            table = weights.get_slice(_EMBEDDING)
+            return torch.cat([table[token_id : token_id + 1] for token_id in token_ids])
+    except Exception as error:  # safetensors has no public error class of its own for all it raises
+        raise ConfigurationError(
+            f"cannot read {_EMBEDDING} from {file}: {type(error).__name__}", field="model.path"
+        ) from error
+
+
+def _find_shard(directory: Path) -> str:
+    index = directory / "model.safetensors.index.json"
+    if not index.exists():
+        return "model.safetensors"
+    try:
+        return str(json.loads(index.read_text(encoding="utf-8"))["weight_map"][_EMBEDDING])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"{index} does not say where {_EMBEDDING} is", field="model.path") from error
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {file}: {error.strerror}", field="model.path") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{file} is not JSON", field="model.path") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
+    return config
+
+
+def _find_dtype(config: Mapping[str, Any]) -> str:
+    # Older transformers wrote torch_dtype; some writers name it in the parts only.
+    for part in (config, config["thinker_config"], config["thinker_config"]["text_config"]):
+        dtype = part.get("dtype") or part.get("torch_dtype")
+        if dtype in _DTYPES:
+            return str(dtype)
+    return "bfloat16"

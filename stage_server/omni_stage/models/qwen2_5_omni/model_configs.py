@@ -1,0 +1,41 @@
+"""Picks one stage's part out of a Qwen2.5-Omni configuration for vLLM.
+
+vLLM calls these in its own processes too (`hf_overrides`), so they are module-level functions that pickle by name. It
+also calls them with a dummy configuration first, to see whether they change the model type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+TALKER_ARCHITECTURE = "OmniQwen2_5Talker"
+TOKEN2WAV_ARCHITECTURE = "OmniQwen2_5Token2Wav"
+
+
+def pick_talker(config: Any) -> Any:
+    """The talker's configuration, with what vLLM's Llama layers read of it."""
+    talker = getattr(config, "talker_config", None)
+    if talker is None:
+        return config
+    talker.architectures = [TALKER_ARCHITECTURE]
+    talker.qkv_bias = True  # the layers are Qwen2's: biases on query, key and value alone
+    talker.bos_token_id = talker.tts_codec_start_token_id
+    talker.eos_token_id = talker.tts_codec_end_token_id
+    talker.omni_code_limit = config.token2wav_config.dit_config.num_embeds + 1
+    return talker
+
+
+def pick_token2wav(config: Any) -> Any:
+    """The configuration of token2wav, with the numbers that vLLM wants of every model."""
+    token2wav = getattr(config, "token2wav_config", None)
+    if token2wav is None:
+        return config
+    dit = token2wav.dit_config
+    token2wav.architectures = [TOKEN2WAV_ARCHITECTURE]
+    token2wav.hidden_size = dit.hidden_size
+    token2wav.num_hidden_layers = dit.num_hidden_layers
+    token2wav.num_attention_heads = dit.num_attention_heads
+    token2wav.num_key_value_heads = dit.num_attention_heads
+    token2wav.vocab_size = dit.num_embeds
+    token2wav.max_position_embeddings = dit.max_position_embeddings
+    return token2wav

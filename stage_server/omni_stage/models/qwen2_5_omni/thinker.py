@@ -1,0 +1,150 @@
+"""Component qwen2_5_omni/thinker: reads text, sound and images, writes text, publishes its rows for the talker.
+
+vLLM serves the thinker of a Qwen2.5-Omni checkpoint by itself; the runner captures, for every position, the last
+hidden state plus the input embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_stage.models.component import (
+    Emitter,
+    EngineKind,
+    EngineStep,
+    StageInput,
+    StageRequest,
+    StageStep,
+    UserPrompt,
+)
+from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint
+from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.sampling import check_text_sampling
+from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
+
+COMPONENT_ID = "qwen2_5_omni/thinker"
+_WARMUP_TOKENS = 4
+_TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class Thinker:
+    """The thinker of one checkpoint; see the module's docstring."""
+
+    id = COMPONENT_ID
+    kind = EngineKind.AUTOREGRESSIVE
+    outputs = frozenset({Output.TEXT})
+    input_schema = None
+    # As transformers' generate(): 1024 tokens at most; everything else as generation_config.json says.
+    default_sampling = SamplingDefaults(max_tokens=1024)
+    voices: Sequence[str] = ()
+    sample_rate_hz = 0
+    step_timeout_s = 30.0
+    queue_timeout_s: float | None = None
+    writes_text = True
+
+    def __init__(self, checkpoint: OmniCheckpoint, prompts: PromptBuilder, *, feeds: bool, max_media: int) -> None:
+        """`feeds`: whether a stage reads this one; `max_media`: most images, and most sounds, of a request."""
+        self._checkpoint = checkpoint
+        self._prompts = prompts
+        self._feeds = feeds
+        self._max_media = max_media
+        self.output_schema = thinker2talker_schema(checkpoint)
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """vLLM's own model class; rows are captured where a stage reads them."""
+        capture: dict[str, Any] = {"capture_rows": "none"}
+        if self._feeds:
+            capture = {
+                "capture_rows": "hidden_plus_embedding",
+                "no_embedding_token_ids": list(self._checkpoint.placeholder_ids),
+                "capture_mrope": True,
+            }
+        return {
+            "model": str(self._checkpoint.path),
+            "dtype": self._checkpoint.dtype,
+            "limit_mm_per_prompt": {"image": self._max_media, "audio": self._max_media, "video": 0},
+            "additional_config": {"omni": capture},
+        }
+
+    def check_sampling(self, sampling: SamplingDefaults) -> None:
+        """Everything but the parameters of diffusion."""
+        check_text_sampling(sampling)
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """Apply the chat template, tokenize, decode media to what the processor takes."""
+        if not isinstance(request.source, UserPrompt):
+            raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
+        return StageInput(prompt=self._prompts.build(request.source))
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """An emitter that pairs rows with token ids."""
+        return ThinkerEmitter(want_tensors=request.want_tensors, dtype=_TORCH_DTYPES[self._checkpoint.dtype])
+
+    def warmup_request(self) -> StageRequest:
+        """A few tokens, with their rows where a stage reads them."""
+        return StageRequest(
+            request_id="warmup",
+            source=UserPrompt(token_ids=[0] * _WARMUP_TOKENS),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=_WARMUP_TOKENS, ignore_eos=True),
+            want_tensors=self._feeds,
+        )
+
+
+class ThinkerEmitter:
+    """Gives each captured row the token of its position. One request's state: the tokens and how many rows came."""
+
+    def __init__(self, *, want_tensors: bool, dtype: torch.dtype) -> None:
+        """`dtype`: of the rows, as the schema says."""
+        self._want_tensors = want_tensors
+        self._dtype = dtype
+        self._token_ids: list[int] = []
+        self._rows = 0
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step. Raises ModelExecutionError if rows and tokens do not match."""
+        self._token_ids.extend(step.prompt_token_ids or ())
+        self._token_ids.extend(step.token_ids)
+        return StageStep(
+            text=step.text,
+            token_ids=step.token_ids,
+            prompt_token_ids=step.prompt_token_ids,
+            tensors=self._tensors(step) if self._want_tensors else {},
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+    def _tensors(self, step: EngineStep) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        rows = step.tensors.get("rows")
+        if rows is not None and rows.shape[0]:
+            until = self._rows + rows.shape[0]
+            if until > len(self._token_ids):
+                raise ModelExecutionError("the engine gave more rows than the request has tokens")
+            tensors["x"] = rows.to(self._dtype).contiguous()
+            tensors["token_ids"] = torch.tensor(self._token_ids[self._rows : until], dtype=torch.int64)
+            self._rows = until
+        for name in ("mrope_positions", "mrope_delta"):
+            if name in step.tensors:
+                tensors[name] = step.tensors[name].to(torch.int64).contiguous()
+        return tensors
+
+
+def build_component(config: StageConfig) -> Thinker:
+    """The thinker of config.model.path. Raises ConfigurationError."""
+    if config.input is not None:
+        raise ConfigurationError(
+            f"component {COMPONENT_ID} reads a prompt: it can only be the entry stage, without inputs", field="input"
+        )
+    checkpoint = read_checkpoint(config.model.path)
+    return Thinker(
+        checkpoint,
+        PromptBuilder.load(checkpoint),
+        feeds=bool(config.downstream),
+        max_media=config.limits.max_media_per_request,
+    )

@@ -1,0 +1,126 @@
+"""Component qwen2_5_omni/token2wav: turns codec tokens into sound by diffusion and a vocoder."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_stage.models.component import (
+    EdgeInput,
+    Emitter,
+    EngineKind,
+    EngineStep,
+    FinishReason,
+    StageInput,
+    StageRequest,
+    StageStep,
+)
+from omni_stage.models.qwen2_5_omni.checkpoint import SAMPLE_RATE_HZ, OmniCheckpoint, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
+from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
+from omni_stage.models.qwen2_5_omni.sampling import check_diffusion_sampling
+from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
+from omni_stage.models.qwen2_5_omni.voices import pick_voice
+from omni_stage.payloads import AdditionalInformationPayload
+
+COMPONENT_ID = "qwen2_5_omni/token2wav"
+
+
+class Token2Wav:
+    """The token2wav of one checkpoint; see the module's docstring."""
+
+    id = COMPONENT_ID
+    kind = EngineKind.DIFFUSION
+    outputs = frozenset({Output.AUDIO})
+    output_schema = None
+    # As transformers' Qwen2_5OmniToken2WavModel.forward(): num_steps and guidance_scale.
+    default_sampling = SamplingDefaults(num_inference_steps=10, guidance_scale=0.5)
+    sample_rate_hz = SAMPLE_RATE_HZ
+    step_timeout_s = 120.0
+    queue_timeout_s: float | None = 120.0
+    writes_text = False
+
+    def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str]) -> None:
+        """`voices`: names, the default first."""
+        self._checkpoint = checkpoint
+        self.voices = tuple(voices)
+        self.input_schema = talker2token2wav_schema()
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Our model class. A request is one token to vLLM's scheduler; a sequence's length means codec tokens."""
+        return {
+            "model": str(self._checkpoint.path),
+            "dtype": "float32",  # transformers runs this model in float32 whatever the checkpoint's dtype
+            "hf_overrides": pick_token2wav,
+            "skip_tokenizer_init": True,
+            "runner": "pooling",
+            "max_model_len": self._checkpoint.max_codes,
+            "max_num_batched_tokens": self._checkpoint.max_codes,
+            "enforce_eager": True,  # the solver's loop is Python; there is no one forward to capture
+        }
+
+    def check_sampling(self, sampling: SamplingDefaults) -> None:
+        """seed, num_inference_steps and guidance_scale alone."""
+        check_diffusion_sampling(sampling)
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """The processor of the edge from the talker. No codec tokens end as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {COMPONENT_ID} reads tensors of a talker, not a prompt")
+        self.check_sampling(request.sampling)
+        voice = pick_voice(request.voice, self.voices)
+        checkpoint = self._checkpoint
+        codes = talker2token2wav(request.source.tensors, checkpoint.code_limit, checkpoint.max_codes)
+        if codes is None:
+            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        sampling = request.sampling
+        defaults = self.default_sampling
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        steps = sampling.num_inference_steps or defaults.num_inference_steps
+        guidance = defaults.guidance_scale if sampling.guidance_scale is None else sampling.guidance_scale
+        return StageInput(
+            prompt={"prompt_token_ids": [0]},
+            additional_information=AdditionalInformationPayload.from_mapping(
+                {"codes": codes, "voice": [voice], "seed": [seed], "steps": [steps], "guidance": [guidance]}
+            ),
+        )
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """An emitter without state."""
+        return Token2WavEmitter()
+
+    def warmup_request(self) -> StageRequest:
+        """A short sound: two steps of the solver."""
+        return StageRequest(
+            request_id="warmup",
+            source=EdgeInput({"codes": torch.zeros(4, dtype=torch.int64)}),
+            sampling=SamplingDefaults(seed=0, num_inference_steps=2),
+        )
+
+
+class Token2WavEmitter:
+    """Passes the sound on."""
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step. Raises ModelExecutionError if the last one has no sound."""
+        audio = step.tensors.get("output")
+        if audio is None and step.finish_reason is FinishReason.DIFFUSION_DONE:
+            raise ModelExecutionError("the engine finished without a sound")
+        return StageStep(
+            audio=None if audio is None else audio.float().reshape(-1),
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def build_component(config: StageConfig) -> Token2Wav:
+    """The token2wav of config.model.path. Raises ConfigurationError."""
+    if config.input is None:
+        raise ConfigurationError(f"component {COMPONENT_ID} needs an input: a stage with a talker", field="input")
+    return Token2Wav(read_checkpoint(config.model.path), list(read_voices(config.model.path)))

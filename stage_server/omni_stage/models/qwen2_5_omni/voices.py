@@ -1,0 +1,18 @@
+"""Which voice a request speaks in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_stage.errors import InvalidRequestError
+
+
+def pick_voice(name: str, voices: Sequence[str]) -> str:
+    """The named voice, or the first where none is named. Raises InvalidRequestError listing the voices."""
+    if not name:
+        return voices[0]
+    if name not in voices:
+        raise InvalidRequestError(
+            f"start.audio.voice: is none of this checkpoint's voices: {', '.join(voices)}", field="start.audio.voice"
+        )
+    return name
