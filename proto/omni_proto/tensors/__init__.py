@@ -1,0 +1,91 @@
+"""Tensors on an edge: one door to schemas, the wire codec and reassembly.
+
+upstream rows -> encode_rows -> EncodedChunk -> serialize_generate_request -> wire
+wire -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> ReceivedTensor
+"""
+
+from __future__ import annotations
+
+from omni_proto.tensors.assembly import (
+    EdgeAssembler,
+    ReceivedTensor,
+    Reserve,
+    TensorAssembler,
+    check_headers,
+)
+from omni_proto.tensors.codec import (
+    CHUNK_BYTES,
+    MAX_MESSAGE_BYTES,
+    EncodedChunk,
+    TensorChunkView,
+    decode_generate_request,
+    deserialize_generate_request,
+    deserialize_generate_response,
+    encode_rows,
+    encode_tensor_chunk,
+    serialize_generate_request,
+    serialize_generate_response,
+)
+from omni_proto.tensors.schema import (
+    DTYPES,
+    MAX_ROW_BYTES,
+    DTypeInfo,
+    TensorSchema,
+    TensorSpec,
+    canonical_json,
+    dtype_from_proto,
+    dtype_info,
+    header_for,
+    schema_from_proto,
+    schema_hash,
+    schema_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+    tensor_prompt,
+)
+from omni_proto.tensors.values import (
+    MissingExtraError,
+    bfloat16_to_float32,
+    crc32c,
+    float32_to_bfloat16,
+    is_finite,
+)
+
+__all__ = [
+    "CHUNK_BYTES",
+    "DTYPES",
+    "MAX_MESSAGE_BYTES",
+    "MAX_ROW_BYTES",
+    "DTypeInfo",
+    "EdgeAssembler",
+    "EncodedChunk",
+    "MissingExtraError",
+    "ReceivedTensor",
+    "Reserve",
+    "TensorAssembler",
+    "TensorChunkView",
+    "TensorSchema",
+    "TensorSpec",
+    "bfloat16_to_float32",
+    "canonical_json",
+    "check_headers",
+    "crc32c",
+    "decode_generate_request",
+    "deserialize_generate_request",
+    "deserialize_generate_response",
+    "dtype_from_proto",
+    "dtype_info",
+    "encode_rows",
+    "encode_tensor_chunk",
+    "float32_to_bfloat16",
+    "header_for",
+    "is_finite",
+    "schema_from_proto",
+    "schema_hash",
+    "schema_to_proto",
+    "serialize_generate_request",
+    "serialize_generate_response",
+    "spec_from_proto",
+    "spec_to_proto",
+    "tensor_prompt",
+]

@@ -1,0 +1,272 @@
+"""Reassembly: chunks of an edge's tensors, checked one by one, into one writable buffer a tensor.
+
+`add` takes a chunk whole or raises a TensorError and changes nothing; nothing damaged is ever accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_proto.errors import (
+    ChecksumError,
+    ChunkAfterLastError,
+    ChunkLengthError,
+    DuplicateChunkError,
+    EmptyChunkError,
+    InvalidBoolError,
+    MissingRowsError,
+    NonFiniteTensorError,
+    OutOfOrderChunkError,
+    OverlappingChunkError,
+    OversizedTensorError,
+    SchemaError,
+    UnknownTensorError,
+    WrongHeaderError,
+)
+from omni_proto.stage.v1.tensors_pb2 import TensorHeader
+from omni_proto.tensors.codec import TensorChunkView
+from omni_proto.tensors.schema import TensorSchema, TensorSpec, dtype_from_proto, dtype_info
+from omni_proto.tensors.values import bfloat16_to_float32, crc32c, is_boolean, is_finite, to_array
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Reserve = Callable[[int], None]
+"""Called with the bytes by which a buffer is about to grow; raises to refuse them."""
+
+_FIRST_CAPACITY: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReceivedTensor:
+    """A whole tensor [rows, *row_shape] on the CPU."""
+
+    spec: TensorSpec
+    """What it is."""
+    rows: int
+    """Rows that came."""
+    data: memoryview
+    """The elements, C order, little-endian: bytes, writable, aligned, owned by nobody else."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, *row_shape]."""
+        return (self.rows, *self.spec.row_shape)
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """The tensor as an array sharing data; bfloat16 as its bits in uint16."""
+        return to_array(self.data, dtype_info(self.spec.dtype), self.shape)
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """The values as float32, a new array; bfloat16 and float16 exactly."""
+        array = self.to_numpy()
+        return bfloat16_to_float32(array) if self.spec.dtype == "bfloat16" else array.astype("float32")
+
+
+class TensorAssembler:
+    """Reassembles one tensor of at most max_rows rows.
+
+    Grows by doubling, so that a generous max_rows costs nothing until rows come. Raises OversizedTensorError if
+    max_rows is negative.
+    """
+
+    def __init__(
+        self, spec: TensorSpec, max_rows: int, *, check_finite: bool = True, reserve: Reserve | None = None
+    ) -> None:
+        if max_rows < 0:
+            raise OversizedTensorError(spec.name, f"max_rows must be 0 or more, got {max_rows}")
+        self.spec = spec
+        self.max_rows = max_rows
+        self._dtype = dtype_info(spec.dtype)
+        self._row_bytes = spec.row_bytes
+        self._check_finite = check_finite and self._dtype.is_float
+        self._reserve = reserve
+        self._buffer = bytearray()
+        self._rows = 0
+        self._complete = False
+
+    @property
+    def rows(self) -> int:
+        """Rows so far."""
+        return self._rows
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last chunk came."""
+        return self._complete
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of max_rows rows."""
+        return self.max_rows * self._row_bytes
+
+    def add(self, chunk: TensorChunkView) -> None:
+        """Take the next chunk. Copies its data, so that the message can go. Raises a TensorError, or what reserve raises."""
+        self._check_place(chunk)
+        if crc32c(chunk.data) != chunk.crc32c:
+            raise ChecksumError(
+                self.spec.name,
+                f"CRC-32C of rows {chunk.row_offset} to {chunk.row_offset + chunk.rows} is wrong; "
+                "the data was damaged on its way, or the sender set no checksum",
+            )
+        start, end = self._rows * self._row_bytes, (self._rows + chunk.rows) * self._row_bytes
+        self._grow(end)
+        with memoryview(self._buffer) as view, view[start:end] as part:
+            part[:] = chunk.data
+            self._check_values(part, chunk.row_offset)
+        self._rows += chunk.rows
+        self._complete = chunk.last
+
+    def finish(self) -> ReceivedTensor:
+        """The tensor, handed over: the assembler keeps nothing. Raises MissingRowsError before the last chunk came."""
+        if not self._complete:
+            raise MissingRowsError(self.spec.name, f"the input ended after {self._rows} rows, without a last chunk")
+        buffer, self._buffer = self._buffer, bytearray()
+        return ReceivedTensor(self.spec, self._rows, memoryview(buffer)[: self._rows * self._row_bytes])
+
+    def _check_place(self, chunk: TensorChunkView) -> None:
+        name, next_row, end = self.spec.name, self._rows, chunk.row_offset + chunk.rows
+        if self._complete:
+            raise ChunkAfterLastError(name, f"a chunk of row {chunk.row_offset} came after the last one")
+        if len(chunk.data) != chunk.rows * self._row_bytes:
+            raise ChunkLengthError(
+                name, f"{len(chunk.data)} bytes of data for {chunk.rows} rows of {self._row_bytes} bytes"
+            )
+        if chunk.row_offset > next_row:
+            raise OutOfOrderChunkError(name, f"row {chunk.row_offset} came when row {next_row} was due")
+        if chunk.row_offset < next_row:
+            if end <= next_row:
+                raise DuplicateChunkError(name, f"rows {chunk.row_offset} to {end} came again; row {next_row} was due")
+            raise OverlappingChunkError(name, f"rows {chunk.row_offset} to {next_row} came again, with new ones")
+        if chunk.rows == 0 and not chunk.last:
+            raise EmptyChunkError(name, "a chunk without rows must be the last one")
+        if end > self.max_rows:
+            raise OversizedTensorError(
+                name, f"row {end - 1} is beyond the {self.max_rows} rows announced", limit=f"{self.max_rows} rows"
+            )
+
+    def _check_values(self, data: memoryview, row: int) -> None:
+        if self._check_finite and not is_finite(data, self._dtype):
+            raise NonFiniteTensorError(self.spec.name, f"the rows from {row} on hold NaN or infinity")
+        if self._dtype.name == "bool" and not is_boolean(data):
+            raise InvalidBoolError(self.spec.name, f"the rows from {row} on hold bytes other than 0 and 1")
+
+    def _grow(self, needed: int) -> None:
+        capacity = len(self._buffer)
+        if needed <= capacity:
+            return
+        wanted = min(self.max_bytes, max(needed, 2 * capacity, _FIRST_CAPACITY))
+        if self._reserve is not None:
+            self._reserve(wanted - capacity)
+        grown = bytearray(wanted)
+        used = self._rows * self._row_bytes
+        with memoryview(self._buffer) as old:
+            grown[:used] = old[:used]
+        self._buffer = grown
+
+
+class EdgeAssembler:
+    """Reassembles every tensor of an edge.
+
+    headers are those of Start and must be exactly those of schema: WrongHeaderError. max_rows bounds each tensor, and
+    max_bytes all together: OversizedTensorError.
+    """
+
+    def __init__(
+        self,
+        schema: TensorSchema,
+        headers: Iterable[TensorHeader],
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        check_finite: bool = True,
+        reserve: Reserve | None = None,
+    ) -> None:
+        self.schema = schema
+        rows = check_headers(schema, headers, max_rows=max_rows, max_bytes=max_bytes)
+        self._tensors = {
+            spec.name: TensorAssembler(spec, rows[spec.name], check_finite=check_finite, reserve=reserve)
+            for spec in schema.tensors
+        }
+        self._received_bytes = 0
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes that the headers announce: what admission reserves."""
+        return sum(tensor.max_bytes for tensor in self._tensors.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of tensor data taken so far."""
+        return self._received_bytes
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Rows so far, by tensor."""
+        return MappingProxyType({name: tensor.rows for name, tensor in self._tensors.items()})
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last chunk of every tensor came."""
+        return all(tensor.complete for tensor in self._tensors.values())
+
+    def add(self, chunk: TensorChunkView) -> None:
+        """Take the next chunk of any tensor. Raises a TensorError, or what reserve raises."""
+        tensor = self._tensors.get(chunk.name)
+        if tensor is None:
+            raise UnknownTensorError(
+                chunk.name[:64], f"no header announced it; known are {', '.join(self.schema.names)}"
+            )
+        tensor.add(chunk)
+        self._received_bytes += len(chunk.data)
+
+    def finish(self) -> dict[str, ReceivedTensor]:
+        """The tensors by name, once End came. Raises MissingRowsError naming the first incomplete one."""
+        return {name: tensor.finish() for name, tensor in self._tensors.items()}
+
+
+def check_headers(
+    schema: TensorSchema,
+    headers: Iterable[TensorHeader],
+    *,
+    max_rows: int | None = None,
+    max_bytes: int | None = None,
+) -> dict[str, int]:
+    """max_rows of each tensor. Raises WrongHeaderError or OversizedTensorError; touches no memory of the tensors' size."""
+    rows: dict[str, int] = {}
+    total = 0
+    for header in headers:
+        name = header.name[:64]
+        if header.name not in schema.names:
+            raise WrongHeaderError(name, f"schema {schema.id!r} has no such tensor; it has {', '.join(schema.names)}")
+        if header.name in rows:
+            raise WrongHeaderError(name, "its header came twice")
+        spec = schema.spec(header.name)
+        try:
+            dtype = dtype_from_proto(header.dtype).name
+        except SchemaError as error:
+            raise WrongHeaderError(name, str(error)) from error
+        if (dtype, tuple(header.row_shape)) != (spec.dtype, spec.row_shape):
+            raise WrongHeaderError(
+                name,
+                f"header says {dtype}{list(header.row_shape[:8])}, schema {schema.id!r} says {spec.dtype}"
+                f"{list(spec.row_shape)}",
+            )
+        if max_rows is not None and header.max_rows > max_rows:
+            raise OversizedTensorError(
+                name, f"max_rows {header.max_rows} is over {max_rows}; shorten the input", limit=f"{max_rows} rows"
+            )
+        total += header.max_rows * spec.row_bytes
+        if max_bytes is not None and total > max_bytes:
+            raise OversizedTensorError(
+                name, f"the tensors announce over {max_bytes} bytes; shorten the input", limit=f"{max_bytes} bytes"
+            )
+        rows[header.name] = header.max_rows
+    missing = [name for name in schema.names if name not in rows]
+    if missing:
+        raise WrongHeaderError(missing[0], f"schema {schema.id!r} has it, but no header came")
+    return rows

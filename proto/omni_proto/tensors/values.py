@@ -1,0 +1,86 @@
+"""What looks at a tensor's values: checksums, finiteness, and bfloat16 without torch.
+
+numpy and google-crc32c come with the `stage` extra and are imported when first used, so that the schemas are there
+without them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_proto.errors import OmniProtoError
+from omni_proto.tensors.schema import DTypeInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+_EXPONENT_BITS: Final = {
+    "bfloat16": 0x7F80,
+    "float16": 0x7C00,
+    "float32": 0x7F80_0000,
+    "float64": 0x7FF0_0000_0000_0000,
+}
+"""A float with all bits of its exponent set is NaN or infinity."""
+
+
+class MissingExtraError(OmniProtoError):
+    """A package of the `stage` extra is not installed."""
+
+
+def crc32c(data: Buffer) -> int:
+    """CRC-32C of a contiguous buffer's bytes, by the processor's instruction. Raises MissingExtraError."""
+    try:
+        import google_crc32c
+        import numpy
+    except ImportError as error:
+        raise MissingExtraError(f"tensors need {error.name}: install omnipipeline[stage]") from error
+    # The C function takes no memoryview; an array over the same bytes is not a copy.
+    array = data if isinstance(data, bytes) else numpy.frombuffer(data, dtype=numpy.uint8)
+    return int(google_crc32c.value(array))
+
+
+def is_finite(data: Buffer, dtype: DTypeInfo) -> bool:
+    """Whether no element is NaN or infinite; True for types that cannot be."""
+    mask = _EXPONENT_BITS.get(dtype.name)
+    if mask is None:
+        return True
+    import numpy
+
+    bits = numpy.frombuffer(data, dtype=f"<u{dtype.size}")
+    if not bits.size:
+        return True
+    return int(numpy.bitwise_and(bits, bits.dtype.type(mask)).max()) != mask
+
+
+def is_boolean(data: Buffer) -> bool:
+    """Whether every byte is 0 or 1: any other is undefined behaviour in a bool tensor."""
+    import numpy
+
+    array = numpy.frombuffer(data, dtype=numpy.uint8)
+    return not array.size or int(array.max()) <= 1
+
+
+def to_array(data: Buffer, dtype: DTypeInfo, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The data as a numpy array of shape, sharing memory; bfloat16 as its bits in uint16."""
+    import numpy
+
+    return numpy.frombuffer(data, dtype=dtype.numpy_name).reshape(shape)
+
+
+def bfloat16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """Values of bfloat16 bits, exact: a bfloat16 is the upper half of a float32. A new array."""
+    import numpy
+
+    return (bits.astype(numpy.uint32) << numpy.uint32(16)).view(numpy.float32)
+
+
+def float32_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """bfloat16 bits of finite values or infinities, rounded to nearest even as torch does. A new array."""
+    import numpy
+
+    bits = numpy.ascontiguousarray(values, dtype=numpy.float32).view(numpy.uint32)
+    rounded = bits + numpy.uint32(0x7FFF) + ((bits >> numpy.uint32(16)) & numpy.uint32(1))
+    nan = numpy.uint32(0x7FC0)
+    return numpy.where(numpy.isnan(values), nan, rounded >> numpy.uint32(16)).astype(numpy.uint16)
