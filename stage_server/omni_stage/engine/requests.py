@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NotRequired
 
+import msgspec
 from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
@@ -35,10 +36,10 @@ _PROMPT_KEYS: Final = frozenset(
 )
 
 
-class OmniTokensPrompt(TokensPrompt):
+class OmniTokensPrompt(TokensPrompt):  # type: ignore[misc]  # vLLM's modules count as untyped
     """vLLM's TokensPrompt with what rides along to the engine's process."""
 
-    additional_information: NotRequired[AdditionalInformationPayload]
+    additional_information: NotRequired[AdditionalInformationPayload]  # type: ignore[valid-type]
     """Tensors and lists for the model."""
 
 
@@ -72,6 +73,8 @@ class OmniEngineCoreRequest:
     additional_information: AdditionalInformationPayload | None = None
     suppress_token_ids: Sequence[int] = field(default=())
     """Token ids that must not be sampled."""
+    stop_token_ids: Sequence[int] = field(default=())
+    """Token ids that end the output, beside those of sampling_params."""
     want_rows: bool = False
     """Whether the runner shall return the rows that it captures."""
 
@@ -93,6 +96,7 @@ class OmniEngineCoreRequest:
             pooling_params=None if is_sampling else params,
             additional_information=prepared.additional_information,
             suppress_token_ids=prepared.suppress_token_ids,
+            stop_token_ids=prepared.stop_token_ids,
             want_rows=want_rows,
         )
 
@@ -104,6 +108,7 @@ class OmniEngineCoreRequest:
         self._check_form()
         self._check_prompt(traits)
         self._check_token_ids("suppress_token_ids", self.suppress_token_ids, traits)
+        self._check_token_ids("stop_token_ids", self.stop_token_ids, traits)
         self._check_payload(traits)
         check_conflicts(self.features(traits))
 
@@ -129,6 +134,10 @@ class OmniEngineCoreRequest:
         if self.sampling_params is None:
             raise InvalidRequestError("a request needs sampling_params or pooling_params", field="params")
         sampling = self.sampling_params.clone()
+        if self.stop_token_ids:
+            stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
+            # Made anew: the parameters derive further fields from their stop tokens when they are made.
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         sampling.extra_args = extra or None
         if self.suppress_token_ids:
             banned = dict.fromkeys(self.suppress_token_ids, float("-inf"))
@@ -227,11 +236,12 @@ class OmniEngineCoreRequest:
         payload = self._payload()
         if payload is None:
             return
-        if payload.nbytes > traits.limits.max_payload_bytes:
+        most = traits.limits.max_payload_bytes
+        if payload.nbytes > most:
             raise RequestTooLargeError(
-                f"additional_information: {payload.nbytes} bytes, at most {traits.limits.max_payload_bytes} are allowed",
+                f"additional_information: {payload.nbytes} bytes, at most {most} are allowed; shorten the input",
                 field="additional_information",
-                limit=f"{traits.limits.max_payload_bytes} bytes",
+                limit=f"{most} bytes",
             )
         payload.check(traits.limits)
 
