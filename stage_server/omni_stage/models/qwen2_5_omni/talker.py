@@ -68,6 +68,8 @@ class Talker:
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
             "generation_config": str(_GENERATION_CONFIG),
+            # CUDA graphs of a model fed by the runner's buffer are not proven on a GPU yet.
+            "enforce_eager": True,
             # Equal prompts of masks are not equal input: the rows differ, and a cached prefix would not know.
             "enable_prefix_caching": False,
             "additional_config": {"omni": {"capture_rows": "none"}},

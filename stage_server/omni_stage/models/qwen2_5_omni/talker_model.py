@@ -51,11 +51,14 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self._input_rows: torch.Tensor | None = None
+        self._layer_inputs: torch.Tensor | None = None
         self.register_buffer("_never", _find_never_sampled(config), persistent=False)
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
         """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
         self._input_rows = buffer
+        # Where the layers run as captured graphs they read their input at a fixed address.
+        self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Projected codec embeddings [n, hidden_size], without rows; vLLM asks every model for this."""
@@ -76,9 +79,11 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         """Hidden states [n, hidden_size] of n tokens."""
         is_token = (input_ids != self.config.tts_codec_mask_token_id).unsqueeze(-1)
         embeddings = self.codec_embedding(input_ids) * is_token
-        if self._input_rows is not None:
-            embeddings = embeddings + self._input_rows[: input_ids.shape[0]]
-        return self.model(None, positions, intermediate_tensors, self.projection(embeddings))
+        if self._input_rows is None or self._layer_inputs is None:
+            return self.model(None, positions, intermediate_tensors, self.projection(embeddings))
+        count = input_ids.shape[0]
+        layer_inputs = self._layer_inputs[:count].copy_(self.projection(embeddings + self._input_rows[:count]))
+        return self.model(None, positions, intermediate_tensors, layer_inputs)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Logits [n, vocab_size]; minus infinity where a token can neither be sounded nor end the stream."""

@@ -1,0 +1,44 @@
+"""What every test shares: the environment of vLLM, set before anything imports it, and tiny checkpoints."""
+
+from __future__ import annotations
+
+import os
+
+# vLLM and transformers read these when they are imported.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
+# One test process shares its cores with the engines it starts: waiting threads must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """make_tiny_checkpoint(seed, shape) -> directory; each is written once a session."""
+    written: dict[tuple[int, str], Path] = {}
+
+    def make(seed: int = 0, shape: str = "small") -> Path:
+        if (seed, shape) not in written:
+            from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+            directory = tmp_path_factory.mktemp(f"tiny-{shape}-{seed}")
+            written[seed, shape] = write_tiny_checkpoint(directory, seed=seed, shape=shape)
+        return written[seed, shape]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
+    """The tiny checkpoint of seed 0 and shape "small"."""
+    return make_tiny_checkpoint()

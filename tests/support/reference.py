@@ -1,0 +1,221 @@
+"""What transformers' own Qwen2.5-Omni makes of a prompt: the reference that our stages are held against.
+
+Greedy, one request, float32, on the path that the model's code intends: the talker gets its attention mask. Its
+generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon the talker's forward leaves
+out the codec padding and start tokens and its M-RoPE positions; so the talker is stepped here by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from PIL.Image import Image
+from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+
+SOUND_RATE_HZ = 16_000
+
+
+@dataclass(frozen=True)
+class ReferencePrompt:
+    """A user's question, as a chat of one message: media first, then text."""
+
+    text: str
+    images: Sequence[Image] = ()
+    sounds: Sequence[np.ndarray] = ()
+    """float32 [samples] at 16 kHz each."""
+
+    def to_user_prompt(self) -> UserPrompt:
+        """The same question as our stages take it."""
+        parts: list[Any] = [ImagePart(image) for image in self.images]
+        parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
+        return UserPrompt(messages=[ChatMessage("user", [*parts, TextPart(self.text)])])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers made of a prompt."""
+
+    prompt_token_ids: list[int]
+    thinker_token_ids: list[int]
+    """The end of text included, if it came."""
+    text: str
+    rows: torch.Tensor
+    """float32 [T, H]: hidden state plus embedding by position; media: hidden state only."""
+    codec_token_ids: list[int]
+    """The end of the stream included, if it came."""
+    codes: list[int]
+    """Without it."""
+    waveform: torch.Tensor
+    """float32 [samples]; empty if there are no codes."""
+    mrope_positions: torch.Tensor = field(repr=False)
+    """int64 [P, 3]."""
+
+
+@dataclass(frozen=True)
+class ReferenceSettings:
+    """How much to write, and the sound's seed."""
+
+    thinker_tokens: int = 12
+    talker_tokens: int = 24
+    seed: int = 7
+    voice: str = "Chelsie"
+    steps: int = 10
+    guidance: float = 0.5
+
+
+class ReferenceModel:
+    """transformers' model and processor of one checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.processor = Qwen2_5OmniProcessor.from_pretrained(checkpoint)
+        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        self.model = model.eval()
+
+    @torch.no_grad()
+    def run(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> Reference:
+        """Think, talk, sound."""
+        inputs = self.encode(prompt)
+        prompt_ids = inputs["input_ids"][0].tolist()
+        tokens, hidden, embeddings = self._think(inputs, settings)
+        rows = hidden + embeddings
+        codec_tokens, positions = self._talk(inputs, tokens, rows, settings)
+        stops = self._codec_stops()
+        codes = [token for token in codec_tokens if token not in stops]
+        return Reference(
+            prompt_token_ids=prompt_ids,
+            thinker_token_ids=tokens,
+            text=self.processor.tokenizer.decode(tokens, skip_special_tokens=True),
+            rows=rows,
+            codec_token_ids=codec_tokens,
+            codes=codes,
+            waveform=self.speak(codes, settings),
+            mrope_positions=positions,
+        )
+
+    def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
+        """The processor's tensors."""
+        content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
+        content += [{"type": "audio"} for _ in prompt.sounds]
+        content.append({"type": "text", "text": prompt.text})
+        text = self.processor.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        media: dict[str, Any] = {}
+        if prompt.images:
+            media["images"] = list(prompt.images)
+        if prompt.sounds:
+            media["audio"] = list(prompt.sounds)
+        return dict(self.processor(text=text, return_tensors="pt", **media))
+
+    @torch.no_grad()
+    def speak(self, codes: Sequence[int], settings: ReferenceSettings) -> torch.Tensor:
+        """The sound of codec tokens, with torch.manual_seed just before."""
+        if not codes:
+            return torch.empty(0)
+        speaker = self.model.speaker_map[settings.voice]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            sound = self.model.token2wav(
+                torch.tensor([codes]),
+                conditioning=speaker["cond"].float(),
+                reference_mel=speaker["ref_mel"].float(),
+                num_steps=settings.steps,
+                guidance_scale=settings.guidance,
+            )
+        return sound.reshape(-1).float()
+
+    def _think(
+        self, inputs: dict[str, Any], settings: ReferenceSettings
+    ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+        thinker = self.model.thinker
+        result = thinker.generate(
+            **inputs,
+            max_new_tokens=settings.thinker_tokens,
+            do_sample=False,
+            output_hidden_states=True,
+            return_dict_in_generate=True,
+            eos_token_id=self.model.generation_config.eos_token_id,
+        )
+        prompt_length = inputs["input_ids"].shape[1]
+        tokens = result.sequences[0, prompt_length:].tolist()
+        hidden = torch.cat([step[-1][0] for step in result.hidden_states])
+        embeddings = torch.cat([step[0][0] for step in result.hidden_states]).clone()
+        config = self.model.config.thinker_config
+        media = (config.audio_token_index, config.image_token_index, config.video_token_index)
+        embeddings[:prompt_length][torch.isin(inputs["input_ids"][0], torch.tensor(media))] = 0
+        return tokens, hidden, embeddings
+
+    def _talk(
+        self, inputs: dict[str, Any], tokens: list[int], rows: torch.Tensor, settings: ReferenceSettings
+    ) -> tuple[list[int], torch.Tensor]:
+        """Codec tokens, and the M-RoPE positions [P, 3] of the prompt."""
+        talker, prompt_ids = self.model.talker, inputs["input_ids"]
+        prompt_length = prompt_ids.shape[1]
+        bos = self.model.speaker_map[settings.voice]["bos_token"]
+        embed = self.model.thinker.get_input_embeddings()
+        text_ids = torch.cat([prompt_ids, torch.tensor([[bos, tokens[0]]])], dim=1)
+        media = {
+            "image_grid_thw": inputs.get("image_grid_thw"),
+            "video_grid_thw": None,
+            "use_audio_in_video": False,
+            "audio_feature_lengths": None,
+            "video_second_per_grid": None,
+        }
+        if "feature_attention_mask" in inputs:
+            media["audio_feature_lengths"] = inputs["feature_attention_mask"].sum(-1)
+        mask = torch.ones(1, prompt_length + 2, dtype=torch.long)
+        positions, _ = talker.get_rope_index(text_ids, attention_mask=mask, **_rope_names(media))
+        if rows.shape[0] == prompt_length:
+            return [], positions[:, 0, :prompt_length].T
+        frame = embed(torch.tensor([[bos, talker.text_eos_token, talker.text_pad_token]]))
+        reply = rows[None, prompt_length:]
+        step = {"inputs_embeds": torch.cat([rows[None, :prompt_length], frame[:, :1], reply[:, :1]], dim=1)}
+        reply = torch.cat([reply[:, 1:], frame[:, 1:]], dim=1)
+        talker.rope_deltas = None
+        stops, written, cache = self._codec_stops(), [], None
+        for _ in range(settings.talker_tokens):
+            output = talker(
+                **step,
+                attention_mask=mask,
+                past_key_values=cache,
+                thinker_reply_part=reply,
+                input_text_ids=text_ids,
+                use_cache=True,
+                **media,
+            )
+            cache, reply = output.past_key_values, output.thinker_reply_part
+            logits = output.logits[0, -1].clone()
+            logits[talker.codec_bos_token] = -torch.inf
+            written.append(int(logits.argmax()))
+            if written[-1] in stops:
+                break
+            step = {"input_ids": torch.tensor([[written[-1]]])}
+            mask = torch.cat([mask, mask.new_ones(1, 1)], dim=1)
+        return written, positions[:, 0, :prompt_length].T
+
+    def _codec_stops(self) -> set[int]:
+        return {self.model.talker.codec_pad_token, self.model.talker.codec_eos_token}
+
+
+def _rope_names(media: dict[str, Any]) -> dict[str, Any]:
+    """get_rope_index's names for what forward calls otherwise."""
+    return {
+        "image_grid_thw": media["image_grid_thw"],
+        "video_grid_thw": media["video_grid_thw"],
+        "use_audio_in_video": media["use_audio_in_video"],
+        "audio_seqlens": media["audio_feature_lengths"],
+        "second_per_grids": media["video_second_per_grid"],
+    }
+
+
+@lru_cache(maxsize=8)
+def load_reference(checkpoint: Path) -> ReferenceModel:
+    """transformers' model of a checkpoint, loaded once a process."""
+    return ReferenceModel(checkpoint)
