@@ -1,0 +1,230 @@
+"""The runner of diffusion (non-autoregressive) stages: one step of the engine is one whole generation of a batch.
+
+Why it is not a `GPUModelRunner`. That class is vLLM's machine for token-by-token decoding: a persistent batch of token
+ids, block tables, attention metadata, logits, sampling, CUDA graphs over token counts. A diffusion request has none of
+these. Derived from it, all of that would be carried through and switched off by hand; what is left when it is gone is
+this file. In particular:
+
+- No KV cache: `get_kv_cache_spec` is empty, so vLLM allocates none, and there are no block tables to keep.
+- No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
+- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache; a model that needs a warm-up gets one
+  request before the stage reports ready. CUDA graphs and compilation inside `generate` are the model's own business.
+- No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`; the first one counts.
+- One model interface, `generate`; a model without it is refused when it is loaded, not when it is first called.
+
+A request fails alone: the model may return an exception in place of a result, and when a whole batch raises, its
+requests are tried one by one. Only a broken device ends the engine.
+
+Private interfaces of vLLM 0.32 used here, and why: the methods below are what `Worker`, `CPUWorker` and
+`UniProcExecutor`/`MultiprocExecutor` (v1/worker, v1/executor) call on `model_runner`; `SchedulerOutput`,
+`ModelRunnerOutput` and `AsyncModelRunnerOutput` are what travels. vLLM states no interface for runners.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStageError
+from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.diffusion_output import DiffusionResult, DiffusionStepOutput, check_result
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class DiffusionModel(Protocol):
+    """A vLLM model class for `GPUDiffusionModelRunner`.
+
+    It also is what vLLM asks of a model without attention: IsAttentionFree, `is_pooling_model = True`, a `pooler`
+    (IdentityPooler), `load_weights`.
+    """
+
+    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[DiffusionResult | Exception]:
+        """One result per request, in order: a tensor, a list or a dict of tensors, on any device.
+
+        An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
+        request by request; so `generate` must not leave state behind when it raises.
+        """
+        ...
+
+
+class GPUDiffusionModelRunner:
+    """Runs a `DiffusionModel` on any device; what a worker and an executor of vLLM ask of a runner, and no more."""
+
+    is_pooling_model = True
+    supports_mm_inputs = False
+    lora_config = None
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Raises ConfigurationError under pipeline parallelism."""
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise ConfigurationError(
+                "a diffusion stage cannot be split into pipeline ranks; set pipeline_parallel_size to 1",
+                field="pipeline_parallel_size",
+                limit=1,
+            )
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.device = device
+        self.kv_caches: list[torch.Tensor] = []
+        self.model_memory_usage = 0
+        self.model: nn.Module | None = None
+        self._waiting: dict[str, NewRequestData] = {}
+        """Requests that were scheduled and not generated yet: their payloads are released with their results."""
+        self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    # What the worker asks for
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Load the model through vLLM's loader. Raises ConfigurationError if it is no `DiffusionModel`."""
+        if load_dummy_weights:
+            self.vllm_config.load_config.load_format = "dummy"
+        model = get_model(vllm_config=self.vllm_config)
+        if not isinstance(model, DiffusionModel):
+            raise ConfigurationError(
+                f"model class {type(model).__name__} has no method generate(requests), so a diffusion stage cannot run "
+                "it; implement omni_stage.vllm_adapter.diffusion_runner.DiffusionModel or use an autoregressive stage",
+                field="component",
+            )
+        self.model = model
+        self.model_memory_usage = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+    def get_model(self) -> nn.Module:
+        """The loaded model. Raises ConfigurationError before load_model."""
+        if self.model is None:
+            raise ConfigurationError("the diffusion model is not loaded", field="component")
+        return self.model
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """The pooling tasks that the model's pooler names."""
+        return tuple(self.get_model().pooler.get_supported_tasks())
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """Empty: no layer has a KV cache."""
+        return {}
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
+        """Nothing to allocate. Raises ConfigurationError if the engine made a KV cache for some layer after all."""
+        if kv_cache_config.kv_cache_groups:
+            raise ConfigurationError("a diffusion model's layers have no KV cache", field="component")
+
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to profile: there is no KV cache to size."""
+
+    def warming_up_model(self) -> None:
+        """Nothing to compile here; see the module's docstring."""
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Nothing depends on it."""
+
+    def reset_mm_cache(self) -> None:
+        """There is no cache of media."""
+
+    def reset_encoder_cache(self) -> None:
+        """There is no cache of encoder outputs."""
+
+    def get_encoder_timing_stats(self) -> dict[str, dict[str, float | int]]:
+        """There is no encoder."""
+        return {}
+
+    def take_draft_token_ids(self) -> None:
+        """There is no speculative decoding."""
+
+    def shutdown(self) -> None:
+        """Free the model, so that another engine of this process gets its memory."""
+        self.vllm_config.compilation_config.static_forward_context.clear()
+        self._waiting.clear()
+        self.model = None
+
+    # A step
+
+    @torch.inference_mode()
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, intermediate_tensors: None = None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Generate for every request whose (placeholder) prompt ends in this step, as one batch.
+
+        `pooler_output[i]` is a tensor, several tensors packed, or a packed error; None for a request that waits for
+        the rest of its prompt.
+        """
+        for request_id in scheduler_output.finished_req_ids:
+            self._waiting.pop(request_id, None)
+        for new_request in scheduler_output.scheduled_new_reqs:
+            self._waiting[new_request.req_id] = new_request
+        request_ids = list(scheduler_output.num_scheduled_tokens)
+        if not request_ids:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        complete = self._take_complete(scheduler_output)
+        results = dict(zip(complete, self._generate(list(complete.values())), strict=True))
+        step = DiffusionStepOutput.start(request_ids, results, self._copy_stream)
+        return step if self._is_async else step.get_output()
+
+    def _take_complete(self, scheduler_output: SchedulerOutput) -> dict[str, AdditionalInformationPayload]:
+        """Payloads of the requests whose prompt ends in this step, in batch order; they leave the waiting ones."""
+        cached = scheduler_output.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        complete: dict[str, AdditionalInformationPayload] = {}
+        for request_id, length in scheduler_output.num_scheduled_tokens.items():
+            request = self._waiting.get(request_id)
+            if request is None:
+                continue
+            start = starts.get(request_id, request.num_computed_tokens)
+            if start + length >= len(request.prompt_token_ids or ()):
+                payload = getattr(request, "additional_information", None)
+                complete[request_id] = payload or AdditionalInformationPayload({})
+                del self._waiting[request_id]
+        return complete
+
+    def _generate(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
+        """One result or error per payload. Raises only what means that the device is broken."""
+        if not payloads:
+            return []
+        try:
+            return self._generate_batch(payloads)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own verdict
+            failure = describe_failure(error)
+            if len(payloads) == 1:
+                return [failure]
+            logger.warning("a batch of %d failed, its requests are tried one by one: %s", len(payloads), failure)
+        return [result for payload in payloads for result in self._generate([payload])]
+
+    def _generate_batch(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
+        model: Any = self.get_model()
+        results = list(model.generate(payloads))
+        if len(results) != len(payloads):
+            raise ModelExecutionError(f"the model gave {len(results)} results for {len(payloads)} requests")
+        return [
+            describe_failure(result) if isinstance(result, Exception) else check_result(result) for result in results
+        ]
+
+
+def describe_failure(error: Exception) -> OmniStageError:
+    """The error that a request gets for what the model raised; re-raises what means that the device is broken.
+
+    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is told, and
+    where it was raised is logged: its message may quote values.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        # The device's context is gone: every later call would fail as well. The engine has to end and start anew.
+        raise error
+    if isinstance(error, OmniStageError):
+        return error
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("the model failed on a request with %s, raised at:\n%s", type(error).__name__, where)
+    if isinstance(error, torch.OutOfMemoryError):
+        return ModelExecutionError("the device has too little memory for this request; send a shorter one")
+    return ModelExecutionError(f"the model failed on this request ({type(error).__name__}); the stage's log says where")
