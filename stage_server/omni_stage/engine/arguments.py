@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from omni_proto.stage_config import EngineArgs, StageConfig
-
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component, EngineKind
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
 CAPTURE_NONE = "none"
+DIFFUSION_SETTINGS = "omni_diffusion"
+"""Key of additional_config that the DiffusionScheduler reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,15 @@ def load_model_config(path: Path) -> OmniModelConfig:
     if not path.is_dir():
         raise _bad_checkpoint(f"model.path {path} is not a directory; fetch the checkpoint or correct the path")
     if not file.is_file():
-        raise _bad_checkpoint(f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it")
+        raise _bad_checkpoint(
+            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it"
+        )
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise _bad_checkpoint(f"{file} cannot be read as JSON ({type(error).__name__}); fetch the checkpoint again") from error
+        raise _bad_checkpoint(
+            f"{file} cannot be read as JSON ({type(error).__name__}); fetch the checkpoint again"
+        ) from error
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise _bad_checkpoint(f"{file} names no model_type; it is no model configuration")
     architectures = data.get("architectures") or []
@@ -68,6 +73,7 @@ class OmniEngineArgs:
     skip_tokenizer_init: bool | None = None
     hf_overrides: Any = None
     hf_config_path: str | None = None
+    generation_config: str | None = None
     language_model_only: bool | None = None
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
@@ -111,25 +117,33 @@ def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool
 
     Raises ConfigurationError naming the field and the remedy.
     """
-    chosen: dict[str, Any] = {"model": config.model.path, **_component_args(component), **_user_args(config.engine_args)}
+    chosen: dict[str, Any] = {
+        "model": config.model.path,
+        **_component_args(component),
+        **_user_args(config.engine_args),
+    }
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
-    if on_cpu:
-        chosen["async_scheduling"] = False
-        if "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
-            chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
+    chosen["async_scheduling"] = not on_cpu and component.kind is EngineKind.AUTOREGRESSIVE
+    if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
+        chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     args = OmniEngineArgs(kind=component.kind, **chosen)
     _check(config, args)
     if component.kind is EngineKind.DIFFUSION:
         # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
-        return dataclasses.replace(args, enable_prefix_caching=False)
+        additional = _with_queue_timeout(config, component, args.additional_config)
+        return dataclasses.replace(args, enable_prefix_caching=False, additional_config=additional)
     if args.captures_rows:
         # A cached prefix is not computed, so its rows would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
     return args
 
 
-_COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {"kind", "tensor_parallel_size"}
+_COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {
+    "kind",
+    "tensor_parallel_size",
+}
 
 
 def _component_args(component: Component) -> dict[str, Any]:
@@ -159,15 +173,30 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
     return given
 
 
+def _with_queue_timeout(config: StageConfig, component: Component, additional: Mapping[str, Any]) -> dict[str, Any]:
+    """The component's additional_config with the queue timeout of the stage: the user's, else the component's."""
+    timeout = config.timeouts.queue if config.timeouts.queue is not None else component.queue_timeout_s
+    scheduler = dict(additional.get(DIFFUSION_SETTINGS, {}))
+    if timeout is not None:
+        scheduler["queue_timeout_s"] = timeout
+    return {**additional, DIFFUSION_SETTINGS: scheduler}
+
+
 def _check(config: StageConfig, args: OmniEngineArgs) -> None:
     user = config.engine_args
     if args.kind is EngineKind.DIFFUSION:
         for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size"):
             if getattr(user, name) is not None:
                 raise _bad_argument(name, "a diffusion stage has no KV cache", "leave it out")
+    if args.kind is EngineKind.AUTOREGRESSIVE and config.timeouts.queue is not None:
+        raise ConfigurationError(
+            "timeouts.queue: only a diffusion stage limits the wait in its queue; leave it out", field="timeouts.queue"
+        )
     if user.enable_prefix_caching and (args.captures_rows or args.kind is EngineKind.DIFFUSION):
         raise _bad_argument(
-            "enable_prefix_caching", "another stage reads this stage's rows, which a cached prefix does not compute", "leave it out"
+            "enable_prefix_caching",
+            "another stage reads this stage's rows, which a cached prefix does not compute",
+            "leave it out",
         )
     if (
         args.kind is EngineKind.AUTOREGRESSIVE
@@ -176,7 +205,9 @@ def _check(config: StageConfig, args: OmniEngineArgs) -> None:
         and args.max_num_batched_tokens < args.max_num_seqs
     ):
         raise _bad_argument(
-            "max_num_batched_tokens", f"{args.max_num_batched_tokens} is below maxNumSeqs ({args.max_num_seqs})", "raise it"
+            "max_num_batched_tokens",
+            f"{args.max_num_batched_tokens} is below maxNumSeqs ({args.max_num_seqs})",
+            "raise it",
         )
 
 

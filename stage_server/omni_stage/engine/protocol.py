@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from omni_stage.models.component import Component, StageRequest, StageStep
@@ -37,8 +37,8 @@ class StageEngine(Protocol):
         """Load the model and run one warm-up request. Raises ConfigurationError, EngineDeadStageError."""
         ...
 
-    def generate(self, request: StageRequest) -> AsyncIterator[StageStep]:
-        """Run one request. Closing the iterator aborts it in the engine.
+    def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Run one request. Closing the generator aborts it in the engine.
 
         Raises OmniStageError: InvalidRequestError and its kin before the engine sees the request;
         EngineDeadStageError, QueueTimeoutError, ModelExecutionError while it runs.

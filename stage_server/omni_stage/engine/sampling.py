@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omni_proto.stage_config import SamplingDefaults
-
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import EngineKind
 
@@ -50,16 +49,23 @@ def check_stage_sampling(sampling: SamplingDefaults, kind: EngineKind, *, writes
     `field` is the path of the sampling in the request. Raises InvalidRequestError.
     """
     given = _set_fields(sampling).keys()
-    allowed = _SHARED_FIELDS | _DIFFUSION_FIELDS if kind is EngineKind.DIFFUSION else _autoregressive_fields(writes_text)
+    allowed = (
+        _SHARED_FIELDS | _DIFFUSION_FIELDS if kind is EngineKind.DIFFUSION else _autoregressive_fields(writes_text)
+    )
     for name in sorted(given - allowed):
         raise InvalidRequestError(
-            f"{name} has no meaning for this stage ({_describe(kind, writes_text)}); leave it out", field=_path(field, name)
+            f"{name} has no meaning for this stage ({_describe(kind, writes_text)}); leave it out",
+            field=_path(field, name),
         )
     if sampling.temperature is not None and sampling.temperature > MAX_TEMPERATURE:
         raise InvalidRequestError(
             f"temperature must be at most {MAX_TEMPERATURE}", field=_path(field, "temperature"), limit=MAX_TEMPERATURE
         )
-    if sampling.min_tokens is not None and sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+    if (
+        sampling.min_tokens is not None
+        and sampling.max_tokens is not None
+        and sampling.min_tokens > sampling.max_tokens
+    ):
         raise InvalidRequestError(
             f"min_tokens must be at most max_tokens ({sampling.max_tokens})",
             field=_path(field, "min_tokens"),
@@ -103,9 +109,12 @@ def lower_sampling(
     max_model_len: int,
     prompt_len: int | None,
     writes_text: bool,
-    suppress_token_ids: Sequence[int] = (),
+    stop_token_ids: Sequence[int] = (),
 ) -> SamplingParams:
-    """vLLM's SamplingParams: deltas, never the ids in `suppress_token_ids`. See sampling_kwargs."""
+    """vLLM's SamplingParams, answering in deltas; `stop_token_ids` end the output beside the request's own.
+
+    See sampling_kwargs.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -116,8 +125,8 @@ def lower_sampling(
         prompt_len=prompt_len,
         writes_text=writes_text,
     )
-    if suppress_token_ids:
-        kwargs["logit_bias"] = dict.fromkeys(suppress_token_ids, float("-inf"))
+    if stop_token_ids:
+        kwargs["stop_token_ids"] = [*(kwargs.get("stop_token_ids") or ()), *stop_token_ids]
     return SamplingParams(output_kind=RequestOutputKind.DELTA, **kwargs)
 
 

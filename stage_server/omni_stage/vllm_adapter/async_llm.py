@@ -1,7 +1,7 @@
 """The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
 
-vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event loop
-runs, else on the first request. The subclass replaces the processor by one of ours, made with the same arguments,
+vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event
+loop runs, else on the first request. The subclass replaces the processor by one of ours, made with the same arguments,
 before that loop starts.
 
 The kernel ends the engine's process when the *thread* that started it ends (children.py), and loading takes many

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from vllm import PoolingParams, SamplingParams
@@ -28,10 +28,11 @@ from omni_stage.errors import (
 )
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
-Params = SamplingParams | PoolingParams
+Params: TypeAlias = SamplingParams | PoolingParams
 
 QUEUE_TIMEOUT = "queue_timeout"
 DIFFUSION_DONE = "diffusion_done"
+INVALID_PAYLOAD = "invalid_payload"
 
 # Kinds of packed errors that are the request's fault; every other kind is the model's.
 _ERROR_KINDS: dict[str, type[OmniStageError]] = {
@@ -129,15 +130,12 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
             stop_reason=str(completion.stop_reason or ""),
             scheduled_ns=_scheduled_ns(output),
         )
-    if capture.stop_reason == QUEUE_TIMEOUT:
-        raise QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
     data = output.outputs.data
     tensors = join_tensors([data], OUTPUT_NAME)
-    if not output.finished:
-        return CoreOutput(prompt_token_ids=prompt_token_ids, tensors=tensors)
-    if capture.stop_reason not in (DIFFUSION_DONE, "") or data.numel() == 0:
-        reason = capture.stop_reason or "no output"
-        raise ModelExecutionError(f"the engine ended the request without a result ({reason})")
+    if capture.stop_reason not in (DIFFUSION_DONE, ""):
+        raise _ended_early("abort", capture.stop_reason)
+    if data.numel() == 0:
+        raise _ended_early("abort", "no output")
     return CoreOutput(
         prompt_token_ids=prompt_token_ids,
         tensors=tensors,
@@ -181,12 +179,18 @@ def translate_error(error: Exception) -> OmniStageError:
 
 
 def _check_finish(finish_reason: str | None, stop_reason: str) -> None:
-    if stop_reason == QUEUE_TIMEOUT:
-        raise QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
-    if finish_reason in (None, "stop", "length"):
-        return
-    detail = f"{finish_reason}: {stop_reason}" if stop_reason else finish_reason
-    raise ModelExecutionError(f"the engine ended the request early ({detail})")
+    if finish_reason not in (None, "stop", "length"):
+        raise _ended_early(finish_reason, stop_reason)
+
+
+def _ended_early(finish_reason: str, stop_reason: str) -> OmniStageError:
+    """Why the scheduler ended a request; its stop reasons are a constant or `constant: message`."""
+    constant, _, message = stop_reason.partition(": ")
+    if constant == QUEUE_TIMEOUT:
+        return QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")
+    if constant == INVALID_PAYLOAD:
+        return InvalidTensorError(message or "the request's payload cannot be read")
+    return ModelExecutionError(f"the engine ended the request early ({stop_reason or finish_reason})")
 
 
 def _scheduled_ns(output: RequestOutput) -> int | None:

@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, str] = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
-    # Several engines share a machine's cores in a local run: waiting threads must not spin, nor be pinned on each other.
+    # Several engines share a machine's cores in a local run: waiting threads must not spin, nor be pinned together.
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }

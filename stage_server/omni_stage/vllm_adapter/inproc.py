@@ -173,7 +173,7 @@ class InprocOmniLLM:
             processed = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, stats)
             if processed.reqs_to_abort:
                 self.engine_core.abort_requests(processed.reqs_to_abort)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises
+        except Exception as error:
             logger.exception("a step of the in-process engine failed")
             self._fail(error)
             return

@@ -1,9 +1,9 @@
 """Output processing that peels the workers' tensors off before vLLM detokenizes.
 
 vLLM 0.32 forwards `pooler_output` beside tokens (`v1/core/sched/scheduler.py`), but its OutputProcessor takes every
-output with `pooling_output` for a pooling request and skips detokenizing (`v1/engine/output_processor.py`). The subclass
-moves these tensors to the request's Capture. It also keeps the stop reason of pooling requests, for which vLLM's
-PoolingRequestOutput has no field.
+output with `pooling_output` for a pooling request and skips detokenizing (`v1/engine/output_processor.py`). The
+subclass moves these tensors to the request's Capture. It also keeps the stop reason of pooling requests, for which
+vLLM's PoolingRequestOutput has no field.
 
 Order: a tensor is kept before the output that it came with is handed to the request's queue, on the same thread. A
 consumer that gets an output (vLLM may have merged several) therefore finds exactly the tensors of the tokens it got.

@@ -13,7 +13,6 @@ from typing import Any
 
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
-
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.models.component import (
     ChatMessage,
@@ -162,7 +161,9 @@ class GenericLlm:
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
         if request.voice:
-            raise InvalidRequestError(f"component {COMPONENT_ID} does not speak; leave the voice out", field="start.audio")
+            raise InvalidRequestError(
+                f"component {COMPONENT_ID} does not speak; leave the voice out", field="start.audio"
+            )
         prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
         return StageInput(prompt=prompt)
 
@@ -184,7 +185,8 @@ def build_component(config: StageConfig) -> GenericLlm:
     path = Path(config.model.path)
     if not (path / "config.json").is_file():
         raise ConfigurationError(
-            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it", field="model.path"
+            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it",
+            field="model.path",
         )
     if config.input is not None:
         raise ConfigurationError(

@@ -1,0 +1,78 @@
+"""A complete tiny text checkpoint for generic/llm: seeded weights, a real byte-level BPE tokenizer, a chat template.
+
+It writes noise; it is for tests, for `omnipipe tiny-model` and for trying a pipeline on a laptop. About 1 MB, in
+seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+END_OF_TEXT: Final = "<|endoftext|>"
+IM_START: Final = "<|im_start|>"
+IM_END: Final = "<|im_end|>"
+CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_CORPUS: Final = (
+    "A pipeline hands tensors from stage to stage.",
+    "The thinker reads text and writes text; the talker speaks.",
+    "Hello, how are you today? I am well, thank you.",
+    "one two three four five six seven eight nine ten",
+)
+_VOCABULARY: Final = 320
+
+
+def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int = 2) -> Path:
+    """Write the checkpoint (Qwen2 architecture, float32) into the directory and return it.
+
+    The same seed gives the same bytes. kv_heads: 1, 2 or 4 for 4 query heads; below 4 is grouped-query attention.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = _train_tokenizer()
+    tokenizer.save_pretrained(directory)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
+        tie_word_embeddings=False,
+        # Large enough that greedy tokens differ by more than rounding.
+        initializer_range=0.1,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config.eos_token_id = config.eos_token_id
+    model.save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def _train_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY,
+        special_tokens=[END_OF_TEXT, IM_START, IM_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
