@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NotRequired
+from typing import Any, Final
 
 import msgspec
 from vllm.inputs import TokensPrompt
@@ -36,10 +36,10 @@ _PROMPT_KEYS: Final = frozenset(
 )
 
 
-class OmniTokensPrompt(TokensPrompt):  # type: ignore[misc]  # vLLM's modules count as untyped
+class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-arg]  # vLLM counts as untyped
     """vLLM's TokensPrompt with what rides along to the engine's process."""
 
-    additional_information: NotRequired[AdditionalInformationPayload]  # type: ignore[valid-type]
+    additional_information: AdditionalInformationPayload
     """Tensors and lists for the model."""
 
 
