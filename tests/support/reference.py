@@ -1,8 +1,8 @@
 """What transformers' own Qwen2.5-Omni makes of a prompt: the reference that our stages are held against.
 
 Greedy, one request, float32, on the path that the model's code intends: the talker gets its attention mask. Its
-generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon the talker's forward leaves
-out the codec padding and start tokens and its M-RoPE positions; so the talker is stepped here by hand.
+generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon the talker's forward
+leaves out the codec padding and start tokens and its M-RoPE positions; so the talker is stepped here by hand.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from PIL.Image import Image
 from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 
 SOUND_RATE_HZ = 16_000
 

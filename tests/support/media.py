@@ -1,0 +1,22 @@
+"""Small pictures and sounds, made from a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+
+def make_image(seed: int = 0, width: int = 112, height: int = 84) -> Image.Image:
+    """An RGB image of coloured noise over a gradient."""
+    generator = np.random.default_rng(seed)
+    noise = generator.integers(0, 128, (height, width, 3))
+    gradient = np.linspace(0, 127, width)[None, :, None]
+    return Image.fromarray((noise + gradient).astype(np.uint8))
+
+
+def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np.ndarray:
+    """float32 [samples]: two tones and a little noise."""
+    generator = np.random.default_rng(seed)
+    time = np.arange(int(seconds * rate_hz)) / rate_hz
+    tones = 0.2 * np.sin(2 * np.pi * (220 + 40 * seed) * time) + 0.1 * np.sin(2 * np.pi * 1330 * time)
+    return (tones + 0.02 * generator.standard_normal(time.size)).astype(np.float32)

@@ -1,0 +1,124 @@
+"""The three stages of a tiny Qwen2.5-Omni checkpoint in this process, and requests to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import (
+    DownstreamStage,
+    EngineArgs,
+    InputEdge,
+    ModelSource,
+    Output,
+    SamplingDefaults,
+    StageConfig,
+)
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.engine.sampling import resolve_sampling
+from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
+
+_FAMILY = "qwen2_5_omni"
+_NEXT = {"thinker": "talker", "talker": "token2wav"}
+_PREVIOUS = {"talker": "thinker", "token2wav": "talker"}
+_OUTPUTS = {"thinker": [Output.TEXT], "talker": [], "token2wav": [Output.AUDIO]}
+_ids = count()
+
+
+def stage_config(stage: str, checkpoint: Path, **engine_args: Any) -> StageConfig:
+    """The configuration of one stage of the pipeline, small and eager."""
+    settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
+    if stage != "token2wav":
+        settings |= {"max_model_len": 1024, "kv_cache_memory_mib": 16, "max_num_batched_tokens": 1024}
+    below = _NEXT.get(stage)
+    return StageConfig(
+        pipeline="test",
+        stage=stage,
+        component=f"{_FAMILY}/{stage}",
+        model=ModelSource(path=str(checkpoint)),
+        input=InputEdge(source=_PREVIOUS[stage]) if stage in _PREVIOUS else None,
+        outputs=_OUTPUTS[stage],
+        downstream=[]
+        if below is None
+        else [DownstreamStage(stage=below, target="127.0.0.1:1", component=f"{_FAMILY}/{below}", stages=[below])],
+        engine_args=EngineArgs(**{**settings, **engine_args}),
+    )
+
+
+@dataclass
+class Collected:
+    """All that a stage gave for one request."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    audio: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    finish_reason: FinishReason | None = None
+
+    def add(self, step: StageStep) -> None:
+        """Append one step."""
+        self.text += step.text
+        self.token_ids += step.token_ids
+        self.prompt_token_ids = self.prompt_token_ids or step.prompt_token_ids
+        for name, rows in step.tensors.items():
+            known = self.tensors.get(name)
+            self.tensors[name] = rows if known is None else torch.cat([known, rows])
+        if step.audio is not None:
+            self.audio = torch.cat([self.audio, step.audio])
+        self.finish_reason = step.finish_reason or self.finish_reason
+
+
+@dataclass
+class OmniStages:
+    """Started engines by stage name."""
+
+    engines: dict[str, StageEngine]
+
+    async def ask(
+        self,
+        stage: str,
+        source: UserPrompt | EdgeInput | Mapping[str, torch.Tensor],
+        voice: str = "",
+        want_tensors: bool = True,
+        **sampling: Any,
+    ) -> Collected:
+        """Run one request on one stage; defaults are the component's."""
+        engine = self.engines[stage]
+        resolved = resolve_sampling(
+            SamplingDefaults(**sampling),
+            seed=None,
+            config_default=SamplingDefaults(),
+            component_default=engine.component.default_sampling,
+        )
+        request = StageRequest(
+            request_id=f"test-{next(_ids)}",
+            source=source if isinstance(source, (UserPrompt, EdgeInput)) else EdgeInput(source),
+            sampling=resolved,
+            voice=voice,
+            want_tensors=want_tensors,
+        )
+        collected = Collected()
+        async for step in engine.generate(request):
+            collected.add(step)
+        return collected
+
+
+@asynccontextmanager
+async def run_omni_stages(checkpoint: Path, *stages: str, **engine_args: Any) -> AsyncIterator[OmniStages]:
+    """Start the named stages in this process; end them with the block."""
+    async with AsyncExitStack() as stack:
+        engines: dict[str, StageEngine] = {}
+        for stage in stages or ("thinker", "talker", "token2wav"):
+            engine = build_stage_engine(stage_config(stage, checkpoint, **engine_args), in_process=True)
+            stack.push_async_callback(engine.shutdown)
+            await engine.start()
+            engines[stage] = engine
+        yield OmniStages(engines)
