@@ -1,0 +1,74 @@
+"""The tensor codec against protobuf message objects, from a buffer of rows to a reassembled tensor, without a network.
+
+Sides: our codec; message objects in chunks of the same size; one message that holds the whole tensor. All check CRC-32C.
+"""
+
+from __future__ import annotations
+
+import google_crc32c
+import numpy as np
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
+from omni_proto.stage.v1.tensors_pb2 import TensorChunk
+from omni_proto.tensors import (
+    TensorAssembler,
+    TensorChunkView,
+    TensorSpec,
+    deserialize_generate_request,
+    encode_rows,
+    serialize_generate_request,
+)
+
+from benchmarks.interleave import time_interleaved
+
+ROW = 3584
+SIZES_MB = (1, 8, 32)
+
+
+def measure(rounds: int) -> list[dict[str, object]]:
+    """One row a size and side: GB/s and the ratio to message objects in chunks."""
+    rows: list[dict[str, object]] = []
+    for megabytes in SIZES_MB:
+        count = megabytes * 1_000_000 // (ROW * 2)
+        spec = TensorSpec("x", "float16", (ROW,))
+        data = np.random.default_rng(0).standard_normal((count, ROW)).astype(np.float16)
+        sides = {
+            "own codec": lambda spec=spec, data=data: run_own(spec, data),
+            "protobuf, 1 MB chunks": lambda spec=spec, data=data: run_protobuf(data, 1_000_000),
+            "protobuf, one message": lambda spec=spec, data=data: run_protobuf(data, data.nbytes),
+        }
+        seconds = time_interleaved(sides, rounds)
+        base = seconds["protobuf, 1 MB chunks"]
+        rows += [
+            {
+                "mb": megabytes,
+                "side": name,
+                "gb_per_s": round(data.nbytes / taken / 1e9, 2),
+                "ratio_to_chunked_protobuf": round(base / taken, 2),
+            }
+            for name, taken in seconds.items()
+        ]
+    return rows
+
+
+def run_own(spec: TensorSpec, data: np.ndarray) -> None:
+    assembler = TensorAssembler(spec, len(data), check_finite=False)
+    for chunk in encode_rows(spec, memoryview(data).cast("B")):
+        view = deserialize_generate_request(serialize_generate_request(chunk))
+        if not isinstance(view, TensorChunkView):
+            raise TypeError("the codec made no tensor chunk")
+        assembler.add(view)
+    assembler.finish()
+
+
+def run_protobuf(data: np.ndarray, chunk_bytes: int) -> None:
+    whole = data.tobytes()
+    received = bytearray()
+    row_bytes = data.shape[1] * 2
+    step = chunk_bytes // row_bytes * row_bytes
+    for start in range(0, len(whole), step):
+        part = whole[start : start + step]
+        chunk = TensorChunk(name="x", row_offset=start // row_bytes, crc32c=google_crc32c.value(part), data=part)
+        message = GenerateRequest.FromString(GenerateRequest(tensor=chunk).SerializeToString())
+        if google_crc32c.value(message.tensor.data) != message.tensor.crc32c:
+            raise ValueError("checksum")
+        received += message.tensor.data

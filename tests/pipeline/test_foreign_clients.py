@@ -1,0 +1,86 @@
+"""Clients with no code of ours: grpcurl by reflection, and stubs that protoc generated, both get text and sound."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+
+import grpc
+import pytest
+from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2, stage_service_pb2_grpc
+from support.pipelines import RunningPipeline
+
+pytestmark = pytest.mark.pipeline
+
+SERVICE = "omni_proto.stage.v1.StageService"
+
+
+def grpcurl(*arguments: str, data: str | None = None) -> str:
+    command = [os.environ.get("GRPCURL", "grpcurl"), "-plaintext", "-max-time", "120"]
+    if data is not None:
+        command += ["-d", "@"]
+    done = subprocess.run([*command, *arguments], input=data, capture_output=True, text=True, timeout=150)
+    if done.returncode:
+        raise AssertionError(f"grpcurl ended with {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+def parse_objects(text: str) -> list[dict]:
+    """grpcurl prints one JSON object after another."""
+    decoder, objects, position = json.JSONDecoder(), [], 0
+    while text[position:].strip():
+        position += len(text[position:]) - len(text[position:].lstrip())
+        found, position = decoder.raw_decode(text, position)
+        objects.append(found)
+    return objects
+
+
+def test_grpcurl_lists_the_service_by_reflection(tiny_pipeline: RunningPipeline) -> None:
+    assert SERVICE in grpcurl(tiny_pipeline.endpoint, "list").split()
+
+
+def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
+    request = json.dumps({"start": {"text": "hello", "seed": 3}}) + json.dumps({"end": {}})
+    events = parse_objects(grpcurl(tiny_pipeline.endpoint, f"{SERVICE}/Generate", data=request))
+    assert "accepted" in events[0]
+    assert "summary" in events[-1]
+    assert "".join(e["text"]["text"] for e in events if "text" in e)
+    sound = [e["audio"] for e in events if "audio" in e]
+    assert sound[-1]["last"] is True
+    assert sound[0]["encoding"] == "AUDIO_ENCODING_PCM_S16LE"
+    samples = sum(len(base64.b64decode(chunk["data"])) // 2 for chunk in sound)
+    finished = {e["stage"]: e["finished"] for e in events if "finished" in e}
+    assert set(finished) == {"thinker", "talker", "token2wav"}
+    assert samples == int(finished["token2wav"]["usage"]["audioSamples"]) > 0
+
+
+def test_grpcurl_sees_the_error_with_its_details(tiny_pipeline: RunningPipeline) -> None:
+    with pytest.raises(AssertionError, match=r"INVALID_ARGUMENT|InvalidArgument") as failure:
+        request = json.dumps({"start": {"text": "hello", "sampling": {"nobody": {"maxTokens": 3}}}}) + "{}"
+        grpcurl(tiny_pipeline.endpoint, f"{SERVICE}/Generate", data=request)
+    assert "thinker" in str(failure.value)
+
+
+def test_plain_stubs_get_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
+    pb = stage_service_pb2
+    with grpc.insecure_channel(tiny_pipeline.endpoint) as channel:
+        stub = stage_service_pb2_grpc.StageServiceStub(channel)
+        audio = sampling_pb2.AudioOptions(encoding=sampling_pb2.AUDIO_ENCODING_PCM_F32LE, voice="Ethan")
+        start = pb.Start(text="hello", seed=3, audio=audio)
+        call = stub.Generate(
+            iter([pb.GenerateRequest(start=start), pb.GenerateRequest(end=pb.End())]), timeout=120
+        )
+        events = list(call)
+        described = stub.GetStage(pb.GetStageRequest(), timeout=30)
+    kinds = [event.WhichOneof("message") for event in events]
+    assert kinds[0] == "accepted"
+    assert kinds[-1] == "summary"
+    assert {"text", "audio", "finished"} <= set(kinds)
+    outcomes = {outcome.stage: outcome for outcome in events[-1].summary.stages}
+    assert list(outcomes) == ["thinker", "talker", "token2wav"]
+    assert outcomes["token2wav"].finish_reason == events_pb2.FINISH_REASON_DIFFUSION_DONE
+    assert described.component == "qwen2_5_omni/thinker"
+    assert list(described.stages) == ["thinker", "talker", "token2wav"]
+    assert described.output_schema_hash

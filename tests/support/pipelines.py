@@ -1,0 +1,86 @@
+"""Starts `omnipipe run` as a person would, and finds what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))
+SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
+START_TIMEOUT_S = 240.0
+
+
+@dataclass(frozen=True)
+class RunningPipeline:
+    """A pipeline that `omnipipe run` started."""
+
+    endpoint: str
+    stages: dict[str, dict[str, int]]
+    """Stage -> {"grpc", "health", "metrics"} ports."""
+    process: subprocess.Popen[bytes]
+    log_dir: Path
+
+    def logs(self) -> str:
+        """Everything that the stages logged."""
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_dir.glob("*.log")))
+
+
+@contextmanager
+def run_pipeline(
+    pipeline: Path, model_dir: Path, folder: Path, environment: dict[str, str] | None = None
+) -> Iterator[RunningPipeline]:
+    """Run a pipeline until the block ends; fails with the stages' logs if it does not come up."""
+    address_file, log_dir = folder / "address.json", folder / "logs"
+    command = [OMNIPIPE, "run", str(pipeline), "--model-dir", str(model_dir)]
+    command += ["--address-file", str(address_file), "--log-dir", str(log_dir)]
+    with (folder / "run.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        try:
+            running = wait_for_address(process, address_file, log_dir, folder / "run.log")
+            yield running
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for_address(
+    process: subprocess.Popen[bytes], address_file: Path, log_dir: Path, run_log: Path
+) -> RunningPipeline:
+    """Wait until every stage is ready."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not address_file.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"omnipipe run did not come up:\n{run_log.read_text(errors='replace')[-6000:]}")
+        time.sleep(0.1)
+    address = json.loads(address_file.read_text())
+    return RunningPipeline(address["endpoint"], address["stages"], process, log_dir)
+
+
+def processes_with(text: str) -> list[int]:
+    """Ids of live processes whose environment or command line holds the text."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            state = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state != "Z" and (
+                text.encode() in (folder / "environ").read_bytes() or text.encode() in (folder / "cmdline").read_bytes()
+            ):
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+    return found
