@@ -1,0 +1,153 @@
+"""Rows into a real engine: a conditioned toy model equals transformers given the same rows, in prefill and decode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_stage.errors import ConfigurationError, InvalidTensorError
+from support.tiny_text import HIDDEN, Job, Reference, TextEngine, prompt_of, write_text_checkpoint
+from support.toy_models import register_toy_models
+
+pytestmark = pytest.mark.engine
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    register_toy_models()
+    return write_text_checkpoint(tmp_path_factory.mktemp("conditioned"), architecture="ToyConditioned")
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[TextEngine]:
+    engine = TextEngine(checkpoint, {"capture_rows": "hidden"})
+    yield engine
+    engine.close()
+
+
+def rows_of(count: int, seed: int = 0) -> torch.Tensor:
+    return 0.3 * torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(seed))
+
+
+def conditioned(prompt: list[int], rows: torch.Tensor, max_tokens: int = 12) -> Job:
+    return Job(prompt, max_tokens, payload={"input_rows": rows})
+
+
+def check(runs: dict[str, Any], jobs: dict[str, Job], rows: dict[str, torch.Tensor | None], ref: Reference) -> None:
+    for name, job in jobs.items():
+        assert runs[name].token_ids == ref.generate(job.prompt, job.max_tokens, rows[name]), name
+        hidden, _ = ref.hidden(job.prompt + runs[name].token_ids[:-1], rows[name])
+        torch.testing.assert_close(runs[name].rows(), hidden, atol=TOLERANCE, rtol=0)
+
+
+def test_rows_reach_every_position_in_prefill_and_decode(engine: TextEngine, reference: Reference) -> None:
+    rows = {
+        "more rows than positions": rows_of(60),
+        "prefill in chunks": rows_of(75, 1),
+        "last row is held": rows_of(5, 2),
+        "no rows": None,
+    }
+    prompts = {name: prompt_of(length, length) for name, length in zip(rows, (12, 70, 20, 9), strict=True)}
+    jobs = {name: Job(prompts[name]) if row is None else conditioned(prompts[name], row) for name, row in rows.items()}
+    check(engine.run(jobs), jobs, rows, reference)
+
+
+def test_rows_of_one_request_do_not_reach_the_next(engine: TextEngine, reference: Reference) -> None:
+    engine.run({"long": conditioned(prompt_of(32), rows_of(32, 3))})
+    jobs = {"plain": Job(prompt_of(32))}
+    check(engine.run(jobs), jobs, {"plain": None}, reference)
+    assert not engine.runner._input_rows.buffer.any()
+    assert "long" not in str(engine.runner._input_rows._requests.keys())
+
+
+def test_a_payload_that_does_not_fit_fails_its_request_alone(engine: TextEngine, reference: Reference) -> None:
+    wrong: dict[str, dict[str, Any]] = {
+        "width": {"input_rows": rows_of(4)[:, :-1].contiguous()},
+        "no rows": {"input_rows": rows_of(1)[:0]},
+        "integers": {"input_rows": torch.ones(4, HIDDEN, dtype=torch.int64)},
+        "gap": {"input_rows": rows_of(4), "input_rows_offset": [3]},
+        "offset": {"input_rows": rows_of(4), "input_rows_offset": [0, 1]},
+        "positions": {"mrope_positions": torch.zeros(4, 2, dtype=torch.int64), "mrope_delta": [0]},
+    }
+    for name, payload in wrong.items():
+        jobs = {name: Job(prompt_of(9), payload=payload, want_rows=False), "good": Job(prompt_of(40, 1))}
+        runs = engine.run(jobs)
+        assert isinstance(runs[name], InvalidTensorError), name
+        check(runs, {"good": jobs["good"]}, {"good": None}, reference)
+
+
+def test_preempted_requests_keep_their_rows(
+    checkpoint: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TextEngine(checkpoint, {"capture_rows": "hidden"}, num_gpu_blocks_override=7, max_model_len=128)
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+    monkeypatch.setattr(
+        engine.scheduler,
+        "_preempt_request",
+        lambda request, *args, **kwargs: (preempted.append(request.request_id), preempt(request, *args, **kwargs)),
+    )
+    rows = {f"r{index}": rows_of(40, index) for index in range(4)}
+    jobs = {name: conditioned(prompt_of(20, index), rows[name], 50) for index, name in enumerate(rows)}
+    runs = engine.run(jobs)
+    engine.close()
+    assert preempted
+    check(runs, jobs, rows, reference)
+
+
+def test_a_conditioned_model_refuses_prefix_caching(checkpoint: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TextEngine(checkpoint, enable_prefix_caching=True)
+    assert caught.value.details.field == "enable_prefix_caching"
+
+
+@pytest.fixture(scope="module")
+def mrope_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEngine]:
+    register_toy_models()
+    directory = write_text_checkpoint(tmp_path_factory.mktemp("mrope"), architecture="ToyMrope")
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+    file.write_text(json.dumps(values | {"rope_parameters": rope}))
+    engine = TextEngine(directory, {"capture_rows": "hidden", "capture_mrope": True})
+    yield engine
+    engine.close()
+
+
+def test_mrope_positions_come_from_the_payload_and_go_out_with_the_first_rows(mrope_engine: TextEngine) -> None:
+    text = torch.arange(40).repeat(3, 1).t().contiguous()
+    image = text.clone()
+    image[5:30, 1] //= 2
+    payloads: dict[str, dict[str, Any] | None] = {
+        "model's own": None,
+        "text": {"mrope_positions": text, "mrope_delta": [0]},
+        "image": {"mrope_positions": image, "mrope_delta": [-7]},
+        "shorter than the prompt": {"mrope_positions": text[:25].contiguous(), "mrope_delta": [0]},
+    }
+    runs = mrope_engine.run({name: Job(prompt_of(40), payload=payload) for name, payload in payloads.items()})
+    for name, run in runs.items():
+        assert [len(part) for part in run.tensors["mrope_positions"]] == [40], name
+        assert torch.equal(run.tensors["mrope_positions"][0], image if name == "image" else text), name
+        assert run.tensors["mrope_delta"][0].tolist() == ([-7] if name == "image" else [0]), name
+        assert len(run.rows()) == 51, name
+    assert runs["text"].token_ids == runs["model's own"].token_ids == runs["shorter than the prompt"].token_ids
+    assert torch.equal(runs["text"].rows(), runs["model's own"].rows())
+    assert not torch.allclose(runs["image"].rows()[:40], runs["text"].rows()[:40], atol=1e-2)
+
+
+def test_a_model_without_input_rows_refuses_them(mrope_engine: TextEngine) -> None:
+    runs = mrope_engine.run({"a": Job(prompt_of(5), payload={"input_rows": rows_of(3)}), "b": Job(prompt_of(5))})
+    assert isinstance(runs["a"], InvalidTensorError)
+    assert len(runs["b"].token_ids) == 12

@@ -1,0 +1,135 @@
+"""Rows out of a real engine: one per position, equal to transformers' hidden states, however the engine batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni_stage.errors import ConfigurationError
+from support.tiny_text import Job, Reference, Run, TextEngine, prompt_of, write_text_checkpoint
+
+pytestmark = pytest.mark.engine
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path) -> Iterator[TextEngine]:
+    engine = TextEngine(checkpoint, {"capture_rows": "hidden"})
+    yield engine
+    engine.close()
+
+
+def check_hidden(run: Run, job: Job, reference: Reference) -> None:
+    """One row per position that was computed: all but the last sampled token's."""
+    assert run.token_ids == reference.generate(job.prompt, job.max_tokens)
+    hidden, _ = reference.hidden(job.prompt + run.token_ids[:-1])
+    assert run.rows().shape == hidden.shape
+    torch.testing.assert_close(run.rows(), hidden, atol=TOLERANCE, rtol=0)
+
+
+def test_rows_equal_transformers_with_chunked_prefill_and_batching(engine: TextEngine, reference: Reference) -> None:
+    # 70 tokens need three steps of 32; the others share those steps.
+    jobs = {"short": Job(prompt_of(12)), "chunked": Job(prompt_of(70, 1)), "tiny": Job(prompt_of(1, 2), max_tokens=30)}
+    for name, run in engine.run(jobs).items():
+        check_hidden(run, jobs[name], reference)
+
+
+def test_rows_stream_with_their_tokens(engine: TextEngine) -> None:
+    run = engine.run({"a": Job(prompt_of(40))})["a"]
+    # Rows of prefill chunks wait for the first token.
+    assert [len(rows) for rows in run.tensors["rows"]] == [40] + [1] * 11
+
+
+def test_only_requests_that_ask_get_rows(engine: TextEngine, reference: Reference) -> None:
+    jobs = {"asks": Job(prompt_of(20)), "does not": Job(prompt_of(20, 3), want_rows=False)}
+    runs = engine.run(jobs)
+    check_hidden(runs["asks"], jobs["asks"], reference)
+    assert runs["does not"].tensors == {}
+    assert runs["does not"].token_ids == reference.generate(prompt_of(20, 3), 12)
+
+
+def test_an_aborted_request_leaves_nothing_behind(engine: TextEngine, reference: Reference) -> None:
+    jobs = {"aborted": Job(prompt_of(50), max_tokens=150), "stays": Job(prompt_of(9), max_tokens=20)}
+    runs = engine.run(jobs, on_output=lambda name, run: name == "aborted" and len(run.token_ids) >= 2)
+    check_hidden(runs["stays"], jobs["stays"], reference)
+    engine.run({"next": Job(prompt_of(3), want_rows=False)})  # its step brings the news of what ended
+    assert not engine.runner._ledger
+
+
+def test_preempted_requests_give_each_row_once(
+    checkpoint: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Four requests of 70 tokens need 12 blocks of 32; there are 6.
+    engine = TextEngine(checkpoint, {"capture_rows": "hidden"}, num_gpu_blocks_override=7, max_model_len=128)
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+    monkeypatch.setattr(
+        engine.scheduler,
+        "_preempt_request",
+        lambda request, *args, **kwargs: (preempted.append(request.request_id), preempt(request, *args, **kwargs)),
+    )
+    jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}
+    runs = engine.run(jobs)
+    engine.close()
+    assert preempted
+    for name, run in runs.items():
+        check_hidden(run, jobs[name], reference)
+
+
+def test_rows_with_the_input_embedding_leave_placeholders_out(checkpoint: Path, reference: Reference) -> None:
+    placeholders = [17, 500, 511]
+    omni = {"capture_rows": "hidden_plus_embedding", "no_embedding_token_ids": placeholders}
+    engine = TextEngine(checkpoint, omni)
+    jobs = {"a": Job([5, 17, 17, 500, 6, 511, 8]), "b": Job(prompt_of(45))}
+    runs = engine.run(jobs)
+    engine.close()
+    for name, run in runs.items():
+        token_ids = torch.tensor(jobs[name].prompt + run.token_ids[:-1])
+        hidden, _ = reference.hidden(token_ids.tolist())
+        keep = ~torch.isin(token_ids, torch.tensor(placeholders))
+        expected = hidden + reference.embedding[token_ids] * keep[:, None]
+        torch.testing.assert_close(run.rows(), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_an_engine_without_capture_ignores_the_wish(checkpoint: Path) -> None:
+    engine = TextEngine(checkpoint)
+    run = engine.run({"a": Job(prompt_of(5))})["a"]
+    engine.close()
+    assert len(run.token_ids) == 12
+    assert run.tensors == {}
+
+
+@pytest.mark.parametrize(
+    ("omni", "overrides", "field"),
+    [
+        pytest.param({"capture_rows": "hidden"}, {"enable_prefix_caching": True}, "enable_prefix_caching", id="cache"),
+        pytest.param({"capture_rows": "hidden", "capture_mrope": True}, {}, "capture_mrope", id="no M-RoPE"),
+        pytest.param(
+            {"capture_rows": "hidden_plus_embedding"},
+            {"enable_prompt_embeds": True},
+            "enable_prompt_embeds",
+            id="embeds",
+        ),
+        pytest.param({"capture_rows": "all"}, {}, "additional_config.omni.capture_rows", id="unknown kind"),
+    ],
+)
+def test_settings_that_cannot_give_rows_are_refused(
+    checkpoint: Path, omni: dict[str, object], overrides: dict[str, object], field: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TextEngine(checkpoint, omni, **overrides)
+    assert caught.value.details.field == field

@@ -1,0 +1,94 @@
+"""Toy vLLM model classes for the runners' contracts: input rows, M-RoPE, diffusion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from vllm import ModelRegistry
+from vllm.model_executor.layers.pooler.special import IdentityPooler
+from vllm.model_executor.models.interfaces import IsAttentionFree, SupportsMRoPE
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+from omni_stage.errors import InvalidTensorError
+from omni_stage.payloads import AdditionalInformationPayload
+
+from .tiny_text import HIDDEN
+
+
+class ToyConditioned(Qwen2ForCausalLM):
+    """Qwen2 with one row added to its input embedding at every position."""
+
+    input_row_size = HIDDEN
+
+    def bind_input_rows(self, buffer: torch.Tensor) -> None:
+        self.rows = buffer
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        inputs = self.embed_input_ids(input_ids) + self.rows[: input_ids.shape[0]]
+        return self.model(None, positions, None, inputs_embeds=inputs)
+
+
+class ToyMrope(Qwen2ForCausalLM, SupportsMRoPE):
+    """Qwen2 whose three position rows are those of text, unless a request brings its own."""
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
+        return torch.arange(len(input_tokens)).repeat(3, 1), 0
+
+
+class _ToyGenerator(nn.Module, IsAttentionFree):
+    is_pooling_model = True
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.pooler = IdentityPooler()
+        self.batches: list[int] = []
+
+    def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise NotImplementedError
+
+    def load_weights(self, weights: Any) -> set[str]:
+        for _, tensor in weights:
+            self.weight.data.copy_(tensor)
+        return {"weight"}
+
+
+class ToyDiffusion(_ToyGenerator):
+    """Scales the request's `x`; what it returns, or how it fails, is what the request's `shape` says."""
+
+    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[Any]:
+        self.batches.append(len(requests))
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: AdditionalInformationPayload) -> Any:
+        shape = request.list("shape")[0]
+        y = request.tensor("x") * self.weight
+        outcomes: dict[Any, Any] = {
+            "tensor": y,
+            "list": [y, y + 1],
+            "dict": {"wave": y, "ids": torch.arange(3)},
+            "bytes": y.to(torch.uint8),
+            "nothing": None,
+            "complex": y.to(torch.complex64),
+            "error": InvalidTensorError("x: this model does not like it", field="x"),
+            "foreign error": ValueError(f"quotes {y.tolist()}"),
+        }
+        if shape == "raise":
+            raise RuntimeError(f"quotes {y.tolist()}")
+        return outcomes[shape]
+
+
+class ToyWithoutGenerate(_ToyGenerator):
+    """No diffusion model: it offers no generate."""
+
+
+def register_toy_models() -> None:
+    """Make the classes known to vLLM, in this process."""
+    for model in (ToyConditioned, ToyMrope, ToyDiffusion, ToyWithoutGenerate):
+        ModelRegistry.register_model(model.__name__, model)
