@@ -1,0 +1,77 @@
+"""`python -m omni_stage serve|fetch`: a stage server, or a checkpoint's download."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.service.logs import adopt_logger, configure_logging
+from omni_stage.service.termination import ExitCode, write_termination
+
+_log = logging.getLogger("omni_stage")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
+    args = _parser().parse_args(argv)
+    if args.command == "fetch":
+        from omni_stage.fetch import run_fetch
+
+        configure_logging("fetch", args.log_format)
+        return int(run_fetch(args.uri, args.revision, args.dest, args.token_file))
+    return int(_serve(args.config, args.address_file, args.log_format))
+
+
+def _serve(config_file: Path, address_file: Path | None, log_format: str) -> ExitCode:
+    configure_logging("-", "json" if log_format == "json" else "text")
+    try:
+        config = load_stage_config(config_file)
+    except StageConfigError as error:
+        _log.critical("the stage cannot start: %s", error)
+        write_termination("InvalidConfiguration", str(error))
+        return ExitCode.BAD_CONFIGURATION
+    configure_logging(config.stage, "json" if log_format == "json" else "text")
+    from omni_stage.service.malloc import tune_malloc
+    from omni_stage.service.serve import prepare_environment, run_stage
+
+    prepare_environment()
+    tune_malloc()
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_stage(config, _build_engine, address_file))
+
+
+def _build_engine(config: StageConfig) -> StageEngine:
+    # Imported here: vLLM takes seconds, in which the health port already answers.
+    from omni_stage.engine.factory import build_stage_engine
+
+    engine = build_stage_engine(config)
+    adopt_logger("vllm")
+    return engine
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m omni_stage", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="run a stage server")
+    serve.add_argument("--config", type=Path, required=True, help="the stage file (StageConfig)")
+    serve.add_argument("--address-file", type=Path, help="where to write the ports as JSON once ready")
+    fetch = commands.add_parser("fetch", help="download a checkpoint")
+    fetch.add_argument("--uri", required=True, help="hf://ORG/NAME")
+    fetch.add_argument("--revision", default="main", help="branch, tag or commit")
+    fetch.add_argument("--dest", type=Path, required=True, help="directory of the checkpoint")
+    fetch.add_argument("--token-file", type=Path, help="file that holds the access token")
+    for command in (serve, fetch):
+        command.add_argument("--log-format", choices=("json", "text"), default="text")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

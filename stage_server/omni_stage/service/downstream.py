@@ -1,0 +1,243 @@
+"""One call to one downstream stage: rows go down, events come back.
+
+The call opens when the first rows exist. Rows queue here without bound of their own: admission reserved their bytes.
+Nothing is sent before Accepted but Start, so a retry repeats nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import torch
+
+from omni_proto.channel import channel_options
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_proto.stage_config import DownstreamStage
+from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
+from omni_stage.errors import DownstreamProtocolError
+from omni_stage.service.deadlines import Deadline, downstream_timeout
+from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edge_output import EdgeWriter
+from omni_stage.service.errors import RelayedError, retry_delay_s
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.wire import GENERATE, SERVICE_NAME, OutgoingChunk, serialize_request
+
+MAX_ATTEMPTS = 3
+BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+MAX_COALESCED = 16
+"""Engine steps whose rows travel in one message, if they queue."""
+
+_log = logging.getLogger(__name__)
+_Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
+
+
+class DownstreamChannels:
+    """One lasting channel for each downstream stage."""
+
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        self._channels = {
+            stage: grpc.aio.insecure_channel(target, options=channel_options()) for stage, target in targets.items()
+        }
+        self._methods = {
+            stage: channel.stream_stream(
+                f"/{SERVICE_NAME}/{GENERATE}",
+                request_serializer=serialize_request,
+                response_deserializer=stage_service_pb2.GenerateResponse.FromString,
+            )
+            for stage, channel in self._channels.items()
+        }
+
+    def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> Any:
+        """Open a Generate call to a downstream stage."""
+        return self._methods[stage](timeout=timeout, metadata=metadata)
+
+    async def close(self) -> None:
+        """Close every channel."""
+        for channel in self._channels.values():
+            await channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeContext:
+    """What the calls of one request have in common."""
+
+    source_stage: str
+    schema: TensorSchema
+    request_id: str
+    metadata: tuple[tuple[str, str], ...]
+    deadline: Deadline
+    channels: DownstreamChannels
+    metrics: StageMetrics
+    relay: _Relay
+    """Sends a message of the downstream stage to the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    tensors: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    reason: events_pb2.FinishReason
+
+
+class EdgeCall:
+    """The call to one downstream stage of one request. `feed` and `finish` never block; `run` does the work."""
+
+    def __init__(self, edge: DownstreamStage, start: stage_service_pb2.Start, context: EdgeContext) -> None:
+        self.edge = edge
+        self.bytes_sent = 0
+        self.transfer_start: int | None = None
+        """time.monotonic_ns() of the first chunk."""
+        self.transfer_end: int | None = None
+        """time.monotonic_ns() when the call took the last chunk."""
+        self.opened = False
+        self._start = start
+        self._context = context
+        self._queue: asyncio.Queue[_Rows | _End] = asyncio.Queue()
+        self._settled = asyncio.Event()
+        self._max_rows = 0
+        self._protocol = DownstreamProtocol(edge.stage, edge.stages)
+
+    def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int) -> None:
+        """Send rows after those before; max_rows of the first feed is announced."""
+        self._max_rows = self._max_rows or max_rows
+        self._queue.put_nowait(_Rows(tensors))
+
+    def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
+        """No more rows."""
+        self._max_rows = self._max_rows or max_rows
+        self._queue.put_nowait(_End(reason))
+
+    async def wait_sent(self) -> None:
+        """Wait until everything was sent, or the call ended otherwise."""
+        await self._settled.wait()
+
+    async def run(self) -> None:
+        """Open, send, relay. Raises RelayedError with the failing stage's status, DownstreamProtocolError,
+        DeadlineExceededError. The call is over when this returns, however it does."""
+        call = None
+        try:
+            first = await self._queue.get()
+            call = await self._open()
+            sender = asyncio.create_task(self._send(call, first))
+            try:
+                await self._relay(call)
+            finally:
+                sender.cancel()
+                await asyncio.wait({sender})
+            if not sender.cancelled():
+                sender.result()
+        finally:
+            self._settled.set()
+            if call is not None:
+                call.cancel()
+
+    async def _open(self) -> Any:
+        """A call that is accepted. Tries up to 3 times, as long as nothing but Start was sent."""
+        start = stage_service_pb2.Start()
+        start.CopyFrom(self._start)
+        schema = self._context.schema
+        start.edge_schema_hash = schema_hash(schema)
+        limits = [(name, self._max_rows) for name in schema.names]
+        start.tensors.CopyFrom(tensor_prompt(schema, self._context.source_stage, limits))
+        request = stage_service_pb2.GenerateRequest(start=start)
+        self.opened = True
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
+            call = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
+            accepted = False
+            try:
+                await _write(call, request)
+                await self._relay_one(await call.read())
+                accepted = True
+                return call
+            except grpc.aio.AioRpcError as error:
+                delay = self._next_delay(error, attempt)
+            finally:
+                if not accepted:
+                    call.cancel()
+            await asyncio.sleep(delay)
+        raise DownstreamProtocolError(f"stage {self.edge.stage!r} was not called")
+
+    def _next_delay(self, error: grpc.aio.AioRpcError, attempt: int) -> float:
+        """Seconds to wait before the next attempt. Raises RelayedError if there is none."""
+        status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
+        self._context.metrics.downstream_error(self.edge.stage, code.name)
+        asked = retry_delay_s(status)
+        backoff = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1))
+        delay = min(MAX_BACKOFF_S, asked if asked is not None else backoff) * random.uniform(0.8, 1.2)  # noqa: S311
+        in_time = self._context.deadline.remaining(time.monotonic()) > delay
+        if attempt == MAX_ATTEMPTS or not is_retryable(status) or not in_time:
+            raise RelayedError(status) from error
+        _log.info(
+            "retrying the downstream call", extra={"peer": self.edge.stage, "code": code.name, "attempt": attempt}
+        )
+        return delay
+
+    async def _send(self, call: Any, first: _Rows | _End) -> None:
+        writer = EdgeWriter(self._context.schema)
+        item: _Rows | _End | None = first
+        while True:
+            batch, end = self._drain(item if item is not None else await self._queue.get())
+            for message in writer.encode(batch, last=end is not None):
+                if self.transfer_start is None:
+                    self.transfer_start = time.monotonic_ns()
+                began = time.perf_counter()
+                if not await _write(call, message):
+                    return
+                self.bytes_sent += message.data_bytes
+                self._context.metrics.chunk_sent(self.edge.stage, message.data_bytes, time.perf_counter() - began)
+            if end is not None:
+                self.transfer_end = time.monotonic_ns()
+                self._context.metrics.tensors_sent(self.edge.stage, len(self._context.schema.names))
+                done = stage_service_pb2.End(upstream_finish_reason=end.reason)
+                if await _write(call, stage_service_pb2.GenerateRequest(end=done)):
+                    await call.done_writing()
+                self._settled.set()
+                return
+            item = None
+
+    def _drain(self, item: _Rows | _End) -> tuple[list[Mapping[str, torch.Tensor]], _End | None]:
+        """What is queued, up to MAX_COALESCED items, and the end if it came."""
+        batch: list[Mapping[str, torch.Tensor]] = []
+        while isinstance(item, _Rows):
+            batch.append(item.tensors)
+            if len(batch) >= MAX_COALESCED or self._queue.empty():
+                return batch, None
+            item = self._queue.get_nowait()
+        return batch, item
+
+    async def _relay(self, call: Any) -> None:
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                await self._relay_one(response)
+        except grpc.aio.AioRpcError as error:
+            status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
+            self._context.metrics.downstream_error(self.edge.stage, code.name)
+            raise RelayedError(status) from error
+        self._protocol.finish()
+
+    async def _relay_one(self, response: Any) -> None:
+        if response is grpc.aio.EOF:
+            raise DownstreamProtocolError(f"stage {self.edge.stage!r} ended its call before Accepted")
+        self._protocol.check(response)
+        await self._context.relay(response)
+
+
+async def _write(call: Any, message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bool:
+    """Write, or say False if the call is over: then reading tells why."""
+    try:
+        await call.write(message)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""What a downstream stage answers, judged: order of its messages, and what a broken call means. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from google.rpc import status_pb2
+
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_stage.errors import (
+    DeadlineExceededError,
+    DownstreamProtocolError,
+    DownstreamUnavailableError,
+    OmniStageError,
+    TooManyRequestsError,
+)
+from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
+
+_LOST = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN))
+
+
+class DownstreamProtocol:
+    """Checks the messages of one call: Accepted first, each stage ends once, no Summary, no strangers."""
+
+    def __init__(self, stage: str, stages: Sequence[str]) -> None:
+        self._stage = stage
+        self._stages = frozenset(stages)
+        self._ended: set[str] = set()
+        self._accepted = False
+
+    def check(self, response: stage_service_pb2.GenerateResponse) -> None:
+        """Take one message. Raises DownstreamProtocolError."""
+        kind = response.WhichOneof("message")
+        if response.stage not in self._stages:
+            raise self._broken("sent a message in the name of a stage that is not below it")
+        if kind is None:
+            raise self._broken("sent an empty message, or one of a newer protocol")
+        if not self._accepted:
+            if kind != "accepted" or response.stage != self._stage:
+                raise self._broken(f"sent {kind} before Accepted")
+            self._accepted = True
+            return
+        if kind == "summary":
+            raise self._broken("sent a Summary, which only the entry stage sends")
+        if response.stage in self._ended:
+            raise self._broken(f"sent {kind} of stage {response.stage!r} after that stage ended")
+        if kind == "accepted" and response.stage == self._stage:
+            raise self._broken("sent Accepted twice")
+        if kind in ("finished", "failed"):
+            self._ended.add(response.stage)
+
+    def finish(self) -> None:
+        """The call ended with OK. Raises DownstreamProtocolError if the stage's own end is missing."""
+        if self._stage not in self._ended:
+            raise self._broken("ended its call without StageFinished or StageFailed")
+
+    def _broken(self, what: str) -> DownstreamProtocolError:
+        return DownstreamProtocolError(f"stage {self._stage!r} {what}; are both stages of one version?")
+
+
+def status_of_call(
+    error: grpc.aio.AioRpcError, *, stage: str, request_id: str
+) -> tuple[status_pb2.Status, grpc.StatusCode]:
+    """The status that a failed call means, made by the stage itself if it said so, else named after stage.
+
+    The second value is the gRPC code that the call ended with.
+    """
+    code = error.code()
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY:
+            status = status_pb2.Status()
+            status.ParseFromString(value)
+            if error_info(status) is not None and status.code == code.value[0]:
+                return status, code
+    return to_status(_explain(code, stage), stage=stage, request_id=request_id), code
+
+
+def is_retryable(status: status_pb2.Status) -> bool:
+    """Whether a call that was never accepted may be tried again."""
+    if status.code == grpc.StatusCode.UNAVAILABLE.value[0]:
+        return True
+    return status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0] and retry_delay_s(status) is not None
+
+
+def _explain(code: grpc.StatusCode, stage: str) -> OmniStageError:
+    """What a status means that no stage made: the transport's, or that of something else on the port."""
+    if code in _LOST:
+        return DownstreamUnavailableError(
+            f"stage {stage!r} cannot be reached, or its connection was lost ({code.name}); is it ready?",
+            retry_after_s=1.0,
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceededError(f"stage {stage!r} did not answer within the request's deadline")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return TooManyRequestsError(f"the server of stage {stage!r} takes no more calls", retry_after_s=1.0)
+    return DownstreamProtocolError(f"stage {stage!r} answered {code.name} without saying why; is it a stage server?")

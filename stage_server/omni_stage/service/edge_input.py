@@ -1,0 +1,48 @@
+"""The input edge: what upstream announces, checked before Accepted, and its tensors once they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorSchema, schema_hash
+from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, InvalidRequestError
+
+
+def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema | None) -> EdgeAssembler:
+    """The assembler of the announced tensors.
+
+    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, TensorError for
+    headers that are not the schema's.
+    """
+    if schema is None:
+        raise ConfigurationError(f"the component reads no edge, but the stage reads {source!r}", field="input")
+    if start.tensors.source_stage != source:
+        raise InvalidRequestError(
+            f"this stage reads stage {source!r}, and the tensors are of another",
+            field="start.tensors.source_stage",
+            limit=source,
+        )
+    expected = schema_hash(schema)
+    if start.edge_schema_hash != expected:
+        raise EdgeSchemaMismatchError(
+            f"upstream writes another schema than {schema.id!r} version {schema.version}, which this stage reads; "
+            "run both stages from the same checkpoint, dtype and version",
+            field="start.edge_schema_hash",
+            limit=expected,
+        )
+    return EdgeAssembler(schema, start.tensors.tensors)
+
+
+def to_torch(received: Mapping[str, ReceivedTensor]) -> dict[str, torch.Tensor]:
+    """CPU tensors [rows, *row_shape] that share the received buffers."""
+    return {name: _tensor(item) for name, item in received.items()}
+
+
+def _tensor(item: ReceivedTensor) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, item.spec.dtype)
+    if item.rows == 0:
+        return torch.empty(item.shape, dtype=dtype)
+    return torch.frombuffer(item.data, dtype=dtype).reshape(item.shape)

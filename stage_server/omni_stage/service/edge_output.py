@@ -1,0 +1,64 @@
+"""The output edge: rows of the engine's steps -> chunks of about 1 MiB, without copying what is contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from omni_proto.tensors import CHUNK_BYTES, TensorSchema, TensorSpec, encode_rows
+from omni_stage.errors import ModelExecutionError
+from omni_stage.service.wire import OutgoingChunk
+
+
+class EdgeWriter:
+    """Numbers the rows of one request's tensors."""
+
+    def __init__(self, schema: TensorSchema) -> None:
+        self._schema = schema
+        self._rows = dict.fromkeys(schema.names, 0)
+
+    def encode(self, batch: Sequence[Mapping[str, torch.Tensor]], *, last: bool) -> Iterator[OutgoingChunk]:
+        """The rows of several steps as few chunks; with last every tensor ends.
+
+        Raises ModelExecutionError if a tensor is not what the schema says.
+        """
+        for step in batch:
+            for name in step:
+                if name not in self._rows:
+                    raise ModelExecutionError(
+                        f"the component published tensor {name!r}, which its schema does not have"
+                    )
+        for spec in self._schema.tensors:
+            parts = [_checked(spec, step[spec.name]) for step in batch if spec.name in step]
+            parts = [part for part in parts if len(part)]
+            if not parts:
+                if last:
+                    yield from self._chunks(spec, None, last=True)
+                continue
+            yield from self._chunks(spec, parts[0] if len(parts) == 1 else torch.cat(parts), last=last)
+
+    def _chunks(self, spec: TensorSpec, tensor: torch.Tensor | None, *, last: bool) -> Iterator[OutgoingChunk]:
+        if tensor is None:
+            for wire in encode_rows(spec, b"", first_row=self._rows[spec.name], last=last):
+                yield OutgoingChunk(wire, 0)
+            return
+        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        rows_a_chunk = max(1, CHUNK_BYTES // spec.row_bytes)
+        for start in range(0, len(tensor), rows_a_chunk):
+            end = min(start + rows_a_chunk, len(tensor))
+            part = data[start * spec.row_bytes : end * spec.row_bytes]
+            first_row = self._rows[spec.name]
+            for wire in encode_rows(spec, part, first_row=first_row, last=last and end == len(tensor)):
+                yield OutgoingChunk(wire, part.nbytes)
+            self._rows[spec.name] += end - start
+
+
+def _checked(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if tensor.dtype != dtype or tuple(tensor.shape[1:]) != spec.row_shape or tensor.dim() == 0:
+        raise ModelExecutionError(
+            f"the component published tensor {spec.name!r} as {tensor.dtype}{list(tensor.shape)}; "
+            f"its schema says {spec.dtype} rows of {list(spec.row_shape)}"
+        )
+    return tensor.detach().cpu()

@@ -1,0 +1,115 @@
+"""The one place where errors become gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
+
+Every error that leaves a stage passes `to_status`. An error that nobody raised on purpose becomes INTERNAL with a
+fixed message: its text may hold a prompt.
+"""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc import StatusCode
+
+from omni_proto.errors import OmniProtoError, TensorError, TensorErrorKind, WireError
+from omni_proto.stage.v1 import errors_pb2 as reasons
+from omni_stage.errors import (
+    CorruptTensorError,
+    InvalidTensorError,
+    NonFiniteTensorError,
+    OmniStageError,
+    ProtocolViolationError,
+)
+
+DOMAIN = "omnipipeline.io"
+STATUS_DETAILS_KEY = "grpc-status-details-bin"
+MAX_MESSAGE_CHARS = 1024
+"""Messages travel in HTTP/2 trailers, which peers cap at 8 KiB in all."""
+
+_CODES = {code.value[0]: code for code in StatusCode}
+_TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
+    TensorErrorKind.CORRUPT: CorruptTensorError,
+    TensorErrorKind.INVALID: InvalidTensorError,
+    TensorErrorKind.NON_FINITE: NonFiniteTensorError,
+}
+
+
+class RelayedError(OmniStageError):
+    """A stage below failed: its status goes to the caller unchanged."""
+
+    def __init__(self, status: status_pb2.Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
+
+def grpc_code(number: int) -> StatusCode:
+    """The gRPC code of a google.rpc.Code number; UNKNOWN for numbers that gRPC does not have."""
+    return _CODES.get(number, StatusCode.UNKNOWN)
+
+
+def reason_name(reason: reasons.ErrorReason) -> str:
+    """Value of ErrorInfo.reason: the enum's name without its prefix."""
+    return reasons.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
+
+
+def to_stage_error(error: BaseException) -> OmniStageError | None:
+    """The stage error that an error means; None if nobody raised it on purpose."""
+    if isinstance(error, OmniStageError):
+        return error
+    if isinstance(error, TensorError):
+        return _TENSOR_ERRORS[error.kind](str(error), field=f"tensor[{error.tensor}]", limit=error.limit)
+    if isinstance(error, WireError):
+        return ProtocolViolationError(str(error), field="message")
+    if isinstance(error, OmniProtoError):
+        # The encoder refused what this stage wanted to send: our fault, with a message that is safe to show.
+        return OmniStageError(f"the stage cannot write its output: {error}")
+    return None
+
+
+def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb2.Status:
+    """The rich status of any error; stage names the stage that failed."""
+    if isinstance(error, RelayedError):
+        return error.status
+    known = to_stage_error(error) or OmniStageError(
+        f"internal error of stage {stage!r}; its log has the details under request id {request_id}"
+    )
+    status = status_pb2.Status(code=known.code.value[0], message=str(known)[:MAX_MESSAGE_CHARS])
+    details = known.details
+    metadata = {"stage": stage, "request_id": request_id, "field": details.field, "limit": details.limit}
+    info = error_details_pb2.ErrorInfo(
+        domain=DOMAIN, reason=reason_name(known.reason), metadata={k: v for k, v in metadata.items() if v}
+    )
+    status.details.add().Pack(info)
+    if details.field and known.code is StatusCode.INVALID_ARGUMENT:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=details.field, description=status.message)
+        status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if details.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(details.retry_after_s * 1e9))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def error_info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
+    """Our ErrorInfo of a status; None if the status was not made by a stage."""
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+            return info
+    return None
+
+
+def retry_delay_s(status: status_pb2.Status) -> float | None:
+    """Seconds that a status asks to wait before a retry; None if it has no RetryInfo."""
+    for detail in status.details:
+        retry = error_details_pb2.RetryInfo()
+        if detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
+            return max(0.0, float(retry.retry_delay.ToNanoseconds()) / 1e9)
+    return None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error that a TaskGroup's group means: the first deliberate one, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(item) for item in error.exceptions]
+    return next((leaf for leaf in leaves if to_stage_error(leaf) is not None), leaves[0])

@@ -1,0 +1,47 @@
+"""grpc.health.v1: what kubelet, load balancers and upstream stages ask.
+
+Readiness is of this stage alone (its engine, its drain), never of a downstream's health: else one stage's fault would
+take all others out of service. `liveness` says whether a restart would help.
+"""
+
+from __future__ import annotations
+
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+
+from omni_stage.service.wire import SERVICE_NAME
+
+READINESS = "readiness"
+LIVENESS = "liveness"
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class StageHealth:
+    """Health of the stage on both ports: `main` beside StageService, `probes` on the health-only port."""
+
+    def __init__(self) -> None:
+        self.main = HealthServicer()
+        self.probes = HealthServicer()
+        self.ready = False
+        self.alive = True
+
+    async def publish(self) -> None:
+        """Answer with the current state from the start, before anything changed."""
+        await self.set_ready(self.ready)
+        await self.set_alive(self.alive)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Take requests, or not: "", `readiness` and the service's name."""
+        self.ready = ready
+        status = _SERVING if ready else _NOT_SERVING
+        for service in ("", SERVICE_NAME):
+            await self.main.set(service, status)
+        for service in ("", READINESS):
+            await self.probes.set(service, status)
+
+    async def set_alive(self, alive: bool) -> None:
+        """Whether the process can still do its work."""
+        self.alive = alive
+        await self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)

@@ -1,0 +1,79 @@
+"""Around every call of StageService: its request id, its line in the log, its metrics, its status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2
+
+from omni_stage.service.call_metadata import request_id_of
+from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, grpc_code, to_stage_error, to_status
+from omni_stage.service.logs import request_id_var
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.wire import SERVICE_NAME
+
+_log = logging.getLogger(__name__)
+_Behavior = Callable[[Any, Any], Awaitable[Any]]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Maps errors to statuses, in the one place that does, and keeps the access log and the metrics.
+
+    Other services of the port (health, reflection) pass untouched.
+    """
+
+    def __init__(self, stage: str, metrics: StageMetrics) -> None:
+        self._stage = stage
+        self._metrics = metrics
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(f"/{SERVICE_NAME}/"):
+            return handler
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.stream_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._wrap(handler.stream_stream, counted=True), **codec)
+        return grpc.unary_unary_rpc_method_handler(self._wrap(handler.unary_unary, counted=False), **codec)
+
+    def _wrap(self, behavior: _Behavior, *, counted: bool) -> _Behavior:
+        async def call(request: Any, context: Any) -> Any:
+            request_id = request_id_of(context.invocation_metadata())
+            token = request_id_var.set(request_id)
+            began = time.monotonic()
+            code, reason = grpc.StatusCode.OK, ""
+            try:
+                with self._metrics.in_flight.track_inprogress():
+                    return await behavior(request, context)
+            except asyncio.CancelledError:
+                code, reason = grpc.StatusCode.CANCELLED, "CANCELLED"
+                raise
+            except Exception as error:  # noqa: BLE001 - the one place that turns any error into a status
+                if to_stage_error(error) is None:
+                    _log.error("internal error", exc_info=error)
+                status = to_status(error, stage=self._stage, request_id=request_id)
+                code, info = grpc_code(status.code), error_info(status)
+                reason = info.reason if info else ""
+                await _abort(context, status)
+            finally:
+                if counted:
+                    self._metrics.request_ended(code.name, reason)
+                    extra = {"code": code.name, "reason": reason, "seconds": round(time.monotonic() - began, 4)}
+                    _log.info("request ended", extra=extra)
+                request_id_var.reset(token)
+
+        return call
+
+
+async def _abort(context: Any, status: status_pb2.Status) -> None:
+    trailer = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+    await context.abort(grpc_code(status.code), status.message, trailing_metadata=trailer)

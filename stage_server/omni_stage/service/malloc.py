@@ -1,0 +1,26 @@
+"""Allocator tuning: page faults on fresh chunk buffers cost up to 1.7x of a hop's throughput (docs: transport)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_SETTINGS = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, (1 << 31) - 1), (_M_TOP_PAD, 64 << 20))
+
+_log = logging.getLogger(__name__)
+
+
+def tune_malloc() -> bool:
+    """Keep freed chunk buffers in the process. Call once at start-up. Whether the C library took it (glibc does)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        _log.info("malloc is not tuned: the C library has no mallopt")
+        return False
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    mallopt.restype = ctypes.c_int
+    taken = [mallopt(option, value) == 1 for option, value in _SETTINGS]
+    return all(taken)

@@ -1,0 +1,136 @@
+"""The caller's side of the protocol, sans-IO: Start, then media or tensor chunks, then End.
+
+Feed messages in the order they came; the reader keeps what they carry and names what is wrong. Nothing here awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from omni_proto.errors import WireError
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorChunkView
+from omni_stage.errors import ProtocolViolationError
+from omni_stage.service.wire import WireMessage
+
+
+class _State(Enum):
+    START = auto()
+    INPUT = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class MediaBuffer:
+    """A medium that arrives in pieces. Grows as they come: an announced size costs nothing by itself."""
+
+    total_bytes: int
+    data: bytearray = field(default_factory=bytearray)
+
+    def add(self, offset: int, piece: bytes, field_path: str) -> None:
+        """Append a piece. Raises ProtocolViolationError if it does not continue the medium."""
+        if not piece:
+            raise ProtocolViolationError("a media chunk holds no bytes", field=field_path)
+        if offset != len(self.data):
+            raise ProtocolViolationError(
+                f"media chunk begins at byte {offset}, expected {len(self.data)}: pieces come in order, without gaps",
+                field=field_path,
+            )
+        if offset + len(piece) > self.total_bytes:
+            raise ProtocolViolationError(
+                f"media chunks hold more than the announced {self.total_bytes} bytes",
+                field=field_path,
+                limit=f"{self.total_bytes} bytes",
+            )
+        self.data += piece
+
+
+class RequestReader:
+    """State of one call's input. `feed` in order; `done` after End; then `media` and `tensors` hold the input."""
+
+    def __init__(self) -> None:
+        self._state = _State.START
+        self.media: dict[int, MediaBuffer] = {}
+        self.edge: EdgeAssembler | None = None
+        self.tensors: dict[str, ReceivedTensor] = {}
+        """The edge's tensors, once done."""
+
+    @property
+    def done(self) -> bool:
+        """Whether End came."""
+        return self._state is _State.ENDED
+
+    def start(self, message: WireMessage) -> stage_service_pb2.Start:
+        """Take the first message. Raises ProtocolViolationError if it is no Start."""
+        kind = _kind(message)
+        if self._state is not _State.START or not isinstance(message, stage_service_pb2.GenerateRequest):
+            raise ProtocolViolationError(f"the first message must be Start, got {kind}", field="message")
+        if kind != "start":
+            raise ProtocolViolationError(f"the first message must be Start, got {kind}", field="message")
+        self._state = _State.INPUT
+        return message.start
+
+    def expect(self, media: Mapping[int, int], edge: EdgeAssembler | None) -> None:
+        """Say what Start announced: total bytes by media id, and the tensors of the edge."""
+        self.media = {media_id: MediaBuffer(total) for media_id, total in media.items()}
+        self.edge = edge
+
+    def feed(self, message: WireMessage) -> None:
+        """Take one message after Start.
+
+        Raises ProtocolViolationError, and TensorError for what is wrong inside a tensor chunk.
+        """
+        kind = _kind(message)
+        if self._state is _State.ENDED:
+            raise ProtocolViolationError(f"{kind} came after End, the last message", field="message")
+        if isinstance(message, TensorChunkView):
+            if self.edge is None:
+                raise ProtocolViolationError("a tensor chunk came, but Start announced no tensors", field="tensor")
+            self.edge.add(message)
+            return
+        if not isinstance(message, stage_service_pb2.GenerateRequest) or kind == "start":
+            raise ProtocolViolationError("Start came twice", field="start")
+        if kind == "media":
+            self._add_media(message)
+        else:
+            self._finish()
+
+    def end_of_stream(self) -> None:
+        """The caller closed its side. Raises ProtocolViolationError unless End came."""
+        if not self.done:
+            missing = "Start" if self._state is _State.START else "End"
+            raise ProtocolViolationError(f"the stream ended before {missing}", field="message")
+
+    def _add_media(self, message: stage_service_pb2.GenerateRequest) -> None:
+        path = f"media[{message.media.media_id}]"
+        buffer = self.media.get(message.media.media_id)
+        if buffer is None:
+            raise ProtocolViolationError(
+                f"media chunk of medium {message.media.media_id}, which Start did not announce", field=path
+            )
+        buffer.add(message.media.offset, message.media.data, path)
+
+    def _finish(self) -> None:
+        for media_id, buffer in self.media.items():
+            if len(buffer.data) != buffer.total_bytes:
+                raise ProtocolViolationError(
+                    f"End came after {len(buffer.data)} of {buffer.total_bytes} bytes of medium {media_id}",
+                    field=f"media[{media_id}]",
+                )
+        if self.edge is not None:
+            self.tensors = self.edge.finish()
+        self._state = _State.ENDED
+
+
+def _kind(message: WireMessage) -> str:
+    """Name of the message in the protocol. Raises ProtocolViolationError for what is no message."""
+    if isinstance(message, WireError):
+        raise ProtocolViolationError(f"bytes that are no GenerateRequest: {message}", field="message") from message
+    if isinstance(message, TensorChunkView):
+        return "a tensor chunk"
+    kind = message.WhichOneof("message")
+    if kind is None:
+        raise ProtocolViolationError("an empty message, or one of a newer protocol", field="message")
+    return str(kind)

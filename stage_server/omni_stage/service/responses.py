@@ -1,0 +1,80 @@
+"""The way back to the caller: one writer for this stage's events and for those relayed from below."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from google.rpc import status_pb2
+from grpc import StatusCode
+
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_stage.service.errors import error_info
+
+
+class ResponseWriter:
+    """Writes messages one at a time (gRPC allows one write in progress) and keeps each stage's outcome."""
+
+    def __init__(self, stage: str, context: Any) -> None:
+        self._stage = stage
+        self._context = context
+        self._lock = asyncio.Lock()
+        self.outcomes: dict[str, events_pb2.StageOutcome] = {}
+
+    async def send(
+        self,
+        *,
+        accepted: events_pb2.Accepted | None = None,
+        text: events_pb2.TextDelta | None = None,
+        tokens: events_pb2.TokenDelta | None = None,
+        audio: events_pb2.AudioChunk | None = None,
+        finished: events_pb2.StageFinished | None = None,
+        summary: events_pb2.Summary | None = None,
+    ) -> None:
+        """Send one event of this stage. Waits while the caller reads slowly."""
+        await self.relay(
+            stage_service_pb2.GenerateResponse(
+                stage=self._stage,
+                accepted=accepted,
+                text=text,
+                tokens=tokens,
+                audio=audio,
+                finished=finished,
+                summary=summary,
+            )
+        )
+
+    async def send_failed(self, status: status_pb2.Status, default_stage: str) -> None:
+        """Send StageFailed in the name of the stage that the status blames."""
+        info = error_info(status)
+        stage = (info.metadata.get("stage") if info else None) or default_stage
+        failed = events_pb2.StageFailed(status=status)
+        await self.relay(stage_service_pb2.GenerateResponse(stage=stage, failed=failed))
+
+    async def relay(self, response: stage_service_pb2.GenerateResponse) -> None:
+        """Send a message as it is."""
+        self._note(response)
+        async with self._lock:
+            await self._context.write(response)
+
+    def note_cancelled(self, stage: str) -> None:
+        """A stage that was called and ended by this stage, before it said how it ended."""
+        cancelled = events_pb2.StageOutcome(stage=stage, code=StatusCode.CANCELLED.value[0])
+        self.outcomes.setdefault(stage, cancelled)
+
+    def summarize(self, stages: Sequence[str]) -> list[events_pb2.StageOutcome]:
+        """Outcomes of the stages that were called, in the order of stages."""
+        return [self.outcomes[stage] for stage in stages if stage in self.outcomes]
+
+    def _note(self, response: stage_service_pb2.GenerateResponse) -> None:
+        kind = response.WhichOneof("message")
+        if kind == "finished":
+            finished = response.finished
+            self.outcomes[response.stage] = events_pb2.StageOutcome(
+                stage=response.stage, finish_reason=finished.finish_reason, usage=finished.usage
+            )
+        elif kind == "failed":
+            self.outcomes[response.stage] = events_pb2.StageOutcome(
+                stage=response.stage, code=response.failed.status.code
+            )

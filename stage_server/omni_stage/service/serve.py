@@ -1,0 +1,230 @@
+"""A stage server as a process: load, serve, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import prometheus_client
+
+from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
+from omni_stage.service.admission import Admission, default_byte_budget
+from omni_stage.service.downstream import DownstreamChannels
+from omni_stage.service.drain import drain
+from omni_stage.service.health import StageHealth
+from omni_stage.service.in_flight import InFlight
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.server import MetricsServer, bind, build_health_server, build_main_server
+from omni_stage.service.servicer import StageRuntime, StageServicer
+from omni_stage.service.termination import ExitCode, write_termination
+from omni_stage.service.watchdog import Watchdog
+
+ENGINE_STOP_S = 20.0
+
+_log = logging.getLogger(__name__)
+EngineBuilder = Callable[[StageConfig], StageEngine]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports that a stage server listens on."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+    def write(self, path: Path) -> None:
+        """Write the ports as JSON, all at once: a reader never sees half a file."""
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+            json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
+        Path(file.name).replace(path)
+
+
+class StageServer:
+    """One stage server in one event loop. `start` -> `serve` -> `close`."""
+
+    def __init__(self, config: StageConfig, registry: prometheus_client.CollectorRegistry) -> None:
+        self.config = config
+        self.health = StageHealth()
+        self.in_flight = InFlight()
+        self.metrics = StageMetrics(config.stage, registry)
+        self.ports: Ports | None = None
+        self._registry = registry
+        self._stack = AsyncExitStack()
+        self._engine: StageEngine | None = None
+
+    async def start(self, build_engine: EngineBuilder) -> Ports:
+        """Open the health port, load the engine, open the others, become ready. Raises OmniStageError.
+
+        The engine's processes start before the main port exists; build_engine runs in a thread, since importing an
+        engine takes seconds in which probes must be answered.
+        """
+        config = self.config
+        await self.health.publish()
+        probes = build_health_server(self.health)
+        health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
+        await probes.start()
+        self._stack.push_async_callback(probes.stop, 0.2)
+        metrics = MetricsServer(config.listen.host, config.listen.metrics_port, self._registry)
+        self._stack.callback(metrics.close)
+        engine = await asyncio.to_thread(build_engine, config)
+        self._engine = engine
+        _warn_of_stream_edges(config)
+        await engine.start()
+        runtime = self._build_runtime(engine)
+        self._stack.push_async_callback(runtime.channels.close)
+        main = build_main_server(config, StageServicer(runtime), self.health, self.metrics)
+        grpc_port = bind(main, config.listen.host, config.listen.grpc_port, "listen.grpcPort")
+        await main.start()
+        self._stack.push_async_callback(main.stop, 0.5)
+        runtime.engine_ready = True
+        await self.health.set_ready(True)
+        self.metrics.ready.set_function(lambda: float(self.health.ready))
+        self.ports = Ports(grpc_port, health_port, metrics.port)
+        _log.info("ready", extra={"grpc": grpc_port, "health": health_port, "metrics": metrics.port})
+        return self.ports
+
+    async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> ExitCode:
+        """Serve until stop (then drain; abort cuts that short) or until the engine dies."""
+        dead = asyncio.Event()
+        watchdog = asyncio.create_task(self._watch(dead))
+        waits = {asyncio.create_task(stop.wait()), asyncio.create_task(dead.wait())}
+        try:
+            done, _ = await asyncio.wait({*waits, watchdog}, return_when=asyncio.FIRST_COMPLETED)
+            if watchdog in done:
+                watchdog.result()
+            if dead.is_set():
+                return await self._end_dead()
+            timeouts = self.config.timeouts
+            drained = asyncio.create_task(
+                drain(
+                    self.health, self.in_flight, notice_s=timeouts.drain_notice, grace_s=timeouts.request, abort=abort
+                )
+            )
+            await asyncio.wait({drained, watchdog}, return_when=asyncio.FIRST_COMPLETED)
+            if dead.is_set() and not drained.done():
+                drained.cancel()
+                return await self._end_dead()
+            await drained
+            return ExitCode.ABORTED if abort.is_set() else ExitCode.DRAINED
+        finally:
+            for task in (*waits, watchdog):
+                task.cancel()
+
+    async def close(self) -> None:
+        """Close the ports and end the engine."""
+        await self._stack.aclose()
+        if self._engine is not None:
+            try:
+                async with asyncio.timeout(ENGINE_STOP_S):
+                    await self._engine.shutdown()
+            except TimeoutError:
+                _log.error("the engine did not stop in time", extra={"limit_s": ENGINE_STOP_S})
+
+    async def _watch(self, dead: asyncio.Event) -> None:
+        if self._engine is None:
+            raise RuntimeError("serve needs a started stage server")
+        limit = self.config.timeouts.step or self._engine.component.step_timeout_s
+
+        async def on_death() -> None:
+            dead.set()
+
+        await Watchdog(self._engine, limit, self.in_flight, self.health, self.config.stage).run(on_death)
+
+    async def _end_dead(self) -> ExitCode:
+        # The calls were failed just now; let their statuses reach the callers.
+        await self.in_flight.wait_idle(2.0)
+        message = f"the engine of stage {self.config.stage!r} died"
+        write_termination("EngineDead", message)
+        return ExitCode.ENGINE_DEAD
+
+    def _build_runtime(self, engine: StageEngine) -> StageRuntime:
+        limits = self.config.limits
+        admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
+        self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
+        self.metrics.inflight_bytes_limit.set(admission.max_bytes)
+        return StageRuntime(
+            config=self.config,
+            engine=engine,
+            admission=admission,
+            in_flight=self.in_flight,
+            channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
+            metrics=self.metrics,
+        )
+
+
+async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_file: Path | None) -> ExitCode:
+    """Run a stage server until a signal or its engine's death. The exit code of the process."""
+    stop, abort = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _install_signals(loop, stop, abort)
+    server = StageServer(config, prometheus_client.REGISTRY)
+    try:
+        started = asyncio.create_task(server.start(build_engine))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not started.done():
+            _log.info("stopped while the engine was loading")
+            started.cancel()
+            await asyncio.wait({started}, timeout=ENGINE_STOP_S)
+            return ExitCode.DRAINED
+        ports = started.result()
+        if address_file is not None:
+            ports.write(address_file)
+        # Engines install handlers of their own while they load.
+        _install_signals(loop, stop, abort)
+        return await server.serve(stop, abort)
+    except OmniStageError as error:
+        return _report_start_failure(error)
+    finally:
+        await server.close()
+
+
+def _report_start_failure(error: OmniStageError) -> ExitCode:
+    _log.critical("the stage cannot start: %s", error, extra={"field": error.details.field})
+    if isinstance(error, ConfigurationError):
+        write_termination("InvalidConfiguration", str(error), error.details.field)
+        return ExitCode.BAD_CONFIGURATION
+    reason = "EngineDead" if isinstance(error, EngineDeadStageError) else "StartFailed"
+    write_termination(reason, str(error), error.details.field)
+    return ExitCode.ENGINE_DEAD if isinstance(error, EngineDeadStageError) else ExitCode.FAILED
+
+
+def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort: asyncio.Event) -> None:
+    """First SIGTERM or SIGINT drains, the second aborts."""
+
+    def on_signal() -> None:
+        (abort if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+def _warn_of_stream_edges(config: StageConfig) -> None:
+    edges = [edge.stage for edge in config.downstream if edge.mode is EdgeMode.STREAM]
+    if edges:
+        _log.warning("edges of mode Stream run as Full in this version", extra={"edges": ",".join(edges)})
+
+
+def prepare_environment() -> None:
+    """Set what vLLM reads at import: no telemetry, no hub, spawn, the V1 runner. Call before that."""
+    for name, value in {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,185 @@
+"""StageService: one request in numbered steps. Deciding is in `plan`, the work in `run`, the calls below in
+`downstream`; errors are raised here and mapped in `errors` by the interceptor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_proto.stage_config import StageConfig
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
+from omni_stage.models.component import EdgeInput, StageRequest, UserPrompt
+from omni_stage.service.admission import Admission
+from omni_stage.service.call_metadata import forwarded_metadata
+from omni_stage.service.convert import build_prompt
+from omni_stage.service.deadlines import Deadline
+from omni_stage.service.downstream import DownstreamChannels, EdgeCall, EdgeContext
+from omni_stage.service.edge_input import to_torch
+from omni_stage.service.in_flight import InFlight
+from omni_stage.service.logs import request_id_var
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.plan import RequestPlan, downstream_start, plan_request, requested_below
+from omni_stage.service.reading import RequestReader
+from omni_stage.service.responses import ResponseWriter
+from omni_stage.service.run import RequestRun
+from omni_stage.service.stage_info import describe_stage
+from omni_stage.service.timeline import Timeline
+from omni_stage.service.wire import WireMessage
+
+
+@dataclass(slots=True)
+class StageRuntime:
+    """What every call of a stage server shares."""
+
+    config: StageConfig
+    engine: StageEngine
+    admission: Admission
+    in_flight: InFlight
+    channels: DownstreamChannels
+    metrics: StageMetrics
+    engine_ready: bool = False
+    """Set once the engine loaded and answered its warm-up request."""
+
+
+class StageServicer:
+    """The methods of StageService."""
+
+    def __init__(self, runtime: StageRuntime) -> None:
+        self._runtime = runtime
+        self._config = runtime.config
+
+    async def get_stage(
+        self, request: stage_service_pb2.GetStageRequest, context: Any
+    ) -> stage_service_pb2.GetStageResponse:
+        """Describe the stage. Raises NotReadyError while the engine loads."""
+        self._check_engine()
+        return describe_stage(self._config, self._runtime.engine, self._runtime.admission)
+
+    async def generate(self, messages: AsyncIterator[WireMessage], context: Any) -> None:
+        """Run one request: within its deadline, counted, and ended with the stage."""
+        deadline = Deadline.of_call(context.time_remaining(), self._config.timeouts.request, time.monotonic())
+        async with self._runtime.in_flight.track():
+            try:
+                async with asyncio.timeout(deadline.remaining(time.monotonic())) as scope:
+                    await self._serve(messages, context, deadline)
+            except TimeoutError as error:
+                if not scope.expired():
+                    raise
+                raise DeadlineExceededError(
+                    f"the request did not end within its deadline in stage {self._config.stage!r}",
+                    limit="the call's deadline, or timeouts.request",
+                ) from error
+
+    async def _serve(self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline) -> None:
+        runtime, config = self._runtime, self._config
+        # 1. Start, and nothing that is large yet.
+        self._check_engine()
+        reader = RequestReader()
+        start = reader.start(await _next(messages, reader))
+        # 2. Decide what it asks for; the edge's schema is part of that.
+        plan = plan_request(start, config, runtime.engine.component, runtime.engine.max_model_len)
+        reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
+        # 3. Admit: from here on its bytes are reserved.
+        with runtime.admission.admit(plan.reserved_bytes):
+            # 4. Accepted: the caller may not retry any more.
+            writer = ResponseWriter(config.stage, context)
+            timeline = Timeline()
+            request_id = request_id_var.get()
+            await writer.send(
+                accepted=events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
+            )
+            # 5. The rest of the input, up to End.
+            while not reader.done:
+                reader.feed(await _next(messages, reader))
+            timeline.input_complete = timeline.now()
+            # 6. The engine, and the stages below.
+            calls = self._calls(start, plan, writer, deadline, context)
+            run = RequestRun(
+                stage=config.stage,
+                request_id=request_id,
+                plan=plan,
+                engine=runtime.engine,
+                calls=calls,
+                writer=writer,
+                timeline=timeline,
+                metrics=runtime.metrics,
+            )
+            await run.execute(lambda: self._stage_request(plan, reader, bool(calls)))
+            # 7. The entry tells how all of it ended.
+            if config.input is None:
+                stages = writer.summarize(config.stages)
+                summary = events_pb2.Summary(request_id=request_id, stages=stages, total_ns=timeline.now())
+                await writer.send(summary=summary)
+
+    def _check_engine(self) -> None:
+        if self._runtime.engine.is_dead:
+            raise EngineDeadStageError(f"the engine of stage {self._config.stage!r} died; the stage server restarts")
+        if not self._runtime.engine_ready:
+            raise NotReadyError(f"the engine of stage {self._config.stage!r} is still loading", retry_after_s=1.0)
+
+    def _calls(
+        self,
+        start: stage_service_pb2.Start,
+        plan: RequestPlan,
+        writer: ResponseWriter,
+        deadline: Deadline,
+        context: Any,
+    ) -> list[EdgeCall]:
+        schema = self._runtime.engine.component.output_schema
+        if not plan.calls:
+            return []
+        if schema is None:
+            raise ConfigurationError(f"component {self._config.component} publishes no tensors", field="downstream")
+        request_id = request_id_var.get()
+        common = EdgeContext(
+            source_stage=self._config.stage,
+            schema=schema,
+            request_id=request_id,
+            metadata=forwarded_metadata(context.invocation_metadata(), request_id),
+            deadline=deadline,
+            channels=self._runtime.channels,
+            metrics=self._runtime.metrics,
+            relay=writer.relay,
+        )
+        return [
+            EdgeCall(edge, downstream_start(start, plan, edge, requested_below(start, edge)), common)
+            for edge in plan.calls
+        ]
+
+    async def _stage_request(self, plan: RequestPlan, reader: RequestReader, want_tensors: bool) -> StageRequest:
+        """The engine's request. Decoding of media runs in a thread. Raises InvalidMediaError, TensorError."""
+        source: UserPrompt | EdgeInput
+        if plan.prompt is not None:
+            received = {media_id: buffer.data for media_id, buffer in reader.media.items()}
+            if plan.prompt.media:
+                source = await asyncio.to_thread(build_prompt, plan.prompt, received)
+            else:
+                source = build_prompt(plan.prompt, received)
+            reader.media = {}
+        elif plan.edge is not None and self._config.input is not None:
+            tensors = to_torch(reader.tensors)
+            self._runtime.metrics.input_received(self._config.input.source, plan.edge.received_bytes, len(tensors))
+            source = EdgeInput(tensors)
+        else:
+            raise ConfigurationError(f"stage {self._config.stage!r} has neither a prompt nor an edge", field="input")
+        return StageRequest(
+            request_id=f"{self._config.stage}-{uuid.uuid4().hex}",
+            source=source,
+            sampling=plan.sampling,
+            voice=plan.voice,
+            want_tensors=want_tensors,
+        )
+
+
+async def _next(messages: AsyncIterator[WireMessage], reader: RequestReader) -> WireMessage:
+    try:
+        return await anext(messages)
+    except StopAsyncIteration:
+        reader.end_of_stream()
+        raise

@@ -1,0 +1,51 @@
+"""When things happened to one request in one stage, in ns since Accepted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from omni_proto.stage.v1 import events_pb2
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Marks of one request. Each mark is set once; 0 means that it did not happen."""
+
+    accepted_unix_ns: int = field(default_factory=time.time_ns)
+    accepted_ns: int = field(default_factory=time.monotonic_ns)
+    """Of the monotonic clock: the zero of every mark."""
+    input_complete: int = 0
+    engine_submitted: int = 0
+    engine_scheduled: int = 0
+    first_output: int = 0
+    last_output: int = 0
+    transfer_start: int = 0
+    transfer_end: int = 0
+    first_audio: int = 0
+    finished: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    def now(self) -> int:
+        """ns since Accepted, at least 1: 0 means never."""
+        return self.since(time.monotonic_ns())
+
+    def since(self, monotonic_ns: int) -> int:
+        """ns from Accepted to a reading of the monotonic clock, at least 1."""
+        return max(1, monotonic_ns - self.accepted_ns)
+
+    def to_proto(self, *, with_steps: bool) -> events_pb2.StageTimings:
+        """The message."""
+        return events_pb2.StageTimings(
+            accepted_unix_ns=self.accepted_unix_ns,
+            input_complete_ns=self.input_complete,
+            engine_submitted_ns=self.engine_submitted,
+            engine_scheduled_ns=self.engine_scheduled,
+            first_output_ns=self.first_output,
+            last_output_ns=self.last_output,
+            transfer_start_ns=self.transfer_start,
+            transfer_end_ns=self.transfer_end,
+            first_audio_ns=self.first_audio,
+            finished_ns=self.finished,
+            step_ns=self.steps if with_steps else (),
+        )

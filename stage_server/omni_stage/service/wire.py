@@ -1,0 +1,44 @@
+"""Names and serializers of the service on the wire. Tensor chunks pass without protobuf objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_proto.errors import WireError
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_proto.tensors import (
+    EncodedChunk,
+    TensorChunkView,
+    decode_generate_request,
+    serialize_generate_request,
+)
+
+_SERVICE = stage_service_pb2.DESCRIPTOR.services_by_name["StageService"]
+SERVICE_NAME = str(_SERVICE.full_name)
+GENERATE = "Generate"
+GET_STAGE = "GetStage"
+
+WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | WireError
+"""What the deserializer returns; damage is a value, so that it becomes a status in the same place as all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingChunk:
+    """One tensor chunk ready to be written."""
+
+    wire: EncodedChunk
+    data_bytes: int
+    """Bytes of rows in it."""
+
+
+def deserialize_request(data: bytes) -> WireMessage:
+    """One message of the caller. Never raises: gRPC would end the call without saying why."""
+    try:
+        return decode_generate_request(data)
+    except WireError as error:
+        return error
+
+
+def serialize_request(message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bytes:
+    """One message to a downstream stage."""
+    return serialize_generate_request(message.wire if isinstance(message, OutgoingChunk) else message)
