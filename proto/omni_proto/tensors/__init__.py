@@ -6,6 +6,7 @@ wire -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> Rece
 
 from __future__ import annotations
 
+from omni_proto.channel import MAX_MESSAGE_BYTES
 from omni_proto.tensors.assembly import (
     EdgeAssembler,
     ReceivedTensor,
@@ -15,7 +16,6 @@ from omni_proto.tensors.assembly import (
 )
 from omni_proto.tensors.codec import (
     CHUNK_BYTES,
-    MAX_MESSAGE_BYTES,
     EncodedChunk,
     TensorChunkView,
     decode_generate_request,

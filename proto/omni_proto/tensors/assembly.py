@@ -105,7 +105,7 @@ class TensorAssembler:
         return self.max_rows * self._row_bytes
 
     def add(self, chunk: TensorChunkView) -> None:
-        """Take the next chunk. Copies its data, so that the message can go. Raises a TensorError, or what reserve raises."""
+        """Take the next chunk, copying its data. Raises a TensorError, or what reserve raises."""
         self._check_place(chunk)
         if crc32c(chunk.data) != chunk.crc32c:
             raise ChecksumError(
@@ -236,7 +236,7 @@ def check_headers(
     max_rows: int | None = None,
     max_bytes: int | None = None,
 ) -> dict[str, int]:
-    """max_rows of each tensor. Raises WrongHeaderError or OversizedTensorError; touches no memory of the tensors' size."""
+    """max_rows of each tensor. Raises WrongHeaderError or OversizedTensorError; allocates nothing."""
     rows: dict[str, int] = {}
     total = 0
     for header in headers:

@@ -1,9 +1,9 @@
 """GenerateRequest on the wire: TensorChunks are written and read without copying their data more than once.
 
-The bytes are ordinary protobuf. `data` is the highest field of TensorChunk, and `tensor` of GenerateRequest, so that the
-writer joins a short head with the caller's buffer, and the reader scans the head and slices the rest (measured: 1.7x over
-message objects). Whatever the scan does not expect - other messages, another field order, unknown or repeated fields -
-goes to the protobuf parser: the scan is a short cut that changes no meaning.
+The bytes are ordinary protobuf. `data` is the highest field of TensorChunk, and `tensor` of GenerateRequest, so that
+the writer joins a short head with the caller's buffer, and the reader scans the head and slices the rest (measured:
+1.7x over message objects). Whatever the scan does not expect - other messages, another field order, unknown or repeated
+fields - goes to the protobuf parser: the scan is a short cut that changes no meaning.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NewType
 
 from google.protobuf.message import DecodeError
 
+from omni_proto.channel import MAX_MESSAGE_BYTES
 from omni_proto.errors import EncodeError, WireError
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest, GenerateResponse
 from omni_proto.tensors.schema import TensorSpec
@@ -27,8 +28,6 @@ EncodedChunk = NewType("EncodedChunk", bytes)
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Size of a chunk's data that moved most bytes a second; shared/research measured 128 KiB to 32 MiB."""
-MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of one message, on every channel and server."""
 
 # Keys of the fields, (number << 3) | wire type; each fits one byte.
 _KEY_NAME: Final = 0x0A
@@ -59,7 +58,7 @@ class TensorChunkView:
 
 
 def as_byte_view(data: Buffer) -> memoryview:
-    """A flat view of a contiguous buffer's bytes, without a copy. Raises EncodeError if the buffer is not contiguous."""
+    """A flat view of a contiguous buffer's bytes, without a copy. Raises EncodeError if it is not contiguous."""
     try:
         view = memoryview(data)
         return view.cast("B") if view.nbytes else memoryview(b"")
@@ -109,8 +108,8 @@ def encode_rows(
 ) -> Iterator[EncodedChunk]:
     """The rows of a buffer [n, *row_shape] as messages of about chunk_bytes, whole rows each, with their checksums.
 
-    first_row is the number of the buffer's first row; last says whether the tensor ends with this buffer, which may then
-    have no rows. Lazy, so that flow control bounds what is in memory; the buffer must not change until it is consumed.
+    first_row is the number of the buffer's first row; last says whether the tensor ends with this buffer, which may
+    then have no rows. Lazy, so that flow control bounds what is in memory; the buffer must not change meanwhile.
     Raises EncodeError if the buffer is not whole rows.
     """
     view = as_byte_view(data)

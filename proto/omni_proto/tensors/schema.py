@@ -216,7 +216,7 @@ def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
 def tensor_prompt(
     schema: TensorSchema, source_stage: str, max_rows: Iterable[tuple[str, int]]
 ) -> tensors_pb2.TensorPrompt:
-    """The announcement of every tensor of a schema; max_rows gives (name, rows). SchemaError if not for every tensor."""
+    """The announcement of all tensors of a schema; max_rows gives (name, rows). SchemaError if one is missing."""
     limits = dict(max_rows)
     if set(limits) != set(schema.names):
         raise SchemaError(f"schema {schema.id!r}: max_rows names {sorted(limits)}, not {list(schema.names)}")

@@ -14,7 +14,6 @@ from omni_proto.tensors.schema import DTypeInfo
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from typing_extensions import Buffer
 
 _EXPONENT_BITS: Final = {
     "bfloat16": 0x7F80,
@@ -29,7 +28,7 @@ class MissingExtraError(OmniProtoError):
     """A package of the `stage` extra is not installed."""
 
 
-def crc32c(data: Buffer) -> int:
+def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C of a contiguous buffer's bytes, by the processor's instruction. Raises MissingExtraError."""
     try:
         import google_crc32c
@@ -41,7 +40,7 @@ def crc32c(data: Buffer) -> int:
     return int(google_crc32c.value(array))
 
 
-def is_finite(data: Buffer, dtype: DTypeInfo) -> bool:
+def is_finite(data: bytes | memoryview, dtype: DTypeInfo) -> bool:
     """Whether no element is NaN or infinite; True for types that cannot be."""
     mask = _EXPONENT_BITS.get(dtype.name)
     if mask is None:
@@ -54,7 +53,7 @@ def is_finite(data: Buffer, dtype: DTypeInfo) -> bool:
     return int(numpy.bitwise_and(bits, bits.dtype.type(mask)).max()) != mask
 
 
-def is_boolean(data: Buffer) -> bool:
+def is_boolean(data: bytes | memoryview) -> bool:
     """Whether every byte is 0 or 1: any other is undefined behaviour in a bool tensor."""
     import numpy
 
@@ -62,11 +61,12 @@ def is_boolean(data: Buffer) -> bool:
     return not array.size or int(array.max()) <= 1
 
 
-def to_array(data: Buffer, dtype: DTypeInfo, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def to_array(data: bytes | memoryview, dtype: DTypeInfo, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """The data as a numpy array of shape, sharing memory; bfloat16 as its bits in uint16."""
     import numpy
 
-    return numpy.frombuffer(data, dtype=dtype.numpy_name).reshape(shape)
+    array: npt.NDArray[Any] = numpy.frombuffer(data, dtype=dtype.numpy_name)
+    return array.reshape(shape)
 
 
 def bfloat16_to_float32(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,70 @@
+"""The light client of a pipeline: grpcio, grpcio-status, protobuf and the standard library only.
+
+arguments -> request.py -> wire; wire -> events.py -> your loop, or result.py -> one GenerationResult.
+
+    with OmniClient("localhost:50051") as client:
+        result = client.run(chat="Say hello.", sampling={"thinker": {"max_tokens": 32}})
+        print(result.text)
+        result.write_wav("hello.wav")
+"""
+
+from __future__ import annotations
+
+from omni_proto.client.aio import AsyncOmniClient
+from omni_proto.client.blocking import OmniClient
+from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
+from omni_proto.client.events import (
+    PCM_F32LE,
+    PCM_S16LE,
+    Accepted,
+    AudioChunk,
+    Event,
+    StageFailed,
+    StageFinished,
+    StageOutcome,
+    StageTimings,
+    Summary,
+    TextDelta,
+    TokenDelta,
+    Usage,
+    event_from_response,
+)
+from omni_proto.client.media import ChatMessage, MediaPart, Part, assistant, audio_part, image_part, system, user
+from omni_proto.client.result import GenerationResult, ResultBuilder
+from omni_proto.client.wav import write_wav
+from omni_proto.errors import ArgumentError
+
+__all__ = [
+    "PCM_F32LE",
+    "PCM_S16LE",
+    "Accepted",
+    "ArgumentError",
+    "AsyncOmniClient",
+    "AudioChunk",
+    "ChatMessage",
+    "Event",
+    "GenerationResult",
+    "MediaPart",
+    "OmniClient",
+    "OmniRequestError",
+    "Part",
+    "ProtocolError",
+    "ResultBuilder",
+    "StageFailed",
+    "StageFinished",
+    "StageOutcome",
+    "StageTimings",
+    "Summary",
+    "TextDelta",
+    "TokenDelta",
+    "Usage",
+    "assistant",
+    "audio_part",
+    "error_from_rpc",
+    "error_from_status",
+    "event_from_response",
+    "image_part",
+    "system",
+    "user",
+    "write_wav",
+]

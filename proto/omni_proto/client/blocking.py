@@ -1,0 +1,158 @@
+"""OmniClient: a pipeline as a blocking client."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from omni_proto.channel import Options, channel_options
+from omni_proto.client.errors import ProtocolError, error_from_rpc
+from omni_proto.client.events import Accepted, Event, event_from_response
+from omni_proto.client.media import ChatMessage
+from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
+from omni_proto.client.result import GenerationResult, ResultBuilder
+from omni_proto.client.retry import compute_retry_wait_s
+from omni_proto.client.timing import check_timeout, remaining_s
+from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class OmniClient:
+    """Calls the entry stage of a pipeline. Use as a context manager, or call close(). Threads may share it.
+
+    target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051". credentials
+    make it TLS. options replace channel_options().
+    """
+
+    def __init__(
+        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, options: Options | None = None
+    ) -> None:
+        used = channel_options() if options is None else options
+        self._channel = (
+            grpc.insecure_channel(target, options=used)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options=used)
+        )
+        self._stub: Any = stage_service_pb2_grpc.StageServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the channel; calls in flight are cancelled."""
+        self._channel.close()
+
+    def get_stage(
+        self, *, timeout: float | None = 10.0, wait_for_ready: bool = False
+    ) -> stage_service_pb2.GetStageResponse:
+        """What the entry stage is. wait_for_ready waits, up to timeout seconds, for a server that is not up yet.
+
+        Raises OmniRequestError.
+        """
+        request = stage_service_pb2.GetStageRequest()
+        try:
+            response: stage_service_pb2.GetStageResponse = self._stub.GetStage(
+                request, timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
+            )
+        except grpc.RpcError as error:
+            raise error_from_rpc(error) from error
+        return response
+
+    def generate(
+        self,
+        *,
+        text: str | None = None,
+        chat: str | ChatMessage | Sequence[ChatMessage] | None = None,
+        token_ids: Sequence[int] | None = None,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        modalities: Sequence[str] = (),
+        voice: str = "",
+        encoding: str = "pcm_s16le",
+        include_token_ids: bool = False,
+        include_codec_tokens: bool = False,
+        include_timings: bool = False,
+        allow_partial: bool = False,
+        timeout: float | None = None,
+        request_id: str | None = None,
+        traceparent: str | None = None,
+        metadata: Metadata = (),
+    ) -> Generator[Event, None, None]:
+        """Run a request; its events as they come. Exactly one of text, chat and token_ids.
+
+        timeout bounds all attempts together, in seconds; None leaves it to the pipeline. Closing the generator cancels
+        the call and all stages, as leaving a `for` loop over it does. Before Accepted, UNAVAILABLE and
+        RESOURCE_EXHAUSTED with RetryInfo are tried again, 3 times in all; after it nothing is. Raises ArgumentError at
+        once, OmniRequestError while iterating.
+        """
+        options = GenerateOptions(
+            sampling=sampling,
+            seed=seed,
+            modalities=modalities,
+            voice=voice,
+            encoding=encoding,
+            include_token_ids=include_token_ids,
+            include_codec_tokens=include_codec_tokens,
+            include_timings=include_timings,
+            allow_partial=allow_partial,
+        )
+        prepared = prepare_request(text=text, chat=chat, token_ids=token_ids, options=options)
+        headers = call_metadata(request_id, traceparent, metadata)
+        return self._events(prepared, headers, check_timeout(timeout))
+
+    def run(self, **arguments: Any) -> GenerationResult:
+        """Run a request to its end: arguments and errors of generate()."""
+        builder = ResultBuilder()
+        events = self.generate(**arguments)
+        try:
+            for event in events:
+                builder.add(event)
+        finally:
+            events.close()
+        return builder.result()
+
+    def _events(
+        self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
+    ) -> Generator[Event, None, None]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        attempt = 0
+        while True:
+            attempt += 1
+            accepted = False
+            call = self._stub.Generate(prepared.messages(), timeout=remaining_s(deadline), metadata=metadata)
+            try:
+                for response in call:
+                    event = event_from_response(response)
+                    if not accepted and not isinstance(event, Accepted):
+                        raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
+                    accepted = True
+                    if event is not None:
+                        yield event
+            except grpc.RpcError as rpc_error:
+                failure = error_from_rpc(rpc_error)
+                left = remaining_s(deadline)
+                wait = (
+                    None
+                    if accepted
+                    else compute_retry_wait_s(failure, attempt=attempt, remaining_s=left, jitter=random.random())  # noqa: S311
+                )
+                if wait is None:
+                    raise failure from rpc_error
+            else:
+                if not accepted:
+                    raise ProtocolError("the call ended without accepted")
+                return
+            finally:
+                call.cancel()  # no effect on a call that is over
+            time.sleep(wait)

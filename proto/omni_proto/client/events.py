@@ -1,0 +1,225 @@
+"""What a request answers, as frozen dataclasses, and their conversion from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from omni_proto.client.errors import OmniRequestError, error_from_status
+from omni_proto.stage.v1 import events_pb2, sampling_pb2
+from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
+
+PCM_S16LE: Final = "pcm_s16le"
+"""Signed 16 bit, little-endian: the default encoding of sound."""
+PCM_F32LE: Final = "pcm_f32le"
+"""32 bit float, little-endian, as the model made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A stage took the request. From here on it is never retried."""
+
+    stage: str
+    request_id: str
+    """Id in all logs."""
+    accepted_unix_ns: int
+    """Wall clock of the stage's host, ns since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text that a stage wrote."""
+
+    stage: str
+    text: str
+    """The new text; the texts of a stage, joined, are its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Token ids that a stage wrote."""
+
+    stage: str
+    ids: tuple[int, ...]
+    """The new ids."""
+    prompt_ids: tuple[int, ...]
+    """Ids of the prompt as the engine saw it; only in the first TokenDelta."""
+
+
+@dataclass(frozen=True, slots=True)
+class AudioChunk:
+    """Sound that a stage made; plays by itself."""
+
+    stage: str
+    data: bytes
+    """Interleaved samples."""
+    encoding: str
+    """PCM_S16LE or PCM_F32LE."""
+    sample_rate_hz: int
+    """Samples a second."""
+    channels: int
+    """Interleaved channels."""
+    first_sample: int
+    """Number of the first sample, counted for each channel."""
+    last: bool
+    """Whether this is the last chunk of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a stage used."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    audio_samples: int = 0
+    """Counted for each channel."""
+    tensor_bytes_sent: int = 0
+    """Bytes of tensors sent downstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """When things happened, ns since the stage's Accepted; 0: it did not happen. See events.proto."""
+
+    accepted_unix_ns: int = 0
+    input_complete_ns: int = 0
+    engine_submitted_ns: int = 0
+    engine_scheduled_ns: int = 0
+    first_output_ns: int = 0
+    last_output_ns: int = 0
+    transfer_start_ns: int = 0
+    transfer_end_ns: int = 0
+    first_audio_ns: int = 0
+    finished_ns: int = 0
+    step_ns: tuple[int, ...] = ()
+    """Each output of the engine; only if include_timings."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFinished:
+    """A stage ended well."""
+
+    stage: str
+    finish_reason: str
+    """"stop", "length", "diffusion_done" or "empty_input"."""
+    stop_reason: str
+    """The stop token or text, if one ended the output."""
+    usage: Usage
+    timings: StageTimings
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    """A stage failed, and the request allowed partial results."""
+
+    stage: str
+    error: OmniRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    """Outcome of one stage in the Summary."""
+
+    stage: str
+    finish_reason: str
+    """As in StageFinished; "unspecified" if the stage failed."""
+    usage: Usage
+    code: int
+    """google.rpc.Code of the failure; 0 if the stage ended well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The request ended."""
+
+    stage: str
+    """The entry stage."""
+    request_id: str
+    stages: tuple[StageOutcome, ...]
+    """Every stage that was called, in the order of the graph."""
+    total_ns: int
+    """From Accepted of the entry to the end."""
+
+
+Event = Accepted | TextDelta | TokenDelta | AudioChunk | StageFinished | StageFailed | Summary
+
+
+def event_from_response(message: GenerateResponse) -> Event | None:
+    """The event of a message; None for a kind that a newer server may send."""
+    kind = message.WhichOneof("message")
+    stage = message.stage
+    match kind:
+        case "accepted":
+            return Accepted(stage, message.accepted.request_id, message.accepted.accepted_unix_ns)
+        case "text":
+            return TextDelta(stage, message.text.text)
+        case "tokens":
+            return TokenDelta(stage, tuple(message.tokens.ids), tuple(message.tokens.prompt_ids))
+        case "audio":
+            return _audio(stage, message.audio)
+        case "finished":
+            return _finished(stage, message.finished)
+        case "failed":
+            error = error_from_status(message.failed.status)
+            error.stage = error.stage or stage
+            return StageFailed(stage, error)
+        case "summary":
+            return _summary(stage, message.summary)
+        case _:
+            return None
+
+
+def _audio(stage: str, audio: events_pb2.AudioChunk) -> AudioChunk:
+    is_float = audio.encoding == sampling_pb2.AUDIO_ENCODING_PCM_F32LE
+    return AudioChunk(
+        stage=stage,
+        data=audio.data,
+        encoding=PCM_F32LE if is_float else PCM_S16LE,
+        sample_rate_hz=audio.sample_rate_hz,
+        channels=audio.channels,
+        first_sample=audio.first_sample,
+        last=audio.last,
+    )
+
+
+def _finish_reason(value: int) -> str:
+    """Lower-case name of the enum value, e.g. "stop"; a newer server's value by its number."""
+    try:
+        return events_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
+    except ValueError:
+        return f"unknown_{value}"
+
+
+def _usage(usage: events_pb2.Usage) -> Usage:
+    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.audio_samples, usage.tensor_bytes_sent)
+
+
+def _finished(stage: str, finished: events_pb2.StageFinished) -> StageFinished:
+    times = finished.timings
+    return StageFinished(
+        stage=stage,
+        finish_reason=_finish_reason(finished.finish_reason),
+        stop_reason=finished.stop_reason,
+        usage=_usage(finished.usage),
+        timings=StageTimings(
+            accepted_unix_ns=times.accepted_unix_ns,
+            input_complete_ns=times.input_complete_ns,
+            engine_submitted_ns=times.engine_submitted_ns,
+            engine_scheduled_ns=times.engine_scheduled_ns,
+            first_output_ns=times.first_output_ns,
+            last_output_ns=times.last_output_ns,
+            transfer_start_ns=times.transfer_start_ns,
+            transfer_end_ns=times.transfer_end_ns,
+            first_audio_ns=times.first_audio_ns,
+            finished_ns=times.finished_ns,
+            step_ns=tuple(times.step_ns),
+        ),
+    )
+
+
+def _summary(stage: str, summary: events_pb2.Summary) -> Summary:
+    outcomes = tuple(
+        StageOutcome(item.stage, _finish_reason(item.finish_reason), _usage(item.usage), item.code)
+        for item in summary.stages
+    )
+    return Summary(stage, summary.request_id, outcomes, summary.total_ns)

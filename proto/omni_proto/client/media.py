@@ -1,0 +1,114 @@
+"""Prompts with media: chat messages made of text, images and sound. Nothing is decoded and nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from omni_proto.errors import ArgumentError
+
+ROLES: Final = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """An encoded image or sound of a chat message."""
+
+    kind: Literal["image", "audio"]
+    data: bytes
+    """The file's content."""
+    media_type: str
+    """image/png, image/jpeg, audio/wav or audio/flac."""
+
+
+Part = str | MediaPart
+"""One part of a chat message: text, an image or a sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation. Raises ArgumentError if role is unknown or there are no parts."""
+
+    role: str
+    """"system", "user" or "assistant"."""
+    parts: tuple[Part, ...]
+    """What is said, in order."""
+
+    def __post_init__(self) -> None:
+        # A single part is the common case; a str would otherwise fall apart into characters.
+        parts = (self.parts,) if isinstance(self.parts, str | MediaPart) else tuple(self.parts)
+        object.__setattr__(self, "parts", parts)
+        if self.role not in ROLES:
+            raise ArgumentError(f"chat role {self.role[:32]!r} is unknown; use one of {', '.join(ROLES)}")
+        if not parts:
+            raise ArgumentError(f"a chat message of {self.role!r} needs at least one part")
+        for part in parts:
+            if not isinstance(part, str | MediaPart):
+                raise ArgumentError(f"a part of a chat message must be str or MediaPart, got {type(part).__name__}")
+
+
+def system(*parts: Part) -> ChatMessage:
+    """What the model is told to be."""
+    return ChatMessage("system", parts)
+
+
+def user(*parts: Part) -> ChatMessage:
+    """What the user says."""
+    return ChatMessage("user", parts)
+
+
+def assistant(*parts: Part) -> ChatMessage:
+    """What the model said before."""
+    return ChatMessage("assistant", parts)
+
+
+def image_part(source: bytes | str | Path) -> MediaPart:
+    """An image, PNG or JPEG, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
+    data = _read(source)
+    return MediaPart("image", data, _expect(data, "image"))
+
+
+def audio_part(source: bytes | str | Path) -> MediaPart:
+    """A sound, WAV or FLAC, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
+    data = _read(source)
+    return MediaPart("audio", data, _expect(data, "audio"))
+
+
+def sniff_media_type(data: bytes) -> str | None:
+    """The media type that the first bytes tell; None if it is none that a stage takes."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "audio/wav"
+    if data.startswith(b"fLaC"):
+        return "audio/flac"
+    return None
+
+
+def as_chat(chat: str | ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """A conversation; a plain str is one message of the user. Raises ArgumentError."""
+    if isinstance(chat, str):
+        return (user(chat),)
+    messages = (chat,) if isinstance(chat, ChatMessage) else tuple(chat)
+    if not messages:
+        raise ArgumentError("chat must hold at least one message")
+    for message in messages:
+        if not isinstance(message, ChatMessage):
+            raise ArgumentError(f"chat must hold ChatMessage, got {type(message).__name__}; see user() and system()")
+    return messages
+
+
+def _read(source: bytes | str | Path) -> bytes:
+    return bytes(source) if isinstance(source, bytes | bytearray | memoryview) else Path(source).read_bytes()
+
+
+def _expect(data: bytes, kind: str) -> str:
+    found = sniff_media_type(data)
+    if found is None or not found.startswith(f"{kind}/"):
+        wanted = "PNG or JPEG" if kind == "image" else "WAV or FLAC"
+        raise ArgumentError(f"{kind} must be {wanted}, told by its first bytes; got {found or 'something else'}")
+    return found

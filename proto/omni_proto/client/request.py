@@ -1,0 +1,191 @@
+"""From arguments to messages: one request as Start, MediaChunks and End. Pure; wrong arguments are ArgumentErrors."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_proto.channel import MAX_MESSAGE_BYTES
+from omni_proto.client.events import PCM_F32LE, PCM_S16LE
+from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat
+from omni_proto.errors import ArgumentError
+from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
+from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start
+
+MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
+"""Media of a Start, all together; what is beyond follows in MediaChunks."""
+MEDIA_CHUNK_BYTES: Final = 1024 * 1024
+
+Sampling = Mapping[str, Mapping[str, Any]]
+"""Sampling parameters by stage and by vLLM's name, e.g. {"thinker": {"temperature": 0.7, "max_tokens": 64}}."""
+
+_ENCODINGS: Final = {
+    PCM_S16LE: sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
+    PCM_F32LE: sampling_pb2.AUDIO_ENCODING_PCM_F32LE,
+}
+_MODALITIES: Final = {"text": sampling_pb2.MODALITY_TEXT, "audio": sampling_pb2.MODALITY_AUDIO}
+_SAMPLING_FIELDS: Final = sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]{1,256}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """What is asked, besides the prompt."""
+
+    sampling: Sampling | None = None
+    seed: int | None = None
+    modalities: Sequence[str] = ()
+    voice: str = ""
+    encoding: str = PCM_S16LE
+    include_token_ids: bool = False
+    include_codec_tokens: bool = False
+    include_timings: bool = False
+    allow_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that can be sent, more than once if it must."""
+
+    start: Start
+    media: tuple[tuple[int, bytes], ...]
+    """Media that follow Start: (media_id, content)."""
+
+    def messages(self) -> Iterator[GenerateRequest]:
+        """Start, the media in chunks, End."""
+        yield GenerateRequest(start=self.start)
+        for media_id, data in self.media:
+            for offset in range(0, len(data), MEDIA_CHUNK_BYTES):
+                piece = data[offset : offset + MEDIA_CHUNK_BYTES]
+                yield GenerateRequest(media=prompt_pb2.MediaChunk(media_id=media_id, offset=offset, data=piece))
+        yield GenerateRequest(end=End())
+
+
+def prepare_request(
+    *,
+    text: str | None,
+    chat: str | ChatMessage | Sequence[ChatMessage] | None,
+    token_ids: Sequence[int] | None,
+    options: GenerateOptions,
+) -> PreparedRequest:
+    """The messages of a request with exactly one of text, chat and token_ids. Raises ArgumentError naming the field."""
+    given = [name for name, value in (("text", text), ("chat", chat), ("token_ids", token_ids)) if value is not None]
+    if len(given) != 1:
+        raise ArgumentError(f"give exactly one of text, chat and token_ids, got {' and '.join(given) or 'none'}")
+    start = _start(options)
+    media: tuple[tuple[int, bytes], ...] = ()
+    if text is not None:
+        start.text = text
+    elif chat is not None:
+        media = _add_chat(start, as_chat(chat))
+    elif token_ids is not None:
+        if not token_ids:
+            raise ArgumentError("token_ids must hold at least one id")
+        try:
+            start.token_ids.ids.extend(token_ids)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError("token_ids must be integers from 0 to 4294967295") from error
+    size = start.ByteSize()
+    if size > MAX_MESSAGE_BYTES - 64:
+        raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
+    return PreparedRequest(start, media)
+
+
+def call_metadata(
+    request_id: str | None, traceparent: str | None, extra: Sequence[tuple[str, str | bytes]] = ()
+) -> tuple[tuple[str, str | bytes], ...]:
+    """Metadata of a call. Raises ArgumentError if an id cannot be a header's value."""
+    metadata: list[tuple[str, str | bytes]] = list(extra)
+    for key, value in (("x-request-id", request_id), ("traceparent", traceparent)):
+        if value is None:
+            continue
+        if not _HEADER_VALUE.match(value):
+            raise ArgumentError(f"{key} must be 1 to 256 printable ASCII characters without blanks")
+        metadata.append((key, value))
+    return tuple(metadata)
+
+
+def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.SamplingParams:
+    """Sampling parameters of one stage; None means not set. Raises ArgumentError naming the field and what is known."""
+    params = sampling_pb2.SamplingParams()
+    for name, value in values.items():
+        field = f"sampling[{stage}].{name}"
+        if name not in _SAMPLING_FIELDS:
+            close = difflib.get_close_matches(str(name), _SAMPLING_FIELDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_SAMPLING_FIELDS)}"
+            raise ArgumentError(f"{field} is no sampling parameter; {hint}")
+        if value is None:
+            continue
+        try:
+            if name in ("stop", "stop_token_ids"):
+                getattr(params, name).extend([value] if isinstance(value, str | int) else value)
+            else:
+                setattr(params, name, value)
+        except (TypeError, ValueError) as error:
+            kind = sampling_type(name)
+            raise ArgumentError(f"{field} must be {kind}, got {type(value).__name__}, or is out of range") from error
+    return params
+
+
+def sampling_type(name: str) -> str:
+    """Type of a sampling parameter, for messages."""
+    field = _SAMPLING_FIELDS[name]
+    kind = {field.TYPE_FLOAT: "float", field.TYPE_BOOL: "bool", field.TYPE_STRING: "str"}.get(field.type, "int")
+    return f"a list of {kind}" if field.is_repeated else kind
+
+
+def _start(options: GenerateOptions) -> Start:
+    start = Start(allow_partial=options.allow_partial)
+    for stage, values in (options.sampling or {}).items():
+        if not isinstance(values, Mapping):
+            raise ArgumentError(f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}")
+        start.sampling[stage].CopyFrom(sampling_params(stage, values))
+    if options.seed is not None:
+        if not 0 <= options.seed < 2**64:
+            raise ArgumentError(f"seed must be 0 or more and fit 64 bits, got {options.seed}")
+        start.seed = options.seed
+    for modality in (options.modalities,) if isinstance(options.modalities, str) else options.modalities:
+        if modality.lower() not in _MODALITIES:
+            raise ArgumentError(f"modality {modality[:32]!r} is unknown; use {' or '.join(_MODALITIES)}")
+        start.modalities.append(_MODALITIES[modality.lower()])
+    if options.encoding not in _ENCODINGS:
+        raise ArgumentError(f"encoding {options.encoding[:32]!r} is unknown; use {' or '.join(_ENCODINGS)}")
+    start.audio.voice = options.voice
+    start.audio.encoding = _ENCODINGS[options.encoding]
+    start.include.token_ids = options.include_token_ids
+    start.include.codec_tokens = options.include_codec_tokens
+    start.include.timings = options.include_timings
+    return start
+
+
+def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int, bytes], ...]:
+    chunked: list[tuple[int, bytes]] = []
+    inline = 0
+    for message in messages:
+        target = start.chat.messages.add(role=message.role)
+        for part in message.parts:
+            fits = isinstance(part, MediaPart) and inline + len(part.data) <= MAX_INLINE_BYTES
+            media_id = len(chunked) + 1
+            target.parts.append(_content_part(part, inline=fits, media_id=media_id))
+            if not isinstance(part, MediaPart):
+                continue
+            if fits:
+                inline += len(part.data)
+            else:
+                chunked.append((media_id, part.data))
+    return tuple(chunked)
+
+
+def _content_part(part: Part, *, inline: bool, media_id: int) -> prompt_pb2.ContentPart:
+    if isinstance(part, str):
+        return prompt_pb2.ContentPart(text=part)
+    media = prompt_pb2.Media(media_type=part.media_type)
+    if inline:
+        media.data = part.data
+    else:
+        media.chunked.media_id = media_id
+        media.chunked.total_bytes = len(part.data)
+    return prompt_pb2.ContentPart(image=media) if part.kind == "image" else prompt_pb2.ContentPart(audio=media)

@@ -1,0 +1,134 @@
+"""A whole answer: the events of a request, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omni_proto.client.errors import ProtocolError
+from omni_proto.client.events import (
+    PCM_S16LE,
+    Accepted,
+    AudioChunk,
+    Event,
+    StageFailed,
+    StageFinished,
+    Summary,
+    TextDelta,
+    TokenDelta,
+)
+from omni_proto.client.wav import sample_bytes, write_wav
+from omni_proto.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """What a request returned."""
+
+    request_id: str = ""
+    """Id in all logs."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Text by stage."""
+    token_ids: Mapping[str, list[int]] = field(default_factory=dict)
+    """Token ids by stage; with include_token_ids or include_codec_tokens."""
+    prompt_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
+    """Ids of the prompt by stage; with include_token_ids."""
+    audio: bytes = b""
+    """Interleaved samples; empty if no stage made sound."""
+    encoding: str = PCM_S16LE
+    """Encoding of audio."""
+    sample_rate_hz: int = 0
+    """Samples a second; 0 without sound."""
+    channels: int = 0
+    """Interleaved channels; 0 without sound."""
+    finished: Mapping[str, StageFinished] = field(default_factory=dict)
+    """Stages that ended well."""
+    failed: Mapping[str, StageFailed] = field(default_factory=dict)
+    """Stages that failed; only with allow_partial."""
+    summary: Summary | None = None
+    """The summary of the entry stage."""
+
+    @property
+    def text(self) -> str:
+        """The text of the first stage that wrote any."""
+        return next(iter(self.texts.values()), "")
+
+    @property
+    def audio_seconds(self) -> float:
+        """Length of the sound."""
+        if not self.audio:
+            return 0.0
+        return len(self.audio) / (sample_bytes(self.encoding) * self.channels * self.sample_rate_hz)
+
+    def write_wav(self, path: str | Path) -> None:
+        """Write the sound as a WAV file. Raises ArgumentError if there is none; OSError of the file."""
+        if not self.sample_rate_hz:
+            raise ArgumentError(
+                "the answer holds no sound; ask a pipeline that declares audio for modalities=['audio']"
+            )
+        write_wav(path, self.audio, sample_rate_hz=self.sample_rate_hz, channels=self.channels, encoding=self.encoding)
+
+
+class ResultBuilder:
+    """Puts events together in the order they came."""
+
+    def __init__(self) -> None:
+        self._request_id = ""
+        self._texts: dict[str, list[str]] = {}
+        self._token_ids: dict[str, list[int]] = {}
+        self._prompt_token_ids: dict[str, list[int]] = {}
+        self._audio = bytearray()
+        self._first_audio: AudioChunk | None = None
+        self._finished: dict[str, StageFinished] = {}
+        self._failed: dict[str, StageFailed] = {}
+        self._summary: Summary | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event. Raises ProtocolError if sound has a gap or changes its format."""
+        match event:
+            case Accepted():
+                self._request_id = self._request_id or event.request_id
+            case TextDelta():
+                self._texts.setdefault(event.stage, []).append(event.text)
+            case TokenDelta():
+                self._token_ids.setdefault(event.stage, []).extend(event.ids)
+                if event.prompt_ids:
+                    self._prompt_token_ids.setdefault(event.stage, []).extend(event.prompt_ids)
+            case AudioChunk():
+                self._add_audio(event)
+            case StageFinished():
+                self._finished[event.stage] = event
+            case StageFailed():
+                self._failed[event.stage] = event
+            case Summary():
+                self._summary = event
+
+    def result(self) -> GenerationResult:
+        """The answer so far."""
+        first = self._first_audio
+        return GenerationResult(
+            request_id=self._request_id,
+            texts={stage: "".join(parts) for stage, parts in self._texts.items()},
+            token_ids=self._token_ids,
+            prompt_token_ids=self._prompt_token_ids,
+            audio=bytes(self._audio),
+            encoding=first.encoding if first else PCM_S16LE,
+            sample_rate_hz=first.sample_rate_hz if first else 0,
+            channels=first.channels if first else 0,
+            finished=self._finished,
+            failed=self._failed,
+            summary=self._summary,
+        )
+
+    def _add_audio(self, chunk: AudioChunk) -> None:
+        first = self._first_audio = self._first_audio or chunk
+        if chunk.channels < 1 or chunk.sample_rate_hz < 1:
+            raise ProtocolError(f"stage {chunk.stage!r} sent sound without channels or sample rate")
+        as_first = (first.stage, first.encoding, first.sample_rate_hz, first.channels)
+        if (chunk.stage, chunk.encoding, chunk.sample_rate_hz, chunk.channels) != as_first:
+            raise ProtocolError(f"stage {chunk.stage!r} sent sound of another stage or format than the chunks before")
+        due, rest = divmod(len(self._audio), sample_bytes(chunk.encoding) * chunk.channels)
+        if rest or chunk.first_sample != due:
+            raise ProtocolError(f"stage {chunk.stage!r} sent sample {chunk.first_sample} when sample {due} was due")
+        self._audio += chunk.data
