@@ -1,0 +1,56 @@
+"""The data plane of omnipipeline: the stage server (`python -m omni_stage serve`) and offline use of a pipeline.
+
+    from omni_stage import OmniLLM
+
+    with OmniLLM("pipeline.yaml", model_dir="/models/tiny") as llm:
+        result = llm.generate(["Hello"], {"thinker": {"max_tokens": 32}}, seed=1)[0]
+        result.text, result.audio, result.sample_rate_hz, result.stages["talker"].token_ids
+
+The names below are imported when they are asked for, after the environment that vLLM reads at its import was set
+(vllm_adapter/env.py).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omni_stage.engine.arguments import OmniEngineArgs, OmniModelConfig
+    from omni_stage.engine.omni_llm import AsyncOmniLLM, OmniLLM, OmniResult
+    from omni_stage.engine.requests import OmniEngineCoreRequest, OmniTokensPrompt
+    from omni_stage.engine.stage_llm import StageLLM, StageResult
+
+_EXPORTS = {
+    "AsyncOmniLLM": "omni_stage.engine.omni_llm",
+    "OmniEngineArgs": "omni_stage.engine.arguments",
+    "OmniEngineCoreRequest": "omni_stage.engine.requests",
+    "OmniLLM": "omni_stage.engine.omni_llm",
+    "OmniModelConfig": "omni_stage.engine.arguments",
+    "OmniResult": "omni_stage.engine.omni_llm",
+    "OmniTokensPrompt": "omni_stage.engine.requests",
+    "StageLLM": "omni_stage.engine.stage_llm",
+    "StageResult": "omni_stage.engine.stage_llm",
+}
+
+__all__ = [
+    "AsyncOmniLLM",
+    "OmniEngineArgs",
+    "OmniEngineCoreRequest",
+    "OmniLLM",
+    "OmniModelConfig",
+    "OmniResult",
+    "OmniTokensPrompt",
+    "StageLLM",
+    "StageResult",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Before torch and vLLM are imported, which read it then.
+    from omni_stage.vllm_adapter.env import apply_environment
+
+    apply_environment()
+    return getattr(import_module(_EXPORTS[name]), name)
