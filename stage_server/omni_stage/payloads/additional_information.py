@@ -11,6 +11,7 @@ from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads.checks import (
     Scalar,
     ScalarList,
+    check_finite,
     check_header,
     check_intact,
     check_list,
@@ -20,7 +21,7 @@ from omni_stage.payloads.checks import (
     compute_checksum,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.tensor_bytes import check_finite, dtype_name, is_tensor, read_bytes, write_bytes
+from omni_stage.payloads.tensor_bytes import dtype_name, is_tensor, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -153,7 +154,9 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
 
     def to_bytes(self) -> bytes:
         """The payload as msgpack. One copy of the data."""
-        return _ENCODER.encode(self)
+        # A buffer of the right size at once: msgspec grows it by half, and the result would keep that half.
+        room = self.nbytes + sum(256 + 16 * len(entry.list_data or ()) for entry in self.entries.values())
+        return msgspec.msgpack.Encoder(write_buffer_size=room + 64).encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> AdditionalInformationPayload:
@@ -235,5 +238,4 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return entry
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AdditionalInformationPayload)

@@ -1,12 +1,13 @@
-"""Pure checks of tensor headers, names and checksums. No torch. Messages name field, limit and remedy."""
+"""Pure checks of tensor headers, values, names and checksums. No torch. Messages name field, limit and remedy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import google_crc32c
+import numpy as np
 
 from omni_stage.errors import CorruptTensorError, InvalidTensorError, NonFiniteTensorError
 from omni_stage.payloads.limits import NAME_PATTERN, PayloadLimits
@@ -25,7 +26,17 @@ ITEM_BYTES: Final[dict[str, int]] = {
 }
 """The dtypes that a payload may hold and the bytes of one value."""
 
-FLOAT_DTYPES: Final = frozenset({"float64", "float32", "float16", "bfloat16"})
+_EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
+    "float64": (np.uint64, 0x7FF0_0000_0000_0000),
+    "float32": (np.uint32, 0x7F80_0000),
+    "float16": (np.uint16, 0x7C00),
+    "bfloat16": (np.uint16, 0x7F80),
+}
+"""Bits of the exponent, all of which are set in NaN and infinity and in nothing else."""
+
+_SCAN_BYTES: Final = 1 << 20
+"""How much is looked at in one go: bounds the memory that a scan takes."""
+
 EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 
 Scalar = int | float | bool | str | None
@@ -64,6 +75,19 @@ def check_intact(data: bytes, checksum: int, *, field: str) -> None:
     """Check the bytes against their checksum. Raises CorruptTensorError."""
     if compute_checksum(data) != checksum:
         raise CorruptTensorError(f"{field}: the checksum does not match, the data changed on its way", field=field)
+
+
+def check_finite(data: bytes, dtype: str, *, field: str) -> None:
+    """Refuse NaN and infinity; integers and booleans pass at once. No copy of the data. Raises NonFiniteTensorError."""
+    if dtype not in _EXPONENTS:
+        return
+    kind, exponent = _EXPONENTS[dtype]
+    bits = np.frombuffer(data, dtype=kind)
+    mask = kind(exponent)
+    step = _SCAN_BYTES // bits.itemsize
+    for start in range(0, len(bits), step):
+        if bool(((bits[start : start + step] & mask) == mask).any()):
+            raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)
 
 
 def check_size(shape: Sequence[int], dtype: str, limits: PayloadLimits, *, field: str) -> None:

@@ -7,9 +7,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.payloads.checks import EMBEDDING_DTYPES, check_header, check_intact, check_size, compute_checksum
+from omni_stage.payloads.checks import (
+    EMBEDDING_DTYPES,
+    check_finite,
+    check_header,
+    check_intact,
+    check_size,
+    compute_checksum,
+)
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.payloads.tensor_bytes import check_finite, dtype_name, read_bytes, write_bytes
+from omni_stage.payloads.tensor_bytes import dtype_name, read_bytes, write_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +75,9 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             check_finite(self.data, self.dtype, field=_FIELD)
 
     def to_bytes(self) -> bytes:
-        """The payload as msgpack."""
-        return _ENCODER.encode(self)
+        """The payload as msgpack. One copy of the data."""
+        # A buffer of the right size at once: msgspec grows it by half, and the result would keep that half.
+        return msgspec.msgpack.Encoder(write_buffer_size=self.nbytes + 256).encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
@@ -101,5 +109,4 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PromptEmbedsPayload)

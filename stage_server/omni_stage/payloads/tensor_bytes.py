@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
-from omni_stage.errors import InvalidTensorError, NonFiniteTensorError
-from omni_stage.payloads.checks import FLOAT_DTYPES, ITEM_BYTES
+from omni_stage.errors import InvalidTensorError
+from omni_stage.payloads.checks import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -51,14 +51,3 @@ def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torc
 
     flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
     return flat.reshape(tuple(shape)).to(device)
-
-
-def check_finite(data: bytes, dtype: str, *, field: str) -> None:
-    """Refuse NaN and infinity. Integers and booleans pass at once. Raises NonFiniteTensorError."""
-    if dtype not in FLOAT_DTYPES:
-        return
-    import torch
-
-    values = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
-    if not bool(torch.isfinite(values).all()):
-        raise NonFiniteTensorError(f"{field}: holds NaN or infinity", field=field)

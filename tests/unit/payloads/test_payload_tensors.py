@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgspec
 import pytest
 import torch
@@ -153,6 +155,22 @@ def test_policy_on_values_that_are_not_finite(value, dtype):
         assert type(payload).from_bytes(raw, PayloadLimits().already_checked()) == payload
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_largest_smallest_and_odd_finite_values_pass(dtype):
+    kind = getattr(torch, dtype)
+    info = torch.finfo(kind)
+    values = torch.tensor([info.max, info.min, info.tiny, -info.tiny, info.smallest_normal / 2, 0.0, -0.0], dtype=kind)
+    assert torch.equal(AdditionalInformationEntry.from_tensor(values).to_tensor(), values)
+
+
+def test_one_bad_value_at_the_end_of_a_large_tensor_is_found():
+    tensor = torch.zeros(3, 1 << 18)
+    AdditionalInformationEntry.from_tensor(tensor)
+    tensor[-1, -1] = float("nan")
+    with pytest.raises(NonFiniteTensorError):
+        AdditionalInformationEntry.from_tensor(tensor)
+
+
 def test_policy_covers_lists():
     with pytest.raises(NonFiniteTensorError):
         AdditionalInformationEntry.from_list([1.0, float("nan")])
@@ -229,6 +247,40 @@ def test_payloads_cannot_be_changed():
 def test_empty_payload_is_a_payload():
     payload = AdditionalInformationPayload.from_mapping({})
     assert AdditionalInformationPayload.from_bytes(payload.to_bytes()).nbytes == 0
+
+
+def peak_bytes(call) -> tuple[int, int]:
+    """Bytes that the call's result keeps and the most it took at once, of Python's memory."""
+    tracemalloc.start()
+    try:
+        result = call()
+        kept, peak = tracemalloc.get_traced_memory()
+        del result
+        return kept, peak
+    finally:
+        tracemalloc.stop()
+
+
+def test_each_step_costs_one_copy():
+    """What docs/payload-memory.md says."""
+    tensor = torch.ones(1024, 1024)
+    payload = AdditionalInformationPayload.from_mapping({"x": tensor})
+    raw = payload.to_bytes()
+    embeds = PromptEmbedsPayload.from_tensor(tensor)
+    steps = {
+        "from_mapping": lambda: AdditionalInformationPayload.from_mapping({"x": tensor}),
+        "to_bytes": payload.to_bytes,
+        "from_bytes": lambda: AdditionalInformationPayload.from_bytes(raw),
+        "tensor": lambda: payload.tensor("x"),
+        "embeds from_tensor": lambda: PromptEmbedsPayload.from_tensor(tensor),
+        "embeds to_bytes": embeds.to_bytes,
+        "embeds to_tensor": embeds.to_tensor,
+    }
+    for name, call in steps.items():
+        kept, peak = peak_bytes(call)
+        assert kept < 1.01 * tensor.nbytes, name
+        # The scan for NaN and infinity looks at 1 MiB in one go.
+        assert peak < tensor.nbytes + (3 << 20), name
 
 
 def test_wire_is_plain_msgpack():
