@@ -154,9 +154,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
 
     def to_bytes(self) -> bytes:
         """The payload as msgpack. One copy of the data."""
-        # A buffer of the right size at once: msgspec grows it by half, and the result would keep that half.
-        room = self.nbytes + sum(256 + 16 * len(entry.list_data or ()) for entry in self.entries.values())
-        return msgspec.msgpack.Encoder(write_buffer_size=room + 64).encode(self)
+        return _ENCODER.encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> AdditionalInformationPayload:
@@ -238,4 +236,5 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return entry
 
 
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(AdditionalInformationPayload)

@@ -76,8 +76,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     def to_bytes(self) -> bytes:
         """The payload as msgpack. One copy of the data."""
-        # A buffer of the right size at once: msgspec grows it by half, and the result would keep that half.
-        return msgspec.msgpack.Encoder(write_buffer_size=self.nbytes + 256).encode(self)
+        return _ENCODER.encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
@@ -109,4 +108,5 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
 
 
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PromptEmbedsPayload)
