@@ -1,0 +1,92 @@
+"""Engine processes end with the process that started them, and do not hear its group's signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+
+pytestmark = pytest.mark.engine
+
+SERVER = """
+import asyncio, sys
+from omni_proto.stage_config import EngineArgs, ModelSource, StageConfig
+from omni_stage.engine.factory import build_stage_engine
+
+async def main():
+    config = StageConfig(
+        pipeline="text", stage="llm", component="generic/llm", model=ModelSource(path=sys.argv[1]),
+        engine_args=EngineArgs(dtype="float32", max_model_len=64, kv_cache_memory_mib=4, enforce_eager=True),
+    )
+    engine = build_stage_engine(config)
+    await engine.start()
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below this one."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += [int(child), *descendants(int(child))]
+    return found
+
+
+def is_engine(pid: int) -> bool:
+    """Whether this is a process of vLLM's (it names itself), not a helper of multiprocessing's."""
+    title = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"EngineCore" in title or b"Worker" in title
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int], seconds: float) -> list[int]:
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
+    checkpoint = write_tiny_text_checkpoint(tmp_path / "tiny")
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    log = (tmp_path / "server.log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, str(script), str(checkpoint)], stdout=subprocess.PIPE, stderr=log, start_new_session=True
+    )
+    below: list[int] = []
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n", (tmp_path / "server.log").read_text(errors="replace")
+        below = descendants(server.pid)
+        engines = [pid for pid in below if is_engine(pid)]
+        assert engines
+        # A signal to the server's process group does not reach them.
+        assert server.pid not in {os.getpgid(pid) for pid in engines}
+        server.kill()
+        server.wait()
+        assert wait_until_gone(below, 10) == []
+    finally:
+        server.kill()
+        server.wait()
+        for pid in wait_until_gone(below, 1):
+            os.kill(pid, signal.SIGKILL)
+        log.close()
