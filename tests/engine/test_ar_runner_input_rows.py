@@ -75,7 +75,6 @@ def test_rows_of_one_request_do_not_reach_the_next(engine: TextEngine, reference
 def test_a_payload_that_does_not_fit_fails_its_request_alone(engine: TextEngine, reference: Reference) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "width": {"input_rows": rows_of(4)[:, :-1].contiguous()},
-        "no rows": {"input_rows": rows_of(1)[:0]},
         "integers": {"input_rows": torch.ones(4, HIDDEN, dtype=torch.int64)},
         "gap": {"input_rows": rows_of(4), "input_rows_offset": [3]},
         "offset": {"input_rows": rows_of(4), "input_rows_offset": [0, 1]},

@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import ExecuteModelState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
 
     from omni_stage.payloads import AdditionalInformationPayload
-
-    _Base = GPUModelRunner
 else:
     _Base = object
 

@@ -189,9 +189,10 @@ class CaptureLedger:
         `copy` holds the fresh rows one after another; None on a rank whose output nobody reads.
         """
         offset = 0
-        for rows in fresh if copy is not None else ():
+        for rows in fresh:
             end = offset + rows.end - rows.begin
-            self._progress[rows.request_id].held.append(HostSlice(copy, offset, end))
+            if copy is not None:
+                self._progress[rows.request_id].held.append(HostSlice(copy, offset, end))
             offset = end
         deliveries: dict[str, Delivery] = {}
         for request_id in sampling:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self, get_args
 
 from omni_stage.errors import ConfigurationError
 
@@ -69,7 +69,7 @@ class OmniRunnerConfig:
         tokens = settings.get("no_embedding_token_ids")
         if isinstance(tokens, list):
             settings["no_embedding_token_ids"] = tuple(tokens)
-        return cls(**cast("dict[str, Any]", settings))
+        return cls(**settings)
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any) -> Self:

@@ -31,7 +31,7 @@ def check_result(result: Any) -> DiffusionResult | OmniStageError:
     else:
         tensors = [None]
     if all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        return result  # type: ignore[no-any-return]
+        return result
     return ModelExecutionError(
         f"the model's result is a {type(result).__name__}; it must be a tensor, or a list or dict of tensors"
     )
@@ -93,5 +93,5 @@ class DiffusionStepOutput(AsyncModelRunnerOutput):
         try:
             return encode_output({name: copy.wait() for name, copy in output.items()}, OUTPUT_NAME)
         except OmniStageError as error:
-            # A dtype that is not carried: this request's fault alone.
-            return pack_error(type(error).__name__, str(error))
+            # A dtype that is not carried: the model's fault, and this request's alone.
+            return pack_error(ModelExecutionError.__name__, str(error))

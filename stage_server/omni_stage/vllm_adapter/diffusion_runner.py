@@ -93,7 +93,7 @@ class GPUDiffusionModelRunner:
         """Load the model through vLLM's loader. Raises ConfigurationError if it is no `DiffusionModel`."""
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
-        model = get_model(vllm_config=self.vllm_config)
+        model: nn.Module = get_model(vllm_config=self.vllm_config)
         if not isinstance(model, DiffusionModel):
             raise ConfigurationError(
                 f"model class {type(model).__name__} has no method generate(requests), so a diffusion stage cannot run "
@@ -111,7 +111,8 @@ class GPUDiffusionModelRunner:
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The pooling tasks that the model's pooler names."""
-        return tuple(self.get_model().pooler.get_supported_tasks())
+        model: Any = self.get_model()
+        return tuple(model.pooler.get_supported_tasks())
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         """Empty: no layer has a KV cache."""

@@ -91,13 +91,7 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     for name, tensor in tensors.items():
         if not name:
             raise InvalidTensorError("an output tensor has an empty name; give each tensor a name", field="name")
-        if tensor.dtype not in _NAMES:
-            raise InvalidTensorError(
-                f"output tensor {name!r} has dtype {tensor.dtype}, not one of {', '.join(_DTYPES)}",
-                field=name,
-                limit=", ".join(_DTYPES),
-            )
-        headers.append(_TensorHeader(name, _NAMES[tensor.dtype], list(tensor.shape)))
+        headers.append(_TensorHeader(name, _dtype_name(name, tensor), list(tensor.shape)))
         parts.append(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8))
     return _assemble(_Header(tensors=headers), parts)
 
@@ -110,8 +104,11 @@ def pack_error(kind: str, message: str) -> torch.Tensor:
 def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> torch.Tensor:
     """One CPU tensor for `pooler_output[i]`: the tensor itself if it is the only one and has the default name,
     else all of them packed. A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
+
+    Raises InvalidTensorError as `pack_tensors` does.
     """
     if len(tensors) == 1 and default_name in tensors:
+        _dtype_name(default_name, tensors[default_name])
         only = tensors[default_name].detach().to("cpu").contiguous()
         if not _may_be_packed(only):
             return only
@@ -144,6 +141,16 @@ def unpack(tensor: torch.Tensor, default_name: str) -> UnpackedOutput:
     if offset != tensor.numel():
         raise _corrupt(f"{tensor.numel() - offset} bytes follow the last tensor")
     return UnpackedOutput(result)
+
+
+def _dtype_name(name: str, tensor: torch.Tensor) -> str:
+    if tensor.dtype not in _NAMES:
+        raise InvalidTensorError(
+            f"output tensor {name!r} has dtype {tensor.dtype}, not one of {', '.join(_DTYPES)}",
+            field=name,
+            limit=", ".join(_DTYPES),
+        )
+    return _NAMES[tensor.dtype]
 
 
 def _may_be_packed(tensor: torch.Tensor) -> bool:

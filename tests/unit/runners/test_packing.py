@@ -141,3 +141,8 @@ def test_damage_is_a_named_error(change: str) -> None:
 def test_what_cannot_be_packed_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(InvalidTensorError):
         pack_tensors(tensors)
+
+
+def test_a_plain_tensor_of_a_dtype_that_is_not_carried_is_refused() -> None:
+    with pytest.raises(InvalidTensorError):
+        encode_output({"rows": torch.ones(2, dtype=torch.complex64)}, "rows")
