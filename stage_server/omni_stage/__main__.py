@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,9 +39,12 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         return ExitCode.BAD_CONFIGURATION
     configure_logging(config.stage, "json" if log_format == "json" else "text")
     from omni_stage.service.malloc import tune_malloc
-    from omni_stage.service.serve import prepare_environment, run_stage
+    from omni_stage.service.serve import run_stage
+    from omni_stage.vllm_adapter.env import apply_environment
 
-    prepare_environment()
+    apply_environment()
+    # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
+    os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
     tune_malloc()
     import uvloop
 

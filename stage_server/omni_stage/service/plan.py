@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler
-from omni_stage.engine.sampling import resolve_sampling
+from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import Component
 from omni_stage.service import modalities
@@ -137,6 +137,7 @@ def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Com
         component_default=component.default_sampling,
     )
     try:
+        check_stage_sampling(sampling, component.kind, writes_text=component.writes_text)
         component.check_sampling(sampling)
     except InvalidRequestError as error:
         field = error.details.field

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.stage.v1 import events_pb2
@@ -22,9 +21,6 @@ from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.plan import RequestPlan, bound_rows
 from omni_stage.service.responses import ResponseWriter
 from omni_stage.service.timeline import Timeline
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +95,7 @@ class RequestRun:
         self._timeline.engine_submitted = self._timeline.now()
         last: StageStep | None = None
         # The engine aborts the request when its iterator is closed, on every way out of here.
-        steps = cast("AsyncGenerator[StageStep, None]", self._engine.generate(request))
-        async with aclosing(steps):
+        async with aclosing(self._engine.generate(request)) as steps:
             async for step in steps:
                 await self._on_step(step)
                 last = step

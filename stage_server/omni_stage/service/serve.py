@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
 import tempfile
 from collections.abc import Callable
@@ -215,16 +214,3 @@ def _warn_of_stream_edges(config: StageConfig) -> None:
     edges = [edge.stage for edge in config.downstream if edge.mode is EdgeMode.STREAM]
     if edges:
         _log.warning("edges of mode Stream run as Full in this version", extra={"edges": ",".join(edges)})
-
-
-def prepare_environment() -> None:
-    """Set what vLLM reads at import: no telemetry, no hub, spawn, the V1 runner. Call before that."""
-    for name, value in {
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
-        "TOKENIZERS_PARALLELISM": "false",
-    }.items():
-        os.environ.setdefault(name, value)
