@@ -24,6 +24,7 @@ from omni_stage.errors import (
     ConfigurationError,
     EngineDeadStageError,
     InvalidRequestError,
+    NotReadyError,
     OmniStageError,
 )
 from omni_stage.models.component import (
@@ -81,8 +82,18 @@ class VllmStageEngine:
 
     async def start(self) -> None:
         """Load the model and run one warm-up request."""
-        await self._core.start()
-        self._traits = EngineTraits(max_model_len=self._core.max_model_len)
+        try:
+            await self._start()
+        except BaseException:
+            await self._core.shutdown()
+            raise
+
+    async def _start(self) -> None:
+        core = self._core
+        await core.start()
+        self._traits = EngineTraits(
+            max_model_len=core.max_model_len, vocab_size=core.vocab_size, uses_mrope=core.uses_mrope
+        )
         try:
             async with aclosing(self.generate(self.component.warmup_request())) as steps:
                 async for _ in steps:
@@ -94,8 +105,6 @@ class VllmStageEngine:
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it in the engine."""
-        if request.request_id in self._unfinished:
-            raise InvalidRequestError(f"request id {request.request_id!r} is in use; mint ids that are unique")
         component = self.component
         check_stage_sampling(request.sampling, component.kind, writes_text=component.writes_text, field="sampling")
         component.check_sampling(request.sampling)
@@ -123,17 +132,20 @@ class VllmStageEngine:
         await self._core.shutdown()
 
     def _begin(self, request_id: str) -> None:
+        if request_id in self._unfinished:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
         if not self._unfinished:
             self._last_step = time.monotonic()
         self._unfinished.add(request_id)
 
     def _lower(self, request: StageRequest, prepared: StageInput) -> tuple[dict[str, object], Params]:
         """vLLM's prompt and parameters. Raises InvalidRequestError and its kin."""
-        traits = self._traits or EngineTraits(max_model_len=self._core.max_model_len)
+        if self._traits is None:
+            raise NotReadyError("the engine is still loading")
         lowered = OmniEngineCoreRequest.from_stage_input(
             request.request_id, prepared, self._params(request, prepared), want_rows=self._wants_rows(request)
         )
-        return lowered.lower(traits)
+        return lowered.lower(self._traits)
 
     def _wants_rows(self, request: StageRequest) -> bool:
         return request.want_tensors and self._args.captures_rows

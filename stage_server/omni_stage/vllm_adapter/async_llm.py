@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from vllm import PoolingParams
@@ -23,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
 from omni_stage.vllm_adapter.core import CoreOutput, Params, convert_output, translate_error
+from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class AsyncEngineCore:
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
         """`make_config` is called on the engine's thread; it raises ConfigurationError."""
         self._make_config = make_config
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-launcher")
+        self._thread = EngineThread("engine-launcher")
         self._llm: OmniAsyncLLM | None = None
         self._generation_defaults: dict[str, Any] = {}
         self._closed = False
@@ -69,6 +69,16 @@ class AsyncEngineCore:
     def is_dead(self) -> bool:
         """Whether the engine's process ended or its output loop failed."""
         return self._closed or (self._llm is not None and bool(self._llm.errored))
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids are below this; None if the model has none."""
+        return self._engine.model_config.get_vocab_size() or None
+
+    @property
+    def uses_mrope(self) -> bool:
+        """Whether the model has M-RoPE positions."""
+        return bool(self._engine.model_config.uses_mrope)
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
@@ -127,7 +137,7 @@ class AsyncEngineCore:
         self._closed = True
         if self._llm is not None:
             await self._on_thread(self._llm.shutdown)
-        self._thread.shutdown(wait=False)
+        self._thread.stop()
 
     def _launch(self) -> OmniAsyncLLM:
         config = self._make_config()
@@ -144,4 +154,5 @@ class AsyncEngineCore:
             ) from error
 
     async def _on_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        future: asyncio.Future[_T] = asyncio.wrap_future(self._thread.submit(call))
+        return await future

@@ -6,6 +6,7 @@ Two implementations: `async_llm.AsyncEngineCore` (a process of its own; what the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -27,6 +28,8 @@ from omni_stage.errors import (
     QueueTimeoutError,
 )
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
+
+logger = logging.getLogger(__name__)
 
 Params: TypeAlias = SamplingParams | PoolingParams
 
@@ -86,6 +89,16 @@ class EngineCore(Protocol):
     @property
     def is_dead(self) -> bool:
         """Whether the engine can no longer serve."""
+        ...
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids are below this; None if the model has none."""
+        ...
+
+    @property
+    def uses_mrope(self) -> bool:
+        """Whether the model has M-RoPE positions."""
         ...
 
     @property
@@ -173,8 +186,12 @@ def translate_error(error: Exception) -> OmniStageError:
         parameter = error.parameter or ""
         suffix = f": parameter {parameter}" if parameter else ""
         return InvalidRequestError(f"the engine refused the request{suffix}", field=parameter)
-    if isinstance(error, (VLLMClientError, ValueError, TypeError)):
+    if isinstance(error, VLLMClientError):
         return InvalidRequestError(f"the engine refused the request ({type(error).__name__})")
+    # The type alone: messages of vLLM may quote prompts.
+    logger.error(
+        "a request failed in the engine: %s caused by %s", type(error).__name__, type(error.__cause__).__name__
+    )
     return ModelExecutionError(f"the engine failed on the request ({type(error).__name__})")
 
 

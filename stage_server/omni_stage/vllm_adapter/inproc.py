@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.outputs import PoolingRequestOutput, RequestOutput
@@ -28,79 +25,11 @@ from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError, NotReadyError
 from omni_stage.vllm_adapter.core import Capture, CoreOutput, Params, convert_output, translate_error
+from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.env import in_process_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
 
 logger = logging.getLogger(__name__)
-
-
-class Stepped(Protocol):
-    """What EngineThread steps."""
-
-    def has_work(self) -> bool:
-        """Whether a step would do anything."""
-        ...
-
-    def step(self) -> None:
-        """Run one step. Must not raise."""
-        ...
-
-
-class EngineThread:
-    """One thread that runs calls and steps every registered engine that has work, in turns."""
-
-    _shared: EngineThread | None = None
-    _shared_lock = threading.Lock()
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._engines: list[Stepped] = []
-        self._thread = threading.Thread(target=self._run, name="engine-steps", daemon=True)
-        self._thread.start()
-
-    @classmethod
-    def shared(cls) -> EngineThread:
-        """The process' one."""
-        with cls._shared_lock:
-            if cls._shared is None:
-                cls._shared = cls()
-            return cls._shared
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run a call on the thread, between steps."""
-        future: Future[Any] = Future()
-        self._calls.put((call, future))
-        return future
-
-    def register(self, engine: Stepped) -> None:
-        """Step this engine from now on. On the thread only."""
-        self._engines.append(engine)
-
-    def unregister(self, engine: Stepped) -> None:
-        """Step it no longer. On the thread only."""
-        if engine in self._engines:
-            self._engines.remove(engine)
-
-    def _run(self) -> None:
-        while True:
-            self._run_calls(block=not any(engine.has_work() for engine in self._engines))
-            for engine in list(self._engines):
-                if engine.has_work():
-                    engine.step()
-
-    def _run_calls(self, *, block: bool) -> None:
-        while True:
-            try:
-                call, future = self._calls.get(block=block)
-            except queue.Empty:
-                return
-            block = False
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - goes to whoever waits for the future
-                future.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -228,6 +157,16 @@ class InprocEngineCore:
     def is_dead(self) -> bool:
         """Whether a step failed or the engine was shut down."""
         return self._llm is not None and self._llm.error is not None
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids are below this; None if the model has none."""
+        return self.llm.model_config.get_vocab_size() or None
+
+    @property
+    def uses_mrope(self) -> bool:
+        """Whether the model has M-RoPE positions."""
+        return bool(self.llm.model_config.uses_mrope)
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:
