@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from omni_cli.guard import ProcessId
 from omni_cli.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
 from omni_cli.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
 from omni_cli.progress import StartProgress
@@ -97,10 +98,9 @@ class LocalPipeline:
         """HOST:PORT of the entry stage, once ready."""
         return f"{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
-    @property
-    def sessions(self) -> dict[str, int]:
-        """Session id of each stage: every process that it started is found by it."""
-        return {process.name: process.session for process in self._processes}
+    def list_processes(self) -> set[ProcessId]:
+        """The stage servers and all that descends from them."""
+        return {one for process in self._processes for one in process.list_tree()}
 
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
         """Start every stage and wait until all are ready; False if is_stopping became true first.

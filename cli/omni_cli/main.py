@@ -146,6 +146,10 @@ def generate(
 
     if (text is None) == (prompt_file is None):
         raise typer.BadParameter("give the prompt by --text or by --prompt-file")
+    if raw and (system or image or audio):
+        raise typer.BadParameter("--raw takes no --system, --image or --audio: they need the chat template")
+    if out and modality and ModalityOption.AUDIO not in modality:
+        raise typer.BadParameter("--out needs --modality audio")
     try:
         options = GenerateOptions(
             endpoint=endpoint,
@@ -201,9 +205,15 @@ def tiny_model(
     Example:
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
-    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+    try:
+        from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+    except ImportError as error:
+        raise fail(f"{error}; install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'") from error
 
-    write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
+    try:
+        write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
+    except OSError as error:
+        raise fail(f"cannot write {error.filename or directory}: {error.strerror}") from error
     print(f"wrote {directory}")
 
 

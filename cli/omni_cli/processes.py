@@ -14,12 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from omni_cli.guard import end_session, list_session
+from omni_cli.guard import ProcessId, end_tree, list_running, list_tree
 
 PR_SET_PDEATHSIG = 1
 LEFTOVER_WAIT_S = 3.0
@@ -146,19 +146,27 @@ class StageProcess:
         if self.poll() is None:
             self._popen.send_signal(number)
 
-    def finish(self) -> None:
-        """End whatever is left of the session and release the log. The stage server has ended or is killed now."""
+    def list_tree(self) -> set[ProcessId]:
+        """The stage server and all that descends from it."""
+        return list_tree(self.session)
+
+    def finish(self, known: Iterable[ProcessId] = ()) -> None:
+        """End whatever is left of the stage, the known processes included, and release the log.
+
+        What a stage server that has ended left behind has LEFTOVER_WAIT_S to end by itself.
+        """
         deadline = time.monotonic() + (LEFTOVER_WAIT_S if self.poll() is not None else 0)
-        while list_session(self.session) and time.monotonic() < deadline:
+        while (self.list_tree() | list_running(known)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        end_session(self.session)
+        end_tree(self.session, known)
         self._popen.wait()
         self._log.close()
         self._guard.forget(self.session)
 
 
 def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[str]:
-    """SIGTERM to all, then SIGKILL to the sessions of those that did not end in time. Names of the latter."""
+    """SIGTERM to all, then SIGKILL to all that is left of those that did not end in time. Names of the latter."""
+    trees = {process.name: process.list_tree() for process in processes}
     for process in processes:
         process.send(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -166,7 +174,7 @@ def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[st
         time.sleep(0.05)
     late = [process.name for process in processes if process.poll() is None]
     for process in processes:
-        process.finish()
+        process.finish(trees[process.name])
     return late
 
 

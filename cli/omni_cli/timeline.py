@@ -6,29 +6,16 @@ lanes side by side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omni_proto.client import StageTimings
 
 NS_PER_S = 1e9
-
-
-class Timings(Protocol):
-    """omni_proto.stage.v1.StageTimings, or anything with its fields. 0 means that it did not happen."""
-
-    accepted_unix_ns: int
-    input_complete_ns: int
-    engine_submitted_ns: int
-    engine_scheduled_ns: int
-    first_output_ns: int
-    last_output_ns: int
-    transfer_start_ns: int
-    transfer_end_ns: int
-    first_audio_ns: int
-    finished_ns: int
-    step_ns: Sequence[int]
 
 
 class Phase(StrEnum):
@@ -79,24 +66,26 @@ class Timeline:
         return max((span.end for span in spans), default=0.0)
 
 
-def compute_timeline(timings: Mapping[str, Timings]) -> Timeline:
+def compute_timeline(timings: Mapping[str, StageTimings]) -> Timeline:
     """Lanes of the stages, in the order given, on one axis that begins at the earliest Accepted."""
     origin = min((timing.accepted_unix_ns for timing in timings.values()), default=0)
     return Timeline(tuple(_compute_lane(stage, timing, origin) for stage, timing in timings.items()))
 
 
-def _compute_lane(stage: str, timing: Timings, origin_ns: int) -> Lane:
+def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
     offset = timing.accepted_unix_ns - origin_ns
 
     def seconds(value: int) -> float:
         return (offset + value) / NS_PER_S
 
     # Each phase ends with an event. One that did not happen, or came before the phase began (rows that were
-    # streamed in while the engine ran), leaves its phase out.
+    # streamed in while the engine ran), leaves its phase out. Of a single output, a whole sound or one token, nothing
+    # tells prefill from generation.
+    single = timing.first_output_ns == timing.last_output_ns
     events = (
         (Phase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),
         (Phase.QUEUE, timing.engine_scheduled_ns),
-        (Phase.PREFILL, timing.first_output_ns),
+        (Phase.PREFILL, 0 if single else timing.first_output_ns),
         (Phase.GENERATE, timing.last_output_ns),
         (Phase.FINISH, timing.finished_ns),
     )

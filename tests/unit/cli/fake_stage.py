@@ -1,7 +1,8 @@
 """A stand-in for a stage server in tests of the supervisor: listens, starts a child as an engine would, obeys or not.
 
 Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
-BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan", "loading", "clash" or "early-term".
+BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan",
+"orphan-session", "loading" or "clash".
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def main() -> None:
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=[listener.fileno()])
         sys.exit(1)
 
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=behaviour == "orphan-session"
+    )
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: None if behaviour == "deaf" else stopping.append(number))
     (directory / f"{config.stage}.pids").write_text(f"{os.getpid()} {child.pid}")
@@ -52,7 +55,7 @@ def main() -> None:
             sys.stderr.write("the last words of the stage\n")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
-    if behaviour != "orphan":
+    if not behaviour.startswith("orphan"):
         child.kill()
         child.wait()
     sys.exit(0)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.guard import list_session
+from omni_cli.guard import list_tree
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
@@ -105,7 +105,7 @@ def test_stages_lead_sessions_of_their_own(launch: Callable[..., Run]) -> None:
     run.wait_ready()
     for session in run.sessions():
         assert os.getsid(session) == session
-        assert len(list_session(session)) == 2
+        assert len(list_tree(session)) == 2
 
 
 def test_sigkill_of_omnipipe_leaves_no_process(launch: Callable[..., Run]) -> None:
@@ -175,11 +175,22 @@ def test_engine_left_behind_by_a_stage_is_ended(launch: Callable[..., Run]) -> N
     assert not any(is_alive(pid) for pid in run.pids())
 
 
+def test_engine_in_a_session_of_its_own_left_behind_is_ended(launch: Callable[..., Run]) -> None:
+    run = launch(thinker="orphan-session")
+    run.wait_ready()
+    server, engine = (int(pid) for pid in (run.directory / "thinker.pids").read_text().split())
+    assert os.getsid(engine) != os.getsid(server)
+    run.process.send_signal(signal.SIGTERM)
+    status, _, _ = run.finish()
+    assert status == 0
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
 def test_second_stop_signal_does_not_wait(launch: Callable[..., Run]) -> None:
     run = launch(grace_s=1000, talker="deaf")
     run.wait_ready()
     run.process.send_signal(signal.SIGINT)
-    wait_for(lambda: not list_session(run.sessions()[0]))
+    wait_for(lambda: not list_tree(run.sessions()[0]))
     run.process.send_signal(signal.SIGINT)
     status, _, _ = run.finish()
     assert status == 130

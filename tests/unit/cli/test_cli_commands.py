@@ -1,0 +1,101 @@
+"""The command line: help, arguments, exit codes. Processes are in test_cli_supervisor.py and tests/pipeline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_cli.main import app
+
+SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+COMMANDS = ("run", "generate", "validate", "tiny-model", "demo")
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_an_example(command: str) -> None:
+    status, out, _ = invoke(command, "--help")
+    assert status == 0
+    assert "Example" in out
+    assert f"omnipipe {command} " in out
+
+
+def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from omni_cli.main import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'vllm', 'grpc', 'matplotlib', 'numpy', 'kopf'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    for command in COMMANDS:
+        assert command in result.stdout
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_validate_accepts_the_samples(path: Path) -> None:
+    status, out, _ = invoke("validate", str(path))
+    assert status == 0
+    assert out.startswith(f"OK: {path.stem}, ")
+
+
+def test_validate_prints_every_problem(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("apiVersion: v1\nkind: OmniPipeline\nmetadata: {name: A}\nspec: {model: {uri: x}, stages: []}\n")
+    status, out, err = invoke("validate", str(file))
+    assert (status, out) == (1, "")
+    assert [line.removeprefix(f"{file}: ").split(":")[0] for line in err.splitlines()] == [
+        "apiVersion",
+        "metadata.name",
+        "spec.model.uri",
+        "spec.stages",
+    ]
+
+
+def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
+    sample = next(path for path in SAMPLES if path.stem == "qwen25-omni")
+    status, _, err = invoke("run", str(sample))
+    assert status == 1
+    assert "spec.model.uri is hf://Qwen/Qwen2.5-Omni-7B, which is not a directory on this machine" in err
+    assert "--model-dir DIR" in err
+    status, _, err = invoke("run", str(sample), "--model-dir", str(tmp_path))
+    assert status == 1
+    assert f"{tmp_path} holds no checkpoint (config.json is missing)" in err
+
+
+GENERATE = ("generate", "--endpoint", "127.0.0.1:1")
+BAD_GENERATE = {
+    "no prompt": ((), 2, "give the prompt by --text or by --prompt-file"),
+    "two prompts": (("--text", "a", "--prompt-file", "b"), 2, "give the prompt by --text or by --prompt-file"),
+    "sampling": (("--text", "a", "--sampling", "x"), 2, "give it as STAGE.KEY=VALUE"),
+    "modality": (("--text", "a", "--modality", "video"), 2, "'video' is not one of"),
+    "no image": (("--text", "a", "--image", "/absent.png"), 1, "cannot read /absent.png: No such file or directory"),
+    "no prompt file": (("--prompt-file", "/absent.txt"), 1, "cannot read /absent.txt"),
+    "raw with media": (("--text", "a", "--raw", "--audio", __file__), 2, "--raw takes no --system, --image or --audio"),
+    "wav without sound": (("--text", "a", "--modality", "text", "--out", "x.wav"), 2, "--out needs --modality audio"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_GENERATE, ids=lambda name: name.replace(" ", "-"))
+def test_generate_refuses_wrong_arguments(case: str) -> None:
+    arguments, expected, message = BAD_GENERATE[case]
+    status, _, err = invoke(*GENERATE, *arguments)
+    assert status == expected
+    assert message in err
+
+
+def test_generate_says_that_nobody_answers() -> None:
+    status, out, err = invoke(*GENERATE, "--text", "a", "--timeout", "5")
+    assert (status, out.strip()) == (1, "")
+    assert "127.0.0.1:1" in err
+    assert "Traceback" not in err
