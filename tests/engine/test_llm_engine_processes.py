@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from omni_proto.stage_config import EngineArgs, ModelSource, SamplingDefaults, StageConfig
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.errors import EngineDeadStageError
+from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
@@ -90,3 +95,38 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
         for pid in wait_until_gone(below, 1):
             os.kill(pid, signal.SIGKILL)
         log.close()
+
+
+async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
+    config = StageConfig(
+        pipeline="text",
+        stage="llm",
+        component="generic/llm",
+        model=ModelSource(path=str(write_tiny_text_checkpoint(tmp_path / "tiny"))),
+        engine_args=EngineArgs(dtype="float32", max_model_len=512, kv_cache_memory_mib=8, enforce_eager=True),
+    )
+    before = set(descendants(os.getpid()))
+    engine = build_stage_engine(config)
+    await engine.start()
+    try:
+        below = [pid for pid in descendants(os.getpid()) if pid not in before]
+        request = StageRequest(
+            request_id="long",
+            source=UserPrompt(text="Hello"),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=500, ignore_eos=True),
+        )
+        steps = engine.generate(request)
+        await anext(steps)
+        for pid in below:
+            if is_engine(pid):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineDeadStageError):
+            async with asyncio.timeout(5):
+                async for _ in steps:
+                    pass
+        assert engine.is_dead
+        assert engine.unfinished_requests == 0
+        with pytest.raises(EngineDeadStageError):
+            await anext(engine.generate(request))
+    finally:
+        await engine.shutdown()

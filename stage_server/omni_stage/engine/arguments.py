@@ -109,7 +109,12 @@ class OmniEngineArgs:
             if name != "kind" and (value := getattr(self, name)) is not None
         }
         kwargs["runner"] = "pooling" if self.kind is EngineKind.DIFFUSION else "generate"
-        return kwargs | {"worker_cls": worker_cls, "scheduler_cls": scheduler_cls, "trust_remote_code": False}
+        return kwargs | {
+            "worker_cls": worker_cls,
+            "scheduler_cls": scheduler_cls,
+            "trust_remote_code": False,
+            "use_tqdm_on_load": False,
+        }
 
 
 def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool) -> OmniEngineArgs:
@@ -117,11 +122,8 @@ def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool
 
     Raises ConfigurationError naming the field and the remedy.
     """
-    chosen: dict[str, Any] = {
-        "model": config.model.path,
-        **_component_args(component),
-        **_user_args(config.engine_args),
-    }
+    component_args = _component_args(component)
+    chosen: dict[str, Any] = {"model": config.model.path, **component_args, **_user_args(config.engine_args)}
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
     # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
@@ -129,7 +131,7 @@ def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool
     if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
         chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     args = OmniEngineArgs(kind=component.kind, **chosen)
-    _check(config, args)
+    _check(config, args, component_args)
     if component.kind is EngineKind.DIFFUSION:
         # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
         additional = _with_queue_timeout(config, component, args.additional_config)
@@ -182,8 +184,12 @@ def _with_queue_timeout(config: StageConfig, component: Component, additional: M
     return {**additional, DIFFUSION_SETTINGS: scheduler}
 
 
-def _check(config: StageConfig, args: OmniEngineArgs) -> None:
+def _check(config: StageConfig, args: OmniEngineArgs, component_args: Mapping[str, Any]) -> None:
     user = config.engine_args
+    if user.enforce_eager is False and component_args.get("enforce_eager"):
+        raise _bad_argument("enforce_eager", "this component runs without CUDA graphs", "leave it out")
+    if user.enable_prefix_caching and component_args.get("enable_prefix_caching") is False:
+        raise _bad_argument("enable_prefix_caching", "this component cannot reuse cached prefixes", "leave it out")
     if args.kind is EngineKind.DIFFUSION:
         for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size"):
             if getattr(user, name) is not None:

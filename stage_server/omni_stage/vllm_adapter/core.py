@@ -133,14 +133,16 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
         completion = output.outputs[0]
         # The tensors first: they may hold the error that explains the finish reason.
         tensors = join_tensors(capture.take(), ROWS_NAME)
-        _check_finish(completion.finish_reason, str(completion.stop_reason or ""))
+        # A stop token's id, a stop text, or a reason of our scheduler.
+        stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
+        _check_finish(completion.finish_reason, stop_reason)
         return CoreOutput(
             token_ids=list(completion.token_ids),
             text=completion.text,
             prompt_token_ids=prompt_token_ids,
             tensors=tensors,
             finish_reason=completion.finish_reason if output.finished else None,
-            stop_reason=str(completion.stop_reason or ""),
+            stop_reason=stop_reason,
             scheduled_ns=_scheduled_ns(output),
         )
     data = output.outputs.data
