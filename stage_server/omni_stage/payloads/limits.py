@@ -15,14 +15,14 @@ NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadLimits:
-    """Bounds of one request's payload. The defaults suit one prompt of 8192 rows of 3584 bfloat16 values."""
+    """Bounds of one request's payload. The defaults admit one sequence of 32768 rows of 3584 bfloat16 values."""
 
     max_dimensions: int = 4
     max_dimension_size: int = 1 << 20
     """Longest single dimension."""
-    max_tensor_bytes: int = 64 << 20
+    max_tensor_bytes: int = 256 << 20
     """Bytes of one tensor."""
-    max_payload_bytes: int = 256 << 20
+    max_payload_bytes: int = 512 << 20
     """Bytes of the whole payload as it travels."""
     max_entries: int = 64
     """Named tensors and lists in one payload."""
