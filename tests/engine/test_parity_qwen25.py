@@ -10,16 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from support.media import make_image, make_sound
-from support.omni_stages import Collected, OmniStages, run_omni_stages
-from support.reference import Reference, ReferencePrompt, ReferenceSettings, load_reference
+from support.omni_stages import check_parity, run_omni_stages
+from support.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 pytestmark = pytest.mark.engine
 
-ROWS_TOLERANCE = 1e-4
-SOUND_TOLERANCE = 1e-5
 CHECKPOINTS = [(0, "small"), (1, "small"), (0, "gqa"), (1, "gqa")]
 
 PROMPTS = {
@@ -33,44 +30,6 @@ PROMPTS = {
 SETTINGS = ReferenceSettings()
 
 
-async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
-    """One prompt through all stages, greedy."""
-    thinker = await stages.ask("thinker", prompt.to_user_prompt(), temperature=0.0, max_tokens=settings.thinker_tokens)
-    talker = await stages.ask(
-        "talker",
-        thinker.tensors,
-        voice=settings.voice,
-        temperature=0.0,
-        repetition_penalty=1.0,
-        max_tokens=settings.talker_tokens,
-    )
-    token2wav = await stages.ask(
-        "token2wav",
-        talker.tensors,
-        voice=settings.voice,
-        seed=settings.seed,
-        num_inference_steps=settings.steps,
-        guidance_scale=settings.guidance,
-    )
-    return {"thinker": thinker, "talker": talker, "token2wav": token2wav}
-
-
-def check_parity(ours: dict[str, Collected], reference: Reference) -> None:
-    """Every stage's output against the reference."""
-    thinker, talker, token2wav = ours["thinker"], ours["talker"], ours["token2wav"]
-    assert thinker.prompt_token_ids == reference.prompt_token_ids
-    assert thinker.token_ids == reference.thinker_token_ids
-    assert thinker.text == reference.text
-    assert thinker.tensors["token_ids"].tolist() == [*reference.prompt_token_ids, *reference.thinker_token_ids[:-1]]
-    assert thinker.tensors["mrope_positions"].tolist() == reference.mrope_positions.tolist()
-    torch.testing.assert_close(thinker.tensors["x"], reference.rows, atol=ROWS_TOLERANCE, rtol=0)
-    assert talker.token_ids == reference.codec_token_ids
-    assert talker.tensors["codes"].tolist() == reference.codes
-    assert token2wav.audio.shape == reference.waveform.shape
-    torch.testing.assert_close(token2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
-    assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"
-
-
 @pytest.mark.parametrize(("seed", "shape"), CHECKPOINTS, ids=[f"{shape}-seed{seed}" for seed, shape in CHECKPOINTS])
 async def test_every_prompt_kind_alone_and_concurrently(
     make_tiny_checkpoint: Callable[..., Path], seed: int, shape: str
@@ -80,7 +39,28 @@ async def test_every_prompt_kind_alone_and_concurrently(
     references = {name: load_reference(checkpoint).run(prompt, SETTINGS) for name, prompt in PROMPTS.items()}
     async with run_omni_stages(checkpoint) as stages:
         for name, prompt in PROMPTS.items():
-            check_parity(await run_chain(stages, prompt, SETTINGS), references[name])
-        together = await asyncio.gather(*(run_chain(stages, prompt, SETTINGS) for prompt in PROMPTS.values()))
+            check_parity(await stages.run_chain(prompt, SETTINGS), references[name])
+        together = await asyncio.gather(*(stages.run_chain(prompt, SETTINGS) for prompt in PROMPTS.values()))
     for name, ours in zip(PROMPTS, together, strict=True):
         check_parity(ours, references[name])
+
+
+async def test_engines_in_processes_of_their_own(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """As the server runs them: everything that an engine needs survives the way to a spawned process."""
+    checkpoint = make_tiny_checkpoint(0, "small")
+    reference = load_reference(checkpoint).run(PROMPTS["image"], SETTINGS)
+    async with run_omni_stages(checkpoint, in_process=False) as stages:
+        check_parity(await stages.run_chain(PROMPTS["image"], SETTINGS), reference)
+
+
+async def test_prompt_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """A budget of 32 tokens a step cuts prompts of thinker and talker into chunks, and rows come once each."""
+    checkpoint = make_tiny_checkpoint(0, "gqa")
+    sentence = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
+    prompts = [ReferencePrompt(2 * sentence), PROMPTS["text"]]
+    expected = [load_reference(checkpoint).run(prompt, SETTINGS) for prompt in prompts]
+    assert len(expected[0].prompt_token_ids) > 64
+    async with run_omni_stages(checkpoint, max_media=0, max_num_batched_tokens=32) as stages:
+        ours = await asyncio.gather(*(stages.run_chain(prompt, SETTINGS) for prompt in prompts))
+    for mine, theirs in zip(ours, expected, strict=True):
+        check_parity(mine, theirs)

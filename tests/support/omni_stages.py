@@ -15,6 +15,7 @@ from omni_proto.stage_config import (
     DownstreamStage,
     EngineArgs,
     InputEdge,
+    Limits,
     ModelSource,
     Output,
     SamplingDefaults,
@@ -24,6 +25,7 @@ from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.engine.sampling import resolve_sampling
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
+from support.reference import Reference, ReferencePrompt, ReferenceSettings
 
 _FAMILY = "qwen2_5_omni"
 _NEXT = {"thinker": "talker", "talker": "token2wav"}
@@ -32,7 +34,7 @@ _OUTPUTS = {"thinker": [Output.TEXT], "talker": [], "token2wav": [Output.AUDIO]}
 _ids = count()
 
 
-def stage_config(stage: str, checkpoint: Path, **engine_args: Any) -> StageConfig:
+def stage_config(stage: str, checkpoint: Path, max_media: int = 4, **engine_args: Any) -> StageConfig:
     """The configuration of one stage of the pipeline, small and eager."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
     if stage != "token2wav":
@@ -49,6 +51,7 @@ def stage_config(stage: str, checkpoint: Path, **engine_args: Any) -> StageConfi
         if below is None
         else [DownstreamStage(stage=below, target="127.0.0.1:1", component=f"{_FAMILY}/{below}", stages=[below])],
         engine_args=EngineArgs(**{**settings, **engine_args}),
+        limits=Limits(max_media_per_request=max_media),
     )
 
 
@@ -82,6 +85,23 @@ class OmniStages:
 
     engines: dict[str, StageEngine]
 
+    async def run_chain(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
+        """One prompt through all three stages, greedy, as the reference is."""
+        voice = settings.voice
+        greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
+        thinker = await self.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
+        greedy["repetition_penalty"] = settings.repetition_penalty
+        talker = await self.ask("talker", thinker.tensors, voice, **greedy, max_tokens=settings.talker_tokens)
+        token2wav = await self.ask(
+            "token2wav",
+            talker.tensors,
+            voice,
+            seed=settings.seed,
+            num_inference_steps=settings.steps,
+            guidance_scale=settings.guidance,
+        )
+        return {"thinker": thinker, "talker": talker, "token2wav": token2wav}
+
     async def ask(
         self,
         stage: str,
@@ -112,13 +132,38 @@ class OmniStages:
 
 
 @asynccontextmanager
-async def run_omni_stages(checkpoint: Path, *stages: str, **engine_args: Any) -> AsyncIterator[OmniStages]:
-    """Start the named stages in this process; end them with the block."""
+async def run_omni_stages(
+    checkpoint: Path, *stages: str, in_process: bool = True, max_media: int = 4, **engine_args: Any
+) -> AsyncIterator[OmniStages]:
+    """Start the named stages, all three if none is named; end them with the block."""
     async with AsyncExitStack() as stack:
         engines: dict[str, StageEngine] = {}
         for stage in stages or ("thinker", "talker", "token2wav"):
-            engine = build_stage_engine(stage_config(stage, checkpoint, **engine_args), in_process=True)
+            # Only text and codec stages have tokens to batch.
+            arguments = {} if stage == "token2wav" else engine_args
+            config = stage_config(stage, checkpoint, max_media, **arguments)
+            engine = build_stage_engine(config, in_process=in_process)
             stack.push_async_callback(engine.shutdown)
             await engine.start()
             engines[stage] = engine
         yield OmniStages(engines)
+
+
+ROWS_TOLERANCE = 1e-4
+SOUND_TOLERANCE = 1e-5
+
+
+def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
+    """Every stage's output against the reference: tokens equal, rows and sound within the tolerances."""
+    thinker, talker, token2wav = ours["thinker"], ours["talker"], ours["token2wav"]
+    assert thinker.prompt_token_ids == reference.prompt_token_ids
+    assert thinker.token_ids == reference.thinker_token_ids
+    assert thinker.text == reference.text
+    assert thinker.tensors["token_ids"].tolist() == [*reference.prompt_token_ids, *reference.thinker_token_ids[:-1]]
+    assert thinker.tensors["mrope_positions"].tolist() == reference.mrope_positions.tolist()
+    torch.testing.assert_close(thinker.tensors["x"], reference.rows, atol=ROWS_TOLERANCE, rtol=0)
+    assert talker.token_ids == reference.codec_token_ids
+    assert talker.tensors["codes"].tolist() == reference.codes
+    assert token2wav.audio.shape == reference.waveform.shape
+    torch.testing.assert_close(token2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
+    assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"

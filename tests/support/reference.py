@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL.Image import Image
-from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
+from transformers import (
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 
@@ -69,6 +73,8 @@ class ReferenceSettings:
     voice: str = "Chelsie"
     steps: int = 10
     guidance: float = 0.5
+    repetition_penalty: float = 1.0
+    """Of the talker."""
 
 
 class ReferenceModel:
@@ -180,6 +186,8 @@ class ReferenceModel:
         step = {"inputs_embeds": torch.cat([rows[None, :prompt_length], frame[:, :1], reply[:, :1]], dim=1)}
         reply = torch.cat([reply[:, 1:], frame[:, 1:]], dim=1)
         talker.rope_deltas = None
+        codec_prompt = [talker.codec_mask_token] * prompt_length + [talker.codec_pad_token, talker.codec_bos_token]
+        penalize = RepetitionPenaltyLogitsProcessor(settings.repetition_penalty)
         stops, written, cache = self._codec_stops(), [], None
         for _ in range(settings.talker_tokens):
             output = talker(
@@ -192,7 +200,7 @@ class ReferenceModel:
                 **media,
             )
             cache, reply = output.past_key_values, output.thinker_reply_part
-            logits = output.logits[0, -1].clone()
+            logits = penalize(torch.tensor([codec_prompt + written]), output.logits[:, -1].clone())[0]
             logits[talker.codec_bos_token] = -torch.inf
             written.append(int(logits.argmax()))
             if written[-1] in stops:

@@ -28,12 +28,22 @@ class PromptBuilder:
     """Makes vLLM prompts with the checkpoint's tokenizer and chat template. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any, checkpoint: OmniCheckpoint) -> None:
+        """Raises ConfigurationError if the tokenizer is not the checkpoint's."""
         self._tokenizer = tokenizer
         # A fast tokenizer refuses to be used while another thread changes its settings, which encoding may do.
         self._lock = threading.Lock()
         self._vocab_size = checkpoint.vocab_size
         self._placeholder_ids = frozenset(checkpoint.placeholder_ids)
-        self._placeholders = [str(tokenizer.convert_ids_to_tokens(item)) for item in checkpoint.placeholder_ids]
+        self._placeholders: list[str] = [
+            token for item in checkpoint.placeholder_ids if (token := tokenizer.convert_ids_to_tokens(item))
+        ]
+        if len(self._placeholders) < len(checkpoint.placeholder_ids):
+            # transformers makes an empty tokenizer of a directory without tokenizer files.
+            raise ConfigurationError(
+                f"the tokenizer in model.path {checkpoint.path} does not know the tokens that stand for media; "
+                "the checkpoint must hold its own tokenizer files",
+                field="model.path",
+            )
 
     @classmethod
     def load(cls, checkpoint: OmniCheckpoint) -> PromptBuilder:
