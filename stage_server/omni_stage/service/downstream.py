@@ -25,7 +25,7 @@ from omni_stage.errors import DownstreamProtocolError
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.edge_output import EdgeWriter
-from omni_stage.service.errors import RelayedError, retry_delay_s
+from omni_stage.service.errors import RelayedError, first_error, retry_delay_s
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, OutgoingChunk, serialize_request
 
@@ -129,14 +129,13 @@ class EdgeCall:
         try:
             first = await self._queue.get()
             call = await self._open()
-            sender = asyncio.create_task(self._send(call, first))
-            try:
+            async with asyncio.TaskGroup() as group:
+                sender = group.create_task(self._send(call, first))
                 await self._relay(call)
-            finally:
+                # The stage ended by itself; it may have needed less than all rows.
                 sender.cancel()
-                await asyncio.wait({sender})
-            if not sender.cancelled():
-                sender.result()
+        except BaseExceptionGroup as error:
+            raise first_error(error) from None
         finally:
             self._settled.set()
             if call is not None:

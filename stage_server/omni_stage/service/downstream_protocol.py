@@ -17,7 +17,10 @@ from omni_stage.errors import (
 )
 from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
 
-_LOST = frozenset((grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN))
+_LOST = frozenset(
+    # INTERNAL without an ErrorInfo is the transport's: a reset stream, a write that the connection no longer took.
+    (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+)
 
 
 class DownstreamProtocol:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -16,6 +16,8 @@ from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, grpc_code,
 from omni_stage.service.logs import request_id_var
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import SERVICE_NAME
+
+DISCARD_S = 0.05
 
 _log = logging.getLogger(__name__)
 _Behavior = Callable[[Any, Any], Awaitable[Any]]
@@ -63,6 +65,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 status = to_status(error, stage=self._stage, request_id=request_id)
                 code, info = grpc_code(status.code), error_info(status)
                 reason = info.reason if info else ""
+                if counted:
+                    await _discard(request)
                 await _abort(context, status)
             finally:
                 if counted:
@@ -72,6 +76,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 request_id_var.reset(token)
 
         return call
+
+
+async def _discard(messages: AsyncIterator[Any]) -> None:
+    """Read what the caller is just sending.
+
+    grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended.
+    """
+    try:
+        async with asyncio.timeout(DISCARD_S):
+            async for _ in messages:
+                pass
+    except TimeoutError:
+        return
 
 
 async def _abort(context: Any, status: status_pb2.Status) -> None:

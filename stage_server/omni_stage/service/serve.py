@@ -56,6 +56,8 @@ class StageServer:
         self.config = config
         self.health = StageHealth()
         self.in_flight = InFlight()
+        limits = config.limits
+        self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config.stage, registry)
         self.ports: Ports | None = None
         self._registry = registry
@@ -85,7 +87,7 @@ class StageServer:
         main = build_main_server(config, StageServicer(runtime), self.health, self.metrics)
         grpc_port = bind(main, config.listen.host, config.listen.grpc_port, "listen.grpcPort")
         await main.start()
-        self._stack.push_async_callback(main.stop, 0.5)
+        self._stack.push_async_callback(main.stop, 0.2)
         runtime.engine_ready = True
         await self.health.set_ready(True)
         self.metrics.ready.set_function(lambda: float(self.health.ready))
@@ -148,8 +150,7 @@ class StageServer:
         return ExitCode.ENGINE_DEAD
 
     def _build_runtime(self, engine: StageEngine) -> StageRuntime:
-        limits = self.config.limits
-        admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
+        admission = self.admission
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
         return StageRuntime(

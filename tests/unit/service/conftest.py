@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -21,14 +22,15 @@ import pytest_asyncio
 import soundfile
 import torch
 from google.rpc import error_details_pb2, status_pb2
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import EngineKind, FinishReason, StageInput, StageRequest, StageStep
 from omni_stage.service.serve import StageServer
-from PIL import Image
-from prometheus_client import CollectorRegistry
 
 EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))
 EDGE_B = TensorSchema("test/b2c", 1, (TensorSpec("codes", "int64"),))
@@ -176,7 +178,9 @@ async def ask(
     stage: Any, messages: Iterable[Any] | None = None, *, timeout: float | None = 20, metadata: Any = None
 ) -> Answer:
     """Send messages through a plain generated stub and collect everything."""
-    call = stage.stub.Generate(iter(messages if messages is not None else [start(), END]), timeout=timeout, metadata=metadata)
+    call = stage.stub.Generate(
+        iter(messages if messages is not None else [start(), END]), timeout=timeout, metadata=metadata
+    )
     return await collect(call)
 
 
@@ -209,7 +213,9 @@ async def say_hello(request: StageRequest) -> AsyncIterator[StageStep]:
             return {}
         return {"x": rows(count, offset), "ids": torch.arange(offset, offset + count)}
 
-    yield StageStep(text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3], tensors=tensors(3, 0), scheduled_ns=time.monotonic_ns())
+    yield StageStep(
+        text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3], tensors=tensors(3, 0), scheduled_ns=time.monotonic_ns()
+    )
     await asyncio.sleep(0)
     yield StageStep(text="lo", token_ids=[8], tensors=tensors(1, 3))
     yield StageStep(finish_reason=FinishReason.STOP, stop_reason="2", tensors=tensors(1, 4))
@@ -294,7 +300,10 @@ class Kit:
             outputs=["Audio"],
             input={"source": "talker"},
             component=ScriptedComponent(
-                kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=SamplingDefaults(), voices=("Chelsie", "Ethan")
+                kind=EngineKind.DIFFUSION,
+                input_schema=EDGE_B,
+                default_sampling=SamplingDefaults(),
+                voices=("Chelsie", "Ethan"),
             ),
         )
         middle = await self.serve(
@@ -315,7 +324,9 @@ class Kit:
 
     @staticmethod
     def edge(stage: str, target: str, stages: list[str]) -> DownstreamStage:
-        return DownstreamStage(stage=stage, target=target, component="test/stage", stages=stages, outputs=[Output.AUDIO])
+        return DownstreamStage(
+            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Output.AUDIO]
+        )
 
 
 def png(width: int = 4, height: int = 3) -> bytes:
@@ -344,3 +355,13 @@ def lab() -> SimpleNamespace:
         "EDGE_A EDGE_B ScriptedComponent ScriptedEngine"
     )
     return SimpleNamespace(**{name: globals()[name] for name in names.split()})
+
+
+@pytest.fixture(autouse=True)
+def _keep_logging() -> Iterator[None]:
+    """Put the root logger back as it was: tests point it at captured streams."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

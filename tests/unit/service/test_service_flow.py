@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.models.component import AudioPart, ImagePart, StageStep
@@ -87,7 +88,9 @@ async def test_large_tensors_travel_in_many_chunks(kit: Any, lab: SimpleNamespac
     async def one_code(request: Any) -> Any:
         yield StageStep(tensors={"codes": torch.tensor([1])}, finish_reason=lab_finish())
 
-    first, middle, _ = await kit.chain(thinker=many, talker=one_code, max_model_len=300_000, defaultSampling={"maxTokens": 299_999})
+    first, middle, _ = await kit.chain(
+        thinker=many, talker=one_code, max_model_len=300_000, defaultSampling={"maxTokens": 299_999}
+    )
     answer = await lab.ask(first, [lab.start("x"), lab.END])
     assert answer.code.name == "OK", answer.message
     assert torch.equal(middle.engine.requests[0].source.tensors["x"], lab.rows(count))
@@ -102,7 +105,9 @@ async def test_large_tensors_travel_in_many_chunks(kit: Any, lab: SimpleNamespac
         pytest.param(sampling_pb2.AUDIO_ENCODING_PCM_F32LE, "<f4", 1.0, id="f32le as made"),
     ],
 )
-async def test_audio_chunks_join_to_the_sound(kit: Any, lab: SimpleNamespace, encoding: int, dtype: str, scale: float) -> None:
+async def test_audio_chunks_join_to_the_sound(
+    kit: Any, lab: SimpleNamespace, encoding: int, dtype: str, scale: float
+) -> None:
     first, _, _ = await kit.chain()
     answer = await lab.ask(first, [lab.start(audio=sampling_pb2.AudioOptions(encoding=encoding)), lab.END])
     chunks = answer.of("audio", "token2wav")
