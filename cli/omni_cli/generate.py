@@ -141,7 +141,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
         from omni_cli.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
-        draw_timeline(compute_timeline(timings), options.timeline)
+        draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
         lines.append(f"{options.timeline}: what each stage did when")
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,29 @@
+"""`omnipipe demo`: what `make demo` runs."""
+
+from __future__ import annotations
+
+import subprocess
+import wave
+from pathlib import Path
+
+import pytest
+
+from support.pipelines import OMNIPIPE, processes_with
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
+
+
+def test_demo_leaves_text_speech_and_timelines_and_no_process(tmp_path: Path) -> None:
+    out = tmp_path / "demo-output"
+    done = subprocess.run(
+        [OMNIPIPE, "demo", "--out", str(out)], capture_output=True, text=True, timeout=550, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for prompt in ("text", "audio", "image"):
+        assert (out / prompt / "text.txt").read_text().strip()
+        assert (out / prompt / "timeline.png").read_bytes().startswith(b"\x89PNG")
+        with wave.open(str(out / prompt / "speech.wav")) as sound:
+            assert sound.getframerate() == 24000
+            assert any(sound.readframes(sound.getnframes()))
+        assert prompt in done.stdout
+    assert processes_with(str(out)) == []

@@ -1,0 +1,97 @@
+"""`omnipipe run` with a real stage server and engine: nothing is left behind, and who failed is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from omni_cli.guard import ProcessId, list_running, list_tree
+from support.pipelines import OMNIPIPE, RunningPipeline, run_pipeline
+
+pytestmark = pytest.mark.pipeline
+
+PATIENCE_S = 60.0
+ONE_STAGE = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: one}
+spec:
+  model: {uri: "file:///models/tiny-omni"}
+  stages:
+  - name: thinker
+    component: qwen2_5_omni/thinker
+    engineArgs: {maxModelLen: 512, dtype: float32, kvCacheMemoryMib: 64, enforceEager: true}
+    outputs: [Text]
+"""
+
+
+@pytest.fixture
+def one_stage(tmp_path: Path) -> Path:
+    path = tmp_path / "one.yaml"
+    path.write_text(ONE_STAGE)
+    return path
+
+
+def list_stage_processes(running: RunningPipeline) -> set[ProcessId]:
+    """Stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
+    own = os.getsid(running.process.pid)
+    everything = list_tree(own)
+    return {one for one in everything if os.getsid(one.pid) != own}
+
+
+def wait_until_gone(processes: set[ProcessId]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while left := list_running(processes):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{len(left)} of {len(processes)} processes are still there")
+        time.sleep(0.1)
+
+
+def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(
+    one_stage: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with run_pipeline(one_stage, tiny_checkpoint, tmp_path) as running:
+        processes = list_stage_processes(running)
+        # The guard, the stage server and its engine core at least.
+        assert len(processes) >= 3
+        running.process.kill()
+        running.process.wait(PATIENCE_S)
+        wait_until_gone(processes)
+
+
+def test_death_of_the_engine_ends_the_run_and_names_the_stage(
+    one_stage: Path, tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    with run_pipeline(one_stage, tiny_checkpoint, tmp_path) as running:
+        processes = list_stage_processes(running)
+        engines = [one.pid for one in processes if b"EngineCore" in Path(f"/proc/{one.pid}/cmdline").read_bytes()]
+        assert len(engines) == 1
+        os.kill(engines[0], signal.SIGKILL)
+        assert running.process.wait(PATIENCE_S) == 1
+        wait_until_gone(processes)
+    log = (tmp_path / "run.log").read_text()
+    assert "stage thinker ended with exit code 70" in log
+    assert "last lines of" in log
+
+
+def test_stage_that_cannot_start_says_why(one_stage: Path, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    one_stage.write_text(ONE_STAGE.replace("qwen2_5_omni/thinker", "qwen2_5_omni/singer"))
+    command = [
+        OMNIPIPE,
+        "run",
+        str(one_stage),
+        "--model-dir",
+        str(tiny_checkpoint),
+        "--log-dir",
+        str(tmp_path / "logs"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "stage thinker ended with exit code 78" in done.stderr
+    assert "qwen2_5_omni/singer" in done.stderr
+    assert "qwen2_5_omni/thinker" in done.stderr, "the known ids are listed"
