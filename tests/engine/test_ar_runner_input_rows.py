@@ -87,6 +87,40 @@ def test_a_payload_that_does_not_fit_fails_its_request_alone(engine: TextEngine,
         check(runs, {"good": jobs["good"]}, {"good": None}, reference)
 
 
+def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, reference: Reference) -> None:
+    prompt, rows = prompt_of(12, 4), rows_of(30, 4)
+    llm = engine.core.llm
+    tokens: list[int] = []
+    captured: list[torch.Tensor] = []
+
+    def feed(token_ids: list[int], max_tokens: int, begin: int, end: int) -> None:
+        """One chunk, and the engine's steps until it has given its tokens. Nothing else steps this engine."""
+        payload = {"input_rows": rows[begin:end], "input_rows_offset": [begin]}
+        params = Job(token_ids, max_tokens, payload=payload).params()
+        chunk = {"prompt_token_ids": list(token_ids)}  # vLLM extends this very list
+        request = llm._inputs.process_inputs("s", chunk, params, supported_tasks=llm._tasks, resumable=True)
+        llm.engine_core.add_request(request)
+        wanted = len(tokens) + max_tokens
+        while len(tokens) < wanted:
+            for output in llm.engine_core.get_output().outputs:
+                tokens.extend(output.new_token_ids)
+                captured.append(output.pooling_output)
+
+    feed(prompt, 4, 0, 15)
+    # vLLM drops a session's last token when the next chunk comes, so the chunk begins with it.
+    feed([tokens[-1]], 5, 15, 20)
+    feed([tokens[-1]], 10, 20, 30)
+    feed([tokens[-1]], 6, 29, 30)
+    llm.engine_core.abort_requests(["s"])
+    assert tokens == reference.generate(prompt, 25, rows)
+    hidden, _ = reference.hidden(prompt + tokens[:-1], rows)
+    torch.testing.assert_close(torch.cat(captured), hidden, atol=TOLERANCE, rtol=0)
+
+
+# Engines of one process share vLLM's process groups, and one that ends takes them along: the tests that start engines
+# of their own come last.
+
+
 def test_preempted_requests_keep_their_rows(
     checkpoint: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,14 @@
+"""The only place that touches vLLM's private interfaces, of version 0.32. Each module names those it uses, and why.
+
+By where it runs::
+
+    front end    core, async_llm, inproc, output_processor, env        the engine as the stage server sees it
+    scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
+    worker       ar_worker, ar_runner, ar_output, capture, input_rows  autoregressive: rows out, rows in
+                 diffusion_worker, diffusion_runner, diffusion_output  diffusion: one step is one generation
+    between      scheduler_output (scheduler to worker), packing (worker to front end)
+    settings     config (of the runner), select (names of the worker and scheduler classes)
+
+vLLM is told the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
+exchanged. This package imports nothing when it is imported.
+"""

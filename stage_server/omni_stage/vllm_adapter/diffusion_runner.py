@@ -184,7 +184,10 @@ class GPUDiffusionModelRunner:
             if request is None:
                 continue
             start = starts.get(request_id, request.num_computed_tokens)
-            if start + length >= len(request.prompt_token_ids or ()):
+            if getattr(request, "payload_error", ""):
+                # The scheduler ends it after this step and drops whatever it gave.
+                del self._waiting[request_id]
+            elif start + length >= len(request.prompt_token_ids or ()):
                 payload = getattr(request, "additional_information", None)
                 complete[request_id] = payload or AdditionalInformationPayload({})
                 del self._waiting[request_id]
