@@ -12,6 +12,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from omni_proto.aio_status import StatusKeeper
 from omni_proto.channel import Options, channel_options
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
@@ -136,8 +137,11 @@ class AsyncOmniClient:
             attempt += 1
             accepted = False
             call = self._stub.Generate(prepared.messages(), timeout=remaining_s(deadline), metadata=metadata)
+            status = StatusKeeper(call)
             try:
                 async for response in call:
+                    if response is None:  # what grpc.aio makes of bytes that do not parse
+                        raise ProtocolError("a message is not a GenerateResponse: truncated or damaged")
                     event = event_from_response(response)
                     if not accepted and not isinstance(event, Accepted):
                         raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
@@ -145,7 +149,7 @@ class AsyncOmniClient:
                     if event is not None:
                         yield event
             except grpc.aio.AioRpcError as rpc_error:
-                failure = error_from_rpc(rpc_error)
+                failure = error_from_rpc(await status.unmask(rpc_error))
                 left = remaining_s(deadline)
                 wait = (
                     None

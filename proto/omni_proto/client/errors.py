@@ -31,9 +31,7 @@ class OmniRequestError(OmniProtoError):
         limit: str = "",
         retry_after_s: float | None = None,
     ) -> None:
-        where = f"stage {stage!r}: " if stage else ""
-        label = f"{code.name}/{reason}" if reason else code.name
-        super().__init__(f"{where}{label}: {message or 'no message'}")
+        super().__init__(message)
         self.code = code
         """The gRPC code."""
         self.message = message
@@ -50,6 +48,11 @@ class OmniRequestError(OmniProtoError):
         """The limit that was passed, with its unit; empty if none was."""
         self.retry_after_s = retry_after_s
         """When a retry may work, in seconds; None if the server did not say."""
+
+    def __str__(self) -> str:
+        where = f"stage {self.stage!r}: " if self.stage else ""
+        label = f"{self.code.name}/{self.reason}" if self.reason else self.code.name
+        return f"{where}{label}: {self.message or 'no message'}"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions of one argument are rebuilt from their message; this one has two.

@@ -1,0 +1,72 @@
+"""The status that ended an asyncio call, kept from a race in grpc.aio.
+
+When a stage ends a call while its caller still writes, the failed write makes grpc.aio (1.85, `_call.py`: `_write`
+calls `set_internal_error`) replace the status by INTERNAL "Internal error from Core", before or after the true one came: a
+refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so the true one can
+be seen there. Public interfaces only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+_MASK: Final = "Internal error from Core"
+_PATIENCE_S: Final = 2.0
+_POLL_S: Final = 0.005
+
+
+class StatusKeeper:
+    """Remembers the true status of a call. Make it right after the call, in its event loop."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._true: grpc.aio.AioRpcError | None = None
+        call.add_done_callback(self._note)
+
+    async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+        """error, or the error that the call truly ended with if error only says that a write failed.
+
+        The true status follows a failed write at once; after 2 s without one, error stands.
+        """
+        if not _is_mask(error):
+            return error
+        for _ in range(round(_PATIENCE_S / _POLL_S)):
+            self._note(self._call)
+            if self._true is not None:
+                return self._true
+            await asyncio.sleep(_POLL_S)
+        return error
+
+    def _note(self, call: Any) -> None:
+        if self._true is not None or not call.done():
+            return
+        code, details = _result(call.code()), _result(call.details())
+        if code is None or code is grpc.StatusCode.OK:
+            return
+        error = grpc.aio.AioRpcError(
+            code,
+            initial_metadata=grpc.aio.Metadata(),
+            trailing_metadata=_result(call.trailing_metadata()) or grpc.aio.Metadata(),
+            details=details,
+        )
+        if not _is_mask(error):
+            self._true = error
+
+
+def _is_mask(error: grpc.aio.AioRpcError) -> bool:
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _MASK
+
+
+def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """What a coroutine that has nothing to wait for returns: a done call's code, details and trailers."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    return None
