@@ -189,7 +189,8 @@ class OmniARRunnerMixin(_Base):
         if self._omni.capture_rows == "hidden":
             return hidden
         ids = torch.cat([self.input_ids.gpu[begin:end] for begin, end in ranges])
-        embedded = ~torch.isin(ids, self._no_embedding_ids)
+        # Not torch.isin, which may sort and so make the host wait for the device.
+        embedded = (ids.unsqueeze(-1) != self._no_embedding_ids).all(dim=-1)
         # Placeholder ids may lie outside the embedding table: look up id 0 there and leave the row alone.
         embedding = self.get_model().embed_input_ids(torch.where(embedded, ids, 0))
         return torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)
