@@ -23,19 +23,20 @@ class InFlight:
         self._entries: set[_Entry] = set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._refuse = False
+        self.refusing = False
+        """Whether new calls are refused."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def refuse(self) -> None:
         """From now on `track` refuses new calls: the stage is shutting down."""
-        self._refuse = True
+        self.refusing = True
 
     @asynccontextmanager
     async def track(self) -> AsyncIterator[None]:
         """Count the current task's call. Raises DrainingError if the stage refuses calls, and what fail_all says."""
-        if self._refuse:
+        if self.refusing:
             raise DrainingError("the stage is shutting down; another replica answers", retry_after_s=0.1)
         task = asyncio.current_task()
         if task is None:

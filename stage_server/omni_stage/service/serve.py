@@ -60,6 +60,7 @@ class StageServer:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config.stage, registry)
         self.ports: Ports | None = None
+        self.runtime: StageRuntime | None = None
         self._registry = registry
         self._stack = AsyncExitStack()
         self._engine: StageEngine | None = None
@@ -82,7 +83,7 @@ class StageServer:
         self._engine = engine
         _warn_of_stream_edges(config)
         await engine.start()
-        runtime = self._build_runtime(engine)
+        runtime = self.runtime = self._build_runtime(engine)
         self._stack.push_async_callback(runtime.channels.close)
         main = build_main_server(config, StageServicer(runtime), self.health, self.metrics)
         grpc_port = bind(main, config.listen.host, config.listen.grpc_port, "listen.grpcPort")

@@ -46,7 +46,7 @@ class ScriptedComponent:
     outputs: frozenset[Output] = frozenset(Output)
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
-    default_sampling: SamplingDefaults = SamplingDefaults(max_tokens=16)
+    default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
     voices: Sequence[str] = ()
     sample_rate_hz: int = 24_000
     step_timeout_s: float = 30.0
@@ -175,11 +175,11 @@ END = pb.GenerateRequest(end=pb.End())
 
 
 async def ask(
-    stage: Any, messages: Iterable[Any] | None = None, *, timeout: float | None = 20, metadata: Any = None
+    stage: Any, messages: Iterable[Any] | None = None, *, timeout_s: float | None = 20, metadata: Any = None
 ) -> Answer:
     """Send messages through a plain generated stub and collect everything."""
     call = stage.stub.Generate(
-        iter(messages if messages is not None else [start(), END]), timeout=timeout, metadata=metadata
+        iter(messages if messages is not None else [start(), END]), timeout=timeout_s, metadata=metadata
     )
     return await collect(call)
 
@@ -198,7 +198,7 @@ async def collect(call: Any) -> Answer:
     return Answer(responses, await call.code(), "", None)
 
 
-# Scripts -----------------------------------------------------------------------------------------------------------
+# Scripts ------------------------------------
 
 
 def rows(count: int, offset: int = 0) -> torch.Tensor:
@@ -248,7 +248,7 @@ def failing(error: Exception, *, after: int = 1) -> Script:
     return script
 
 
-# Servers -----------------------------------------------------------------------------------------------------------
+# Servers ------------------------------------
 
 
 class Kit:

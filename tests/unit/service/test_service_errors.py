@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2
 
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.tensors import EdgeAssembler, encode_tensor_chunk, schema_hash, tensor_prompt
+from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
 from omni_stage.service.logs import configure_logging
@@ -89,14 +89,10 @@ BAD_STARTS = [
         id="parameter of another kind of stage",
     ),
     pytest.param({"text": "x", "seed": 2**63}, "INVALID_REQUEST", "start.seed", id="seed too big"),
-    pytest.param({"text": "x", "modalities": [2]}, "INVALID_REQUEST", "start.modalities[0]", id="undeclared modality"),
+    pytest.param({"text": "x", "modalities": [2]}, "INVALID_REQUEST", "start.modalities[0]", id="undeclared"),
     pytest.param({"text": "x", "modalities": [0]}, "INVALID_REQUEST", "start.modalities[0]", id="unspecified modality"),
-    pytest.param(
-        {"text": "x", "audio": {"voice": "Nobody"}}, "INVALID_REQUEST", "start.audio.voice", id="unknown voice"
-    ),
-    pytest.param(
-        {"text": "x", "audio": {"encoding": 9}}, "INVALID_REQUEST", "start.audio.encoding", id="unknown encoding"
-    ),
+    pytest.param({"text": "x", "audio": {"voice": "Nobody"}}, "INVALID_REQUEST", "start.audio.voice", id="voice"),
+    pytest.param({"text": "x", "audio": {"encoding": 9}}, "INVALID_REQUEST", "start.audio.encoding", id="encoding"),
     pytest.param({"tensors": {}}, "INVALID_REQUEST", "start.input", id="tensors to an entry stage"),
     pytest.param(
         {"text": "x", "edge_schema_hash": "00"},
@@ -176,7 +172,7 @@ async def test_bytes_that_are_no_message(kit: Any, lab: SimpleNamespace) -> None
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "PROTOCOL_VIOLATION")
 
 
-# The edge ------------------------------------------------------------------------------------------------------------
+# The edge ------------------------------------
 
 
 def edge_start(lab: SimpleNamespace, rows: int = 2, **changes: Any) -> pb.GenerateRequest:
@@ -223,12 +219,7 @@ async def test_edge_errors(
     assert stage.engine.requests == []
 
 
-def test_non_finite_rows_are_refused(lab: SimpleNamespace) -> None:
-    # The codec refuses them; that the class maps to its reason is in test_every_error_class_maps.
-    assert EdgeAssembler(lab.EDGE_A, tensor_prompt(lab.EDGE_A, "a", [("x", 1), ("ids", 1)]).tensors).max_bytes == 24
-
-
-# The engine ----------------------------------------------------------------------------------------------------------
+# The engine ------------------------------------
 
 ENGINE_ERRORS = [
     errors.ModelExecutionError("the model failed"),
@@ -289,12 +280,12 @@ async def test_canaries_never_reach_logs_metrics_or_errors(
     assert CANARY not in said
 
 
-# Failures below ------------------------------------------------------------------------------------------------------
+# Failures below ------------------------------------
 
 
 async def test_failure_below_is_relayed_unchanged(kit: Any, lab: SimpleNamespace) -> None:
     error = errors.ModelExecutionError("no sound", field="codes", limit=3)
-    first, middle, last = await kit.chain(token2wav=lab.failing(error, after=0))
+    first, _, _ = await kit.chain(token2wav=lab.failing(error, after=0))
     answer = await lab.ask(first)
     assert (answer.code, answer.message) == (grpc.StatusCode.INTERNAL, "no sound")
     assert answer.info.reason == "MODEL_ERROR"
@@ -356,12 +347,12 @@ async def test_other_schema_below_is_refused_before_it_works(kit: Any, lab: Simp
 
 async def test_retry_before_accepted_succeeds(kit: Any, lab: SimpleNamespace) -> None:
     first, middle, _ = await kit.chain()
-    with middle.server.admission.admit(0):
-        pass
     middle.server.admission.max_requests = 0
 
     async def make_room() -> None:
-        while middle.metric("omni_stage_requests_total", code="RESOURCE_EXHAUSTED", reason="TOO_MANY_REQUESTS") != 1:
+        # The metric is what an outsider can see of the refusal.
+        refusal = {"code": "RESOURCE_EXHAUSTED", "reason": "TOO_MANY_REQUESTS"}
+        while middle.metric("omni_stage_requests_total", **refusal) != 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         middle.server.admission.max_requests = 4
 

@@ -11,7 +11,7 @@ import torch
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.models.component import AudioPart, ImagePart, StageStep
+from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageStep
 
 
 async def test_one_stage_answers_in_order(kit: Any, lab: SimpleNamespace) -> None:
@@ -78,15 +78,10 @@ async def test_large_tensors_travel_in_many_chunks(kit: Any, lab: SimpleNamespac
 
     async def many(request: Any) -> Any:
         tensors = {"x": lab.rows(count), "ids": torch.arange(count)}
-        yield StageStep(tensors=tensors, prompt_token_ids=[1], finish_reason=lab_finish())
-
-    def lab_finish() -> Any:
-        from omni_stage.models.component import FinishReason
-
-        return FinishReason.STOP
+        yield StageStep(tensors=tensors, prompt_token_ids=[1], finish_reason=FinishReason.STOP)
 
     async def one_code(request: Any) -> Any:
-        yield StageStep(tensors={"codes": torch.tensor([1])}, finish_reason=lab_finish())
+        yield StageStep(tensors={"codes": torch.tensor([1])}, finish_reason=FinishReason.STOP)
 
     first, middle, _ = await kit.chain(
         thinker=many, talker=one_code, max_model_len=300_000, defaultSampling={"maxTokens": 299_999}

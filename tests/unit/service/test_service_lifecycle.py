@@ -1,0 +1,263 @@
+"""Deadlines, cancellation, admission, health, drain, engine death, watchdog: what ends calls and servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from omni_stage.service.termination import ExitCode
+
+SERVICE = "omni_proto.stage.v1.StageService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def check(port: int, service: str) -> int:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(service=service), timeout=10
+        )
+    return int(answer.status)
+
+
+async def begin(stage: Any, lab: SimpleNamespace, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
+    """A call that the engine has begun."""
+    call = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=timeout_s)
+    task = asyncio.create_task(lab.collect(call))
+    await asyncio.wait_for(stage.engine.started.wait(), 10)
+    return call, task
+
+
+# Deadlines and cancellation ------------------------------------
+
+
+async def test_default_deadline_is_timeouts_request(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve(lab.wait_forever, timeouts={"request": 0.3})
+    answer = await lab.ask(stage, timeout_s=None)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+    assert answer.text == "so far"
+    assert len(stage.engine.aborted) == 1
+
+
+async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any, lab: SimpleNamespace) -> None:
+    first, middle, last = await kit.chain(token2wav=lab.wait_forever, timeouts={"request": 1.5})
+    answer = await lab.ask(first, timeout_s=None)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+    assert answer.info.metadata["stage"] == "token2wav"
+    for stage in (first, middle, last):
+        assert len(stage.server.in_flight) == 0 or await stage.server.in_flight.wait_idle(5)
+    assert len(last.engine.aborted) == 1
+
+
+async def test_cancelling_reaches_every_stage(kit: Any, lab: SimpleNamespace) -> None:
+    stages = await kit.chain(token2wav=lab.wait_forever)
+    call, task = await begin(stages[0], lab)
+    await asyncio.wait_for(stages[2].engine.started.wait(), 10)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    for stage in stages:
+        assert await stage.server.in_flight.wait_idle(5)
+        assert stage.server.admission.requests == 0
+        assert stage.server.admission.bytes == 0
+    assert len(stages[2].engine.aborted) == 1
+
+
+# Admission ------------------------------------
+
+
+async def test_too_many_requests_carries_retry_info(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": 1})
+    call, task = await begin(stage, lab)
+    answer = await lab.ask(stage)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
+    assert answer.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_byte_budget(kit: Any, lab: SimpleNamespace) -> None:
+    stages = await kit.chain(thinker=lab.wait_forever, limits={"maxInflightBytes": 1 << 20}, max_model_len=40_000)
+    stage = stages[0]
+    stage.server.admission.max_bytes = 1000
+    call, task = await begin(stage, lab)
+    reserved = stage.server.admission.bytes
+    assert reserved == (len("hello") + 8 + 16) * (16 + 8)
+    answer = await lab.ask(stage)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BYTE_BUDGET_EXCEEDED")
+    answer = await lab.ask(stage, [lab.start("x" * 100), lab.END])
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "REQUEST_TOO_LARGE")
+    with pytest.raises(AssertionError):
+        answer.detail(error_details_pb2.RetryInfo)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# Health, reflection, metrics ------------------------------------
+
+
+async def test_health_on_both_ports(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+    ports = stage.server.ports
+    assert [await check(ports.grpc, name) for name in ("", SERVICE)] == [SERVING, SERVING]
+    assert [await check(ports.health, name) for name in ("", "readiness", "liveness")] == [SERVING] * 3
+    await stage.server.health.set_ready(False)
+    assert await check(ports.grpc, "") == NOT_SERVING
+    assert await check(ports.health, "readiness") == NOT_SERVING
+    assert await check(ports.health, "liveness") == SERVING
+
+
+async def test_reflection_lists_the_service(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+    async with grpc.aio.insecure_channel(stage.target) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        requests = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+        ]
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter(requests), timeout=10)]
+    names = {service.name for service in answers[0].list_services_response.service}
+    assert {SERVICE, "grpc.health.v1.Health"} <= names
+    assert answers[1].file_descriptor_response.file_descriptor_proto
+
+
+async def test_metrics_over_http(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+    await lab.ask(stage)
+    url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
+    text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
+    assert 'omni_stage_requests_total{code="OK",reason="",stage="thinker"} 1.0' in text
+    assert "# HELP omni_stage_queue_seconds Seconds" in text
+
+
+# Drain ------------------------------------
+
+
+async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any, lab: SimpleNamespace) -> None:
+    release = asyncio.Event()
+
+    async def held(request: Any) -> Any:
+        await release.wait()
+        async for step in lab.say_hello(request):
+            yield step
+
+    stage = await kit.serve(held, timeouts={"drainNotice": 1.0})
+    _, early = await begin(stage, lab)
+    stop = asyncio.Event()
+    serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
+    stop.set()
+    async with asyncio.timeout(5):
+        while stage.server.health.ready:  # noqa: ASYNC110 - the drain has no event for outsiders
+            await asyncio.sleep(0.01)
+    late = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=20)
+    assert (await late.read()).WhichOneof("message") == "accepted"
+    async with asyncio.timeout(10):
+        while not stage.server.in_flight.refusing:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    refused = await lab.ask(stage)
+    assert (refused.code, refused.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert await check(stage.server.ports.health, "readiness") == NOT_SERVING
+    assert await check(stage.server.ports.health, "liveness") == SERVING
+    release.set()
+    assert (await early).text == "Hello"
+    while await late.read() is not grpc.aio.EOF:
+        pass
+    assert await late.code() is grpc.StatusCode.OK
+    assert await asyncio.wait_for(serving, 10) is ExitCode.DRAINED
+
+
+async def test_second_signal_aborts(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve(lab.wait_forever, timeouts={"drainNotice": 0})
+    _, task = await begin(stage, lab)
+    stop, abort = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(stage.server.serve(stop, abort))
+    stop.set()
+    abort.set()
+    answer = await task
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert await asyncio.wait_for(serving, 10) is ExitCode.ABORTED
+    assert len(stage.engine.aborted) == 1
+
+
+# The engine ------------------------------------
+
+
+async def test_engine_death_ends_calls_and_the_server(
+    kit: Any, lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_TERMINATION_LOG", str(tmp_path / "termination"))
+    stage = await kit.serve(lab.wait_forever)
+    _, task = await begin(stage, lab)
+    serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
+    stage.engine.is_dead = True
+    answer = await asyncio.wait_for(task, 5)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
+    assert answer.text == "so far"
+    assert await asyncio.wait_for(serving, 5) is ExitCode.ENGINE_DEAD
+    assert await check(stage.server.ports.health, "liveness") == NOT_SERVING
+    assert json.loads((tmp_path / "termination").read_text())["reason"] == "EngineDead"
+    assert (await lab.ask(stage)).info.reason == "ENGINE_DEAD"
+
+
+async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve(lab.wait_forever, timeouts={"step": 0.3})
+    stop = asyncio.Event()
+    serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
+    answer = await lab.ask(stage)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STEP_TIMEOUT")
+    assert await check(stage.server.ports.health, "liveness") == NOT_SERVING
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+
+
+async def test_engine_that_is_loading(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+    stage.server.runtime.engine_ready = False
+    answer = await lab.ask(stage)
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
+
+
+# The process ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        pytest.param("stage: [", "not YAML", id="not YAML"),
+        pytest.param("schemaVersion: 1\npipeline: p\nstage: a\ncomponent: x/y\n", "model", id="field missing"),
+        pytest.param(None, "cannot read", id="no file"),
+    ],
+)
+def test_bad_configuration_ends_with_78(tmp_path: Path, content: str | None, says: str) -> None:
+    file, note = tmp_path / "stage.yaml", tmp_path / "termination"
+    if content is not None:
+        file.write_text(content)
+    result = subprocess.run(
+        [sys.executable, "-m", "omni_stage", "serve", "--config", str(file), "--log-format", "json"],
+        env={**os.environ, "OMNI_TERMINATION_LOG": str(note)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 78
+    said = json.loads(note.read_text())
+    assert said["reason"] == "InvalidConfiguration"
+    assert says in said["message"]
+    assert json.loads(result.stderr.splitlines()[-1])["level"] == "CRITICAL"
