@@ -1,9 +1,9 @@
 """The status that ended an asyncio call, kept from a race in grpc.aio.
 
 When a stage ends a call while its caller still writes, the failed write makes grpc.aio (1.85, `_call.py`: `_write`
-calls `set_internal_error`) replace the status by INTERNAL "Internal error from Core", before or after the true one came: a
-refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so the true one can
-be seen there. Public interfaces only.
+calls `set_internal_error`) replace the status by INTERNAL "Internal error from Core", before or after the true one
+came: a refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so the true
+one can be seen there. Public interfaces only.
 """
 
 from __future__ import annotations
@@ -26,27 +26,30 @@ class StatusKeeper:
     def __init__(self, call: Any) -> None:
         self._call = call
         self._true: grpc.aio.AioRpcError | None = None
+        self._seen = False
         call.add_done_callback(self._note)
 
-    async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
-        """error, or the error that the call truly ended with if error only says that a write failed.
+    async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:
+        """error, or what the call truly ended with if error only says that a write failed; None: with OK.
 
-        The true status follows a failed write at once; after 2 s without one, error stands.
+        All messages of the call were read when its error is raised: none is lost with the mask. The true status
+        follows a failed write at once; after 2 s without one, error stands.
         """
         if not _is_mask(error):
             return error
         for _ in range(round(_PATIENCE_S / _POLL_S)):
             self._note(self._call)
-            if self._true is not None:
+            if self._seen:
                 return self._true
             await asyncio.sleep(_POLL_S)
         return error
 
     def _note(self, call: Any) -> None:
-        if self._true is not None or not call.done():
+        if self._seen or not call.done():
             return
         code, details = _result(call.code()), _result(call.details())
         if code is None or code is grpc.StatusCode.OK:
+            self._seen = code is not None
             return
         error = grpc.aio.AioRpcError(
             code,
@@ -55,7 +58,7 @@ class StatusKeeper:
             details=details,
         )
         if not _is_mask(error):
-            self._true = error
+            self._true, self._seen = error, True
 
 
 def _is_mask(error: grpc.aio.AioRpcError) -> bool:

@@ -148,20 +148,35 @@ class AsyncOmniClient:
                     accepted = True
                     if event is not None:
                         yield event
-            except grpc.aio.AioRpcError as rpc_error:
-                failure = error_from_rpc(await status.unmask(rpc_error))
-                left = remaining_s(deadline)
-                wait = (
-                    None
-                    if accepted
-                    else compute_retry_wait_s(failure, attempt=attempt, remaining_s=left, jitter=random.random())  # noqa: S311
-                )
-                if wait is None:
-                    raise failure from rpc_error
+            except grpc.aio.AioRpcError as caught:
+                rpc_error = await status.unmask(caught)
+                wait = self._wait_or_raise(rpc_error, accepted, attempt, deadline)
             else:
-                if not accepted:
-                    raise ProtocolError("the call ended without accepted")
-                return
+                wait = self._wait_or_raise(None, accepted, attempt, deadline)
             finally:
                 call.cancel()  # no effect on a call that is over
+            if wait is None:
+                return
             await asyncio.sleep(wait)
+
+    @staticmethod
+    def _wait_or_raise(
+        rpc_error: grpc.RpcError | None, accepted: bool, attempt: int, deadline: float | None
+    ) -> float | None:
+        """After a call: seconds until the next attempt, None if the request is done. Raises OmniRequestError."""
+        if rpc_error is None:
+            if not accepted:
+                raise ProtocolError("the call ended without accepted")
+            return None
+        failure = error_from_rpc(rpc_error)
+        wait = None
+        if not accepted:
+            wait = compute_retry_wait_s(
+                failure,
+                attempt=attempt,
+                remaining_s=remaining_s(deadline),
+                jitter=random.random(),  # noqa: S311
+            )
+        if wait is None:
+            raise failure from rpc_error
+        return wait
