@@ -10,13 +10,13 @@ import hashlib
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=r"^[a-z][a-z0-9]*$")]
 ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=r"^[a-z0-9_]+/[a-z0-9_]+$")]
@@ -104,7 +104,9 @@ class SamplingDefaults(ConfigModel):
     """Go on after the end-of-sequence token."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
     """Further token ids that end the output."""
-    stop: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] | None = None
+    stop: (
+        Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] | None
+    ) = None
     """Texts that end the output. Only for stages that write text."""
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Steps of the solver of a diffusion stage."""
@@ -249,7 +251,10 @@ class StageConfig(ConfigModel):
 
     def to_yaml(self) -> str:
         """The stage file: non-default fields only, keys in schema order."""
-        data = {"schemaVersion": self.schema_version, **self.model_dump(mode="json", by_alias=True, exclude_defaults=True)}
+        data = {
+            "schemaVersion": self.schema_version,
+            **self.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        }
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
@@ -269,7 +274,10 @@ def parse_stage_config(text: str) -> StageConfig:
     try:
         return StageConfig.model_validate(data)
     except ValidationError as error:
-        lines = [f"{'.'.join(str(p) for p in item['loc']) or 'stage file'}: {item['msg']}" for item in error.errors(include_input=False)]
+        lines = [
+            f"{'.'.join(str(p) for p in item['loc']) or 'stage file'}: {item['msg']}"
+            for item in error.errors(include_input=False)
+        ]
         raise StageConfigError("; ".join(lines)) from error
 
 
