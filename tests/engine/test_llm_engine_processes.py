@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from omni_proto.stage_config import EngineArgs, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import EngineDeadStageError
-from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.models.component import StageRequest, StageStep, UserPrompt
 from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
@@ -97,6 +98,11 @@ def test_a_killed_server_leaves_no_process(tmp_path: Path) -> None:
         log.close()
 
 
+async def exhaust(steps: AsyncIterator[StageStep]) -> None:
+    async for _ in steps:
+        pass
+
+
 async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
     config = StageConfig(
         pipeline="text",
@@ -121,9 +127,7 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
             if is_engine(pid):
                 os.kill(pid, signal.SIGKILL)
         with pytest.raises(EngineDeadStageError):
-            async with asyncio.timeout(5):
-                async for _ in steps:
-                    pass
+            await asyncio.wait_for(exhaust(steps), 5)
         assert engine.is_dead
         assert engine.unfinished_requests == 0
         with pytest.raises(EngineDeadStageError):

@@ -23,6 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
 from omni_stage.vllm_adapter.core import CoreOutput, Params, convert_output, translate_error
 from omni_stage.vllm_adapter.engine_thread import EngineThread
+from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ class AsyncEngineCore:
         self._thread.stop()
 
     def _launch(self) -> OmniAsyncLLM:
-        config = self._make_config()
+        config = keep_worker_in_engine(self._make_config())
         self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
         try:
             return OmniAsyncLLM.from_vllm_config(config)

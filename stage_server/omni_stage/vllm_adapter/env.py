@@ -7,8 +7,7 @@ again is harmless. Importing this module imports neither vLLM nor torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 
 BIND_TO_PARENT = "OMNI_ENGINE_PARENT"
 """Process id of the stage server: its engine processes end with it (children.py)."""
@@ -52,22 +51,3 @@ def apply_environment(environ: MutableMapping[str, str] | None = None) -> None:
 def usable_cpus() -> int:
     """CPUs that this process may run on (its affinity mask, which container limits by cpuset narrow)."""
     return max(1, len(os.sched_getaffinity(0)))
-
-
-@contextmanager
-def in_process_engine() -> Iterator[None]:
-    """While a configuration for an engine in this very process is made.
-
-    The CPU platform reads VLLM_ENABLE_V1_MULTIPROCESSING (platforms/cpu.py) and otherwise exchanges the executor for
-    one with processes.
-    """
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

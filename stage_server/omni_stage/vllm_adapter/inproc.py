@@ -26,7 +26,7 @@ from vllm.v1.metrics.stats import IterationStats
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError, NotReadyError
 from omni_stage.vllm_adapter.core import Capture, CoreOutput, Params, convert_output, translate_error
 from omni_stage.vllm_adapter.engine_thread import EngineThread
-from omni_stage.vllm_adapter.env import in_process_engine
+from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
 
 logger = logging.getLogger(__name__)
@@ -227,9 +227,8 @@ class InprocEngineCore:
         await asyncio.wrap_future(thread.submit(close))
 
     def _launch(self) -> InprocOmniLLM:
-        with in_process_engine():
-            config = self._make_config()
-            self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
-            llm = InprocOmniLLM(config)
+        config = keep_worker_in_engine(self._make_config())
+        self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        llm = InprocOmniLLM(config)
         self._thread.register(llm)
         return llm
