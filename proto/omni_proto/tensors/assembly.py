@@ -29,7 +29,7 @@ from omni_proto.errors import (
 from omni_proto.stage.v1.tensors_pb2 import TensorHeader
 from omni_proto.tensors.codec import TensorChunkView
 from omni_proto.tensors.schema import TensorSchema, TensorSpec, dtype_from_proto, dtype_info
-from omni_proto.tensors.values import bfloat16_to_float32, crc32c, is_boolean, is_finite, to_array
+from omni_proto.tensors.values import allocate, bfloat16_to_float32, crc32c, is_boolean, is_finite, to_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 Reserve = Callable[[int], None]
 """Called with the bytes by which a buffer is about to grow; raises to refuse them."""
 
-_FIRST_CAPACITY: Final = 1024 * 1024
+FIRST_CAPACITY_BYTES: Final = 64 * 1024 * 1024
+"""Buffers up to this size are made at once: pages that no row reaches are never touched, and growing copies."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class ReceivedTensor:
     rows: int
     """Rows that came."""
     data: memoryview
-    """The elements, C order, little-endian: bytes, writable, aligned, owned by nobody else."""
+    """The elements, C order, little-endian: bytes, aligned, owned by nobody else; writable unless empty."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -70,8 +71,8 @@ class ReceivedTensor:
 class TensorAssembler:
     """Reassembles one tensor of at most max_rows rows.
 
-    Grows by doubling, so that a generous max_rows costs nothing until rows come. Raises OversizedTensorError if
-    max_rows is negative.
+    The buffer grows by doubling beyond 64 MiB, so that a generous max_rows costs no memory until rows come. Raises
+    OversizedTensorError if max_rows is negative.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class TensorAssembler:
         self._row_bytes = spec.row_bytes
         self._check_finite = check_finite and self._dtype.is_float
         self._reserve = reserve
-        self._buffer = bytearray()
+        self._buffer = memoryview(b"")
         self._rows = 0
         self._complete = False
 
@@ -114,19 +115,20 @@ class TensorAssembler:
                 "the data was damaged on its way, or the sender set no checksum",
             )
         start, end = self._rows * self._row_bytes, (self._rows + chunk.rows) * self._row_bytes
-        self._grow(end)
-        with memoryview(self._buffer) as view, view[start:end] as part:
+        if chunk.rows:
+            self._grow(end)
+            part = self._buffer[start:end]
             part[:] = chunk.data
             self._check_values(part, chunk.row_offset)
-        self._rows += chunk.rows
+            self._rows += chunk.rows
         self._complete = chunk.last
 
     def finish(self) -> ReceivedTensor:
         """The tensor, handed over: the assembler keeps nothing. Raises MissingRowsError before the last chunk came."""
         if not self._complete:
             raise MissingRowsError(self.spec.name, f"the input ended after {self._rows} rows, without a last chunk")
-        buffer, self._buffer = self._buffer, bytearray()
-        return ReceivedTensor(self.spec, self._rows, memoryview(buffer)[: self._rows * self._row_bytes])
+        buffer, self._buffer = self._buffer, memoryview(b"")
+        return ReceivedTensor(self.spec, self._rows, buffer[: self._rows * self._row_bytes])
 
     def _check_place(self, chunk: TensorChunkView) -> None:
         name, next_row, end = self.spec.name, self._rows, chunk.row_offset + chunk.rows
@@ -159,13 +161,12 @@ class TensorAssembler:
         capacity = len(self._buffer)
         if needed <= capacity:
             return
-        wanted = min(self.max_bytes, max(needed, 2 * capacity, _FIRST_CAPACITY))
+        wanted = min(self.max_bytes, max(needed, 2 * capacity, FIRST_CAPACITY_BYTES))
         if self._reserve is not None:
             self._reserve(wanted - capacity)
-        grown = bytearray(wanted)
+        grown = allocate(wanted)
         used = self._rows * self._row_bytes
-        with memoryview(self._buffer) as old:
-            grown[:used] = old[:used]
+        grown[:used] = self._buffer[:used]
         self._buffer = grown
 
 

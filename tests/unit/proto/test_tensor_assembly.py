@@ -34,6 +34,7 @@ from omni_proto.tensors import (
     TensorChunkView,
     TensorSchema,
     TensorSpec,
+    assembly,
     bfloat16_to_float32,
     crc32c,
     decode_generate_request,
@@ -83,7 +84,8 @@ def test_every_dtype_arrives_bit_for_bit(dtype: str, row_shape: tuple[int, ...])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 1000, 200_000])
-def test_growth_keeps_every_row_and_never_passes_the_maximum(rows: int) -> None:
+def test_growth_keeps_every_row_and_never_passes_the_maximum(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembly, "FIRST_CAPACITY_BYTES", 1 << 20)
     spec = TensorSpec("x", "int64", (2,))
     reserved: list[int] = []
     assembler = TensorAssembler(spec, 250_000, reserve=reserved.append)
