@@ -45,14 +45,6 @@ async def test_every_prompt_kind_alone_and_concurrently(
         check_parity(ours, references[name])
 
 
-async def test_engines_in_processes_of_their_own(make_tiny_checkpoint: Callable[..., Path]) -> None:
-    """As the server runs them: everything that an engine needs survives the way to a spawned process."""
-    checkpoint = make_tiny_checkpoint(0, "small")
-    reference = load_reference(checkpoint).run(PROMPTS["image"], SETTINGS)
-    async with run_omni_stages(checkpoint, in_process=False) as stages:
-        check_parity(await stages.run_chain(PROMPTS["image"], SETTINGS), reference)
-
-
 async def test_prompt_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
     """A budget of 32 tokens a step cuts prompts of thinker and talker into chunks, and rows come once each."""
     checkpoint = make_tiny_checkpoint(0, "gqa")

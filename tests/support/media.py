@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
+import soundfile
 from PIL import Image
 
 
@@ -15,8 +18,23 @@ def make_image(seed: int = 0, width: int = 112, height: int = 84) -> Image.Image
 
 
 def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np.ndarray:
-    """float32 [samples]: two tones and a little noise."""
+    """float32 [samples]: two tones and a little noise, in steps of 16 bits so that a WAV file holds them exactly."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * rate_hz)) / rate_hz
     tones = 0.2 * np.sin(2 * np.pi * (220 + 40 * seed) * time) + 0.1 * np.sin(2 * np.pi * 1330 * time)
-    return (tones + 0.02 * generator.standard_normal(time.size)).astype(np.float32)
+    samples = np.round(32768 * (tones + 0.02 * generator.standard_normal(time.size)))
+    return (samples / 32768).astype(np.float32)
+
+
+def encode_png(image: Image.Image) -> bytes:
+    """The image as a PNG file, without loss."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def encode_wav(samples: np.ndarray, rate_hz: int = 16_000) -> bytes:
+    """The sound as a WAV file of 16 bits, without loss for what make_sound gives."""
+    buffer = io.BytesIO()
+    soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()

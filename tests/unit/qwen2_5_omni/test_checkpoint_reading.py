@@ -99,7 +99,7 @@ def test_voices_cannot_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         if protocol_file == "zip":
             torch.save({"Eve": Runs()}, tmp_path / "spk_dict.pt")
         else:
-            (tmp_path / "spk_dict.pt").write_bytes(pickle.dumps({"Eve": Runs()}))
+            (tmp_path / "spk_dict.pt").write_bytes(pickle.dumps({"Eve": Runs()}, protocol=2))
         with pytest.raises(ConfigurationError, match="does not hold voices"):
             read_voices(tmp_path)
     assert not (tmp_path / "pwned").exists()

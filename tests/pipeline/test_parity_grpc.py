@@ -1,0 +1,69 @@
+"""Three stage servers as processes of their own, over gRPC, against transformers' own Qwen2.5-Omni."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_proto.client import AsyncOmniClient, audio_part, image_part, user
+from support.media import encode_png, encode_wav, make_image, make_sound
+from support.omni_stages import SOUND_TOLERANCE
+from support.pipelines import RunningPipeline
+from support.reference import Reference, ReferencePrompt, ReferenceSettings, load_reference
+
+pytestmark = pytest.mark.pipeline
+
+CASES = {
+    "text": (ReferencePrompt("Tell me what the weather is like."), ReferenceSettings()),
+    "sound": (ReferencePrompt("What do you hear?", sounds=[make_sound(0)]), ReferenceSettings(seed=1)),
+    "image": (ReferencePrompt("What do you see?", images=[make_image(0)]), ReferenceSettings(voice="Ethan")),
+    "image and sound": (
+        ReferencePrompt("Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]),
+        ReferenceSettings(thinker_tokens=20, talker_tokens=40, seed=2**40, steps=5, guidance=1.5),
+    ),
+}
+
+
+async def generate(client: AsyncOmniClient, prompt: ReferencePrompt, settings: ReferenceSettings) -> Any:
+    parts = [*(image_part(encode_png(image)) for image in prompt.images)]
+    parts += [audio_part(encode_wav(sound)) for sound in prompt.sounds]
+    return await client.run(
+        chat=user(*parts, prompt.text),
+        sampling={
+            "thinker": {"temperature": 0.0, "max_tokens": settings.thinker_tokens},
+            "talker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.talker_tokens},
+            "token2wav": {"num_inference_steps": settings.steps, "guidance_scale": settings.guidance},
+        },
+        seed=settings.seed,
+        voice=settings.voice,
+        encoding="pcm_f32le",
+        include_token_ids=True,
+        include_codec_tokens=True,
+        timeout=120,
+    )
+
+
+def check(result: Any, expected: Reference) -> None:
+    assert result.prompt_token_ids["thinker"] == expected.prompt_token_ids
+    assert result.token_ids["thinker"] == expected.thinker_token_ids
+    assert result.text == expected.text
+    assert result.token_ids["talker"] == expected.codec_token_ids
+    assert (result.sample_rate_hz, result.channels) == (24_000, 1)
+    sound = torch.from_numpy(np.frombuffer(result.audio, "<f4").copy())
+    torch.testing.assert_close(sound, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
+
+
+async def test_each_alone_and_four_at_once(tiny_pipeline: RunningPipeline, tiny_checkpoint: Path) -> None:
+    reference = load_reference(tiny_checkpoint)
+    expected = {name: reference.run(prompt, settings) for name, (prompt, settings) in CASES.items()}
+    async with AsyncOmniClient(tiny_pipeline.endpoint) as client:
+        for name, (prompt, settings) in CASES.items():
+            check(await generate(client, prompt, settings), expected[name])
+        together = await asyncio.gather(*(generate(client, *case) for case in CASES.values()))
+    for name, result in zip(CASES, together, strict=True):
+        check(result, expected[name])
