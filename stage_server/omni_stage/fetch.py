@@ -105,9 +105,7 @@ def fetch(uri: str, revision: str, dest: Path, token: str | None) -> str:
     except HfHubHTTPError as error:
         code = error.response.status_code if error.response is not None else 0
         if code in (401, 403):
-            raise _refused(
-                repository, f"was refused ({code}): the token is wrong or may not read it"
-            ) from error
+            raise _refused(repository, f"was refused ({code}): the token is wrong or may not read it") from error
         raise FetchError(f"the hub answered {code} for {repository}; try again", field="model.uri") from error
     except (LocalEntryNotFoundError, OSError) as error:
         raise FetchError(

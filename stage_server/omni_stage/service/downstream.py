@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import torch
 
+from omni_proto.aio_status import StatusKeeper
 from omni_proto.channel import channel_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage
@@ -107,6 +108,7 @@ class EdgeCall:
         self._settled = asyncio.Event()
         self._max_rows = 0
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
+        self._keeper: StatusKeeper | None = None
 
     def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int) -> None:
         """Send rows after those before; max_rows of the first feed is announced."""
@@ -154,6 +156,7 @@ class EdgeCall:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
             call = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
+            self._keeper = StatusKeeper(call)
             accepted = False
             try:
                 await _write(call, request)
@@ -161,7 +164,7 @@ class EdgeCall:
                 accepted = True
                 return call
             except grpc.aio.AioRpcError as error:
-                delay = self._next_delay(error, attempt)
+                delay = self._next_delay(await self._keeper.unmask(error) or error, attempt)
             finally:
                 if not accepted:
                     call.cancel()
@@ -220,10 +223,12 @@ class EdgeCall:
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
                 await self._relay_one(response)
-        except grpc.aio.AioRpcError as error:
-            status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
-            self._context.metrics.downstream_error(self.edge.stage, code.name)
-            raise RelayedError(status) from error
+        except grpc.aio.AioRpcError as raised:
+            error = await self._keeper.unmask(raised) if self._keeper else raised
+            if error is not None:
+                status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
+                self._context.metrics.downstream_error(self.edge.stage, code.name)
+                raise RelayedError(status) from raised
         self._protocol.finish()
 
     async def _relay_one(self, response: Any) -> None:

@@ -1,0 +1,153 @@
+"""`fetch` against a local HTTP server that speaks the hub's API: token, wrong token, resume, no network twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.fetch import fetch, parse_uri, read_token, run_fetch
+from omni_stage.service.termination import ExitCode
+
+COMMIT = "a" * 40
+TOKEN = "hf_good"
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights" * 1000,
+    "README.md": b"not needed",
+    "pytorch_model.bin": b"a pickle",
+}
+
+
+def etag_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Hub(ThreadingHTTPServer):
+    """The part of the hub's API that a snapshot download uses."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.sent: list[str] = []
+        self.token: str | None = TOKEN
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.split("?")[0]
+        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self._send(401, b'{"error": "Invalid credentials"}', {}, body)
+        elif path.startswith("/api/models/org/model/tree/"):
+            page = [{"type": "file", "path": n, "size": len(d), "oid": etag_of(d)} for n, d in FILES.items()]
+            self._send(200, json.dumps(page).encode(), {"Content-Type": "application/json"}, body)
+        elif path.startswith("/api/models/org/model"):
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
+            info = {"id": "org/model", "modelId": "org/model", "sha": COMMIT, "siblings": siblings, "tags": []}
+            self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
+        else:
+            self._send_file(path.rsplit("/", 1)[-1], body)
+
+    def _send_file(self, name: str, body: bool) -> None:
+        data = FILES[name]
+        if body:
+            self.server.sent.append(name)
+        self._send(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag_of(data)}"'}, body)
+
+    def _send(self, code: int, data: bytes, headers: dict[str, str], body: bool) -> None:
+        self.send_response(code)
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub()
+    address = f"http://127.0.0.1:{server.server_port}"
+    # HF_ENDPOINT is read when huggingface_hub is imported.
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_fetches_what_engines_read_and_nothing_else(hub: Hub, tmp_path: Path) -> None:
+    assert fetch("hf://org/model", "main", tmp_path, TOKEN) == COMMIT
+    assert (tmp_path / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert not (tmp_path / "pytorch_model.bin").exists()
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_second_run_needs_no_network(hub: Hub, tmp_path: Path) -> None:
+    fetch("hf://org/model", "main", tmp_path, TOKEN)
+    hub.shutdown()
+    hub.server_close()
+    assert fetch("hf://org/model", "main", tmp_path, None) == COMMIT
+
+
+def test_interrupted_fetch_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    fetch("hf://org/model", "main", tmp_path, TOKEN)
+    (tmp_path / "config.json").unlink()
+    hub.sent.clear()
+    assert fetch("hf://org/model", "main", tmp_path, TOKEN) == COMMIT
+    assert hub.sent == ["config.json"]
+
+
+@pytest.mark.parametrize("token", [pytest.param("hf_wrong", id="wrong token"), pytest.param(None, id="no token")])
+def test_refused_token_is_a_configuration_error(hub: Hub, tmp_path: Path, token: str | None) -> None:
+    with pytest.raises(ConfigurationError, match="token") as caught:
+        fetch("hf://org/model", "main", tmp_path, token)
+    assert caught.value.details.field == "model.tokenSecretRef"
+    assert "hf_wrong" not in str(caught.value)
+
+
+def test_command_writes_the_termination_message(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = tmp_path / "termination"
+    monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
+    file = tmp_path / "token"
+    file.write_text("hf_wrong\n")
+    assert run_fetch("hf://org/model", "main", tmp_path / "m", file) is ExitCode.BAD_CONFIGURATION
+    assert json.loads(note.read_text())["field"] == "model.tokenSecretRef"
+    file.write_text(f"{TOKEN}\n")
+    assert run_fetch("hf://org/model", "main", tmp_path / "m", file) is ExitCode.DRAINED
+
+
+@pytest.mark.parametrize("uri", ["org/model", "hf://model", "hf://../x", "http://host/x", "hf://a/b/c"])
+def test_addresses_that_are_refused(uri: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_uri(uri)
+
+
+@pytest.mark.parametrize("content", [pytest.param("", id="empty"), pytest.param("a b", id="two words")])
+def test_token_files_that_are_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content)
+    with pytest.raises(ConfigurationError):
+        read_token(file)
