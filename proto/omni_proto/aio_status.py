@@ -32,8 +32,9 @@ class StatusKeeper:
     async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:
         """error, or what the call truly ended with if error only says that a write failed; None: with OK.
 
-        All messages of the call were read when its error is raised: none is lost with the mask. The true status
-        follows a failed write at once; after 2 s without one, error stands.
+        Read the call with `async for`: then all its messages came before its error does. `call.read()` stops at the
+        mask and leaves messages behind. The true status follows a failed write at once; after 2 s without one, error
+        stands.
         """
         if not _is_mask(error):
             return error

@@ -328,6 +328,27 @@ async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
         await thread
 
 
+@both
+@pytest.mark.parametrize("ends_well", [False, True], ids=["refused", "answered"])
+async def test_a_call_that_ends_while_media_are_sent_keeps_its_status(run: Run, ends_well: bool) -> None:
+    async def script(call: Call) -> None:
+        await anext(call.requests)
+        if ends_well:
+            await hello(call)
+        else:
+            await call.fail(grpc.StatusCode.INVALID_ARGUMENT, "too large", None, "INVALID_MEDIA")
+
+    image = image_part(b"\x89PNG\r\n\x1a\n" + bytes(12 * 1024 * 1024))
+    async with serving(script) as (_, target):
+        for _ in range(5):
+            if ends_well:
+                assert (await run(target, chat=user(image), timeout=60)).text == "hello"
+                continue
+            with pytest.raises(OmniRequestError) as caught:
+                await run(target, chat=user(image), timeout=60)
+            assert (caught.value.code, caught.value.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MEDIA")
+
+
 async def silent(call: Call) -> None:
     """Ends with OK and not a word."""
 
