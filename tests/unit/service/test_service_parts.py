@@ -1,0 +1,238 @@
+"""The pure parts: media, deadlines, health verdicts, statuses, downstream protocol, logs, metadata."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import struct
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from PIL import Image
+
+from omni_proto import errors as proto_errors
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_stage import errors
+from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError, InvalidMediaError
+from omni_stage.service.admission import parse_cgroup_limit, parse_memory_total
+from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
+from omni_stage.service.deadlines import Deadline, downstream_timeout
+from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable
+from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
+from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
+from omni_stage.service.media import MAX_AUDIO_SAMPLES, decode_audio, decode_image
+from omni_stage.service.termination import encode_termination
+from omni_stage.service.watchdog import Verdict, judge
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A PNG that says it is huge and holds almost nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def jpeg() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("L", (5, 6)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_images_become_rgb(lab: SimpleNamespace) -> None:
+    assert decode_image(lab.png(), "image/png", "f").image.size == (4, 3)
+    decoded = decode_image(jpeg(), "", "f").image
+    assert (decoded.mode, decoded.size) == ("RGB", (5, 6))
+
+
+@pytest.mark.parametrize("container", ["WAV", "FLAC"])
+def test_sounds_become_mono(lab: SimpleNamespace, container: str) -> None:
+    part = decode_audio(lab.wav(800, 2, 8000, container), "", "f")
+    assert (part.samples.shape, part.samples.dtype.name, part.sampling_rate_hz) == ((800,), "float32", 8000)
+
+
+def lying_wav(lab: SimpleNamespace) -> bytes:
+    data = bytearray(lab.wav(16))
+    data[40:44] = struct.pack("<I", 0x7FFFFFF0)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "media_type"),
+    [
+        pytest.param("image", b"GIF89a....", "", id="not an image"),
+        pytest.param("image", b"", "", id="empty image"),
+        pytest.param("image", "png[:40]", "", id="truncated image"),
+        pytest.param("image", "png", "image/jpeg", id="type disagrees"),
+        pytest.param("image", "wav", "", id="sound as image"),
+        pytest.param("image", huge_png(60_000, 60_000), "", id="image bomb"),
+        pytest.param("audio", "png", "", id="image as sound"),
+        pytest.param("audio", "wav[:20]", "", id="truncated sound"),
+        pytest.param("audio", "wav0", "", id="sound without samples"),
+        pytest.param("audio", "channels", "", id="too many channels"),
+        pytest.param("audio", "rate", "", id="sampling rate out of range"),
+        pytest.param("audio", "long", "", id="sound bomb"),
+    ],
+)
+def test_media_that_are_refused(lab: SimpleNamespace, kind: str, data: bytes | str, media_type: str) -> None:
+    named = {
+        "png": lambda: lab.png(),
+        "png[:40]": lambda: lab.png()[:40],
+        "wav": lambda: lab.wav(),
+        "wav[:20]": lambda: lab.wav()[:20],
+        "wav0": lambda: lab.wav(0),
+        "channels": lambda: lab.wav(8, 9),
+        "rate": lambda: lab.wav(8, 1, 500),
+        "long": lambda: lab.wav(MAX_AUDIO_SAMPLES + 1, 1, 16_000, "FLAC"),
+    }
+    content = named[data]() if isinstance(data, str) else data
+    with pytest.raises(InvalidMediaError) as caught:
+        (decode_image if kind == "image" else decode_audio)(content, media_type, "the.field")
+    assert caught.value.details.field.startswith("the.field")
+
+
+def test_wav_that_lies_about_its_length(lab: SimpleNamespace) -> None:
+    part = decode_audio(lying_wav(lab), "", "f")
+    assert len(part.samples) <= 16
+
+
+@pytest.mark.parametrize(
+    ("remaining", "expected"),
+    [pytest.param(10.0, 9.8, id="2 percent"), pytest.param(1.0, 0.95, id="50 ms")],
+)
+def test_deadline_shrinks(remaining: float, expected: float) -> None:
+    assert downstream_timeout(remaining, "b") == pytest.approx(expected)
+
+
+def test_deadline_too_short_to_call() -> None:
+    with pytest.raises(DeadlineExceededError):
+        downstream_timeout(0.05, "b")
+    assert Deadline.of_call(None, 300, 10).remaining(20) == 290
+    assert Deadline.of_call(5, 300, 10).remaining(20) == -5
+
+
+@pytest.mark.parametrize(
+    ("is_dead", "unfinished", "age", "verdict"),
+    [
+        pytest.param(False, 0, 99, Verdict.HEALTHY, id="idle is never stuck"),
+        pytest.param(False, 1, 29, Verdict.HEALTHY, id="slow"),
+        pytest.param(False, 1, 31, Verdict.STUCK, id="stuck"),
+        pytest.param(True, 0, 0, Verdict.DEAD, id="dead"),
+    ],
+)
+def test_watchdog_verdicts(is_dead: bool, unfinished: int, age: float, verdict: Verdict) -> None:
+    assert judge(is_dead=is_dead, unfinished=unfinished, last_step=0, now=age, step_timeout_s=30) is verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (errors.NonFiniteTensorError("x"), "INVALID_ARGUMENT", "NON_FINITE_TENSOR"),
+        (proto_errors.NonFiniteTensorError("x", "NaN"), "INVALID_ARGUMENT", "NON_FINITE_TENSOR"),
+        (proto_errors.ChecksumError("x", "crc"), "DATA_LOSS", "CORRUPT_TENSOR"),
+        (proto_errors.WrongHeaderError("x", "no"), "INVALID_ARGUMENT", "INVALID_TENSOR"),
+        (proto_errors.WireError("no"), "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
+        (proto_errors.EncodeError("no"), "INTERNAL", "INTERNAL"),
+        (KeyError("secret"), "INTERNAL", "INTERNAL"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_map_in_one_place(error: Exception, code: str, reason: str) -> None:
+    status = to_status(error, stage="s", request_id="r")
+    info = error_info(status)
+    assert info is not None
+    assert (status.code, info.reason) == (grpc.StatusCode[code].value[0], reason)
+    assert "secret" not in str(status)
+
+
+def test_retry_info_makes_a_refusal_retryable() -> None:
+    refused = to_status(errors.TooManyRequestsError("x", retry_after_s=1.5), stage="s", request_id="r")
+    assert retry_delay_s(refused) == 1.5
+    assert is_retryable(refused)
+    assert not is_retryable(to_status(errors.RequestTooLargeError("x"), stage="s", request_id="r"))
+    assert is_retryable(to_status(errors.DrainingError("x"), stage="s", request_id="r"))
+    assert not any(d.Is(error_details_pb2.BadRequest.DESCRIPTOR) for d in refused.details)
+
+
+def test_first_error_prefers_the_deliberate_one() -> None:
+    wanted = errors.ModelExecutionError("x")
+    group = BaseExceptionGroup("g", [ValueError("a"), BaseExceptionGroup("h", [wanted])])
+    assert first_error(group) is wanted
+
+
+def said(stage: str, **message: Any) -> pb.GenerateResponse:
+    return pb.GenerateResponse(stage=stage, **message)
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        pytest.param([said("b", text={})], "before Accepted", id="text first"),
+        pytest.param([said("x", accepted={})], "not below it", id="stranger"),
+        pytest.param([said("c", accepted={})], "before Accepted", id="Accepted of another stage"),
+        pytest.param([said("b", accepted={}), said("b")], "empty message", id="empty"),
+        pytest.param([said("b", accepted={}), said("b", accepted={})], "Accepted twice", id="Accepted twice"),
+        pytest.param([said("b", accepted={}), said("b", summary={})], "Summary", id="summary"),
+        pytest.param(
+            [said("b", accepted={}), said("b", finished={}), said("b", text={})],
+            "after that stage ended",
+            id="after end",
+        ),
+        pytest.param([said("b", accepted={}), said("c", finished={})], "without StageFinished", id="no own end"),
+    ],
+)
+def test_downstream_protocol_violations(messages: list[pb.GenerateResponse], says: str) -> None:
+    protocol = DownstreamProtocol("b", ["b", "c"])
+    with pytest.raises(DownstreamProtocolError, match=says):
+        _check_all(protocol, messages)
+
+
+def _check_all(protocol: DownstreamProtocol, messages: list[pb.GenerateResponse]) -> None:
+    for message in messages:
+        protocol.check(message)
+    protocol.finish()
+
+
+def test_logs_hold_ids_and_no_exception_text() -> None:
+    token = request_id_var.set("r7")
+    try:
+        raise ValueError("secret prompt")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "n", logging.ERROR, "f", 1, "it failed", (), (ValueError, error, error.__traceback__)
+        )
+    record.size = 3
+    line = json.loads(JsonFormatter("thinker").format(record))
+    text = TextFormatter("thinker").format(record)
+    request_id_var.reset(token)
+    assert (line["stage"], line["request_id"], line["size"]) == ("thinker", "r7", 3)
+    assert "ValueError at" in line["error"]
+    assert "secret" not in json.dumps(line) + text
+    assert "thinker r7 n: it failed" in text
+
+
+def test_request_ids_that_are_not_safe_are_replaced() -> None:
+    assert request_id_of([("x-request-id", "abc-1")]) == "abc-1"
+    assert len(request_id_of([("x-request-id", "a\nb")])) == 32
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    assert forwarded_metadata([("traceparent", trace)], "r") == (("x-request-id", "r"), ("traceparent", trace))
+    assert forwarded_metadata([("traceparent", "nonsense")], "r") == (("x-request-id", "r"),)
+
+
+def test_memory_limits() -> None:
+    assert parse_cgroup_limit("1048576\n") == 1 << 20
+    assert parse_cgroup_limit("max\n") is None
+    assert parse_cgroup_limit("9223372036854771712") is None
+    assert parse_memory_total("MemFree: 1 kB\nMemTotal:  2048 kB\n") == 2 << 20
+    assert parse_memory_total("") is None
+
+
+def test_termination_message_is_short() -> None:
+    assert len(json.loads(encode_termination("R", "ä" * 2000))["message"].encode()) <= 1024
