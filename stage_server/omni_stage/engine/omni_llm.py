@@ -12,30 +12,26 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
-from pydantic import ValidationError
 
-from omni_proto.pipeline import (
-    ModelPathError,
-    OmniPipeline,
-    PipelineError,
-    compile_stages,
-    load_pipeline,
-    resolve_model_path,
-    stages_for_outputs,
+from omni_proto.pipeline import OmniPipeline, stages_for_outputs
+from omni_proto.stage_config import Output, StageConfig
+from omni_stage.engine.offline_inputs import (
+    Prompt,
+    StageSampling,
+    check_edges,
+    compile_offline,
+    pair_sampling,
+    parse_prompt,
+    parse_sampling,
+    read_pipeline,
 )
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_proto.tensors import schema_hash
 from omni_stage.engine.stage_llm import StageLLM, StageResult
-from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, InvalidRequestError, OmniStageError
-from omni_stage.models.component import ChatMessage, Component, EdgeInput, UserPrompt
+from omni_stage.errors import InvalidRequestError, OmniStageError
+from omni_stage.models.component import EdgeInput, UserPrompt
 
-Prompt: TypeAlias = str | UserPrompt | Sequence[int] | Sequence[ChatMessage]
-"""Text, token ids, the messages of a chat, or a UserPrompt."""
-StageSampling: TypeAlias = Mapping[str, SamplingDefaults | Mapping[str, Any]]
-"""Sampling parameters by stage name."""
 _T = TypeVar("_T")
 
 
@@ -233,102 +229,6 @@ class OmniLLM:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def read_pipeline(pipeline: OmniPipeline | str | Path) -> OmniPipeline:
-    """The typed pipeline, read from its file if a path is given. Raises ConfigurationError."""
-    if isinstance(pipeline, OmniPipeline):
-        return pipeline
-    try:
-        return load_pipeline(Path(pipeline))
-    except PipelineError as error:
-        raise ConfigurationError(str(error), field="pipeline") from error
-
-
-def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> list[StageConfig]:
-    """The stages' configurations, in the order of the graph. Raises ConfigurationError."""
-    try:
-        path = resolve_model_path(pipeline, None if model_dir is None else str(model_dir))
-    except ModelPathError as error:
-        raise ConfigurationError(str(error), field="model.uri") from error
-    return compile_stages(pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path=path)
-
-
-def check_edges(configs: Sequence[StageConfig], components: Mapping[str, Component]) -> None:
-    """Raises EdgeSchemaMismatchError where a stage cannot read what its input stage publishes."""
-    for config in configs:
-        if config.input is None:
-            continue
-        published = components[config.input.source].output_schema
-        read = components[config.stage].input_schema
-        if published is None or read is None or schema_hash(published) != schema_hash(read):
-            raise EdgeSchemaMismatchError(
-                f"stage {config.stage} ({config.component}) cannot read what stage {config.input.source} publishes; "
-                "use components of one family and version",
-                field="inputs",
-            )
-
-
-def parse_prompt(prompt: Prompt) -> UserPrompt:
-    """A UserPrompt of whatever says a prompt. Raises InvalidRequestError."""
-    if isinstance(prompt, UserPrompt):
-        return prompt
-    if isinstance(prompt, str):
-        return UserPrompt(text=prompt)
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
-        if all(isinstance(item, ChatMessage) for item in prompt):
-            return UserPrompt(messages=[item for item in prompt if isinstance(item, ChatMessage)])
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            return UserPrompt(token_ids=[item for item in prompt if isinstance(item, int)])
-    raise InvalidRequestError(
-        f"a prompt is text, token ids, chat messages or a UserPrompt, not {type(prompt).__name__}", field="prompts"
-    )
-
-
-def parse_sampling(sampling: StageSampling | None, stages: Sequence[str]) -> dict[str, SamplingDefaults]:
-    """Typed sampling by stage. Raises InvalidRequestError naming an unknown stage or a wrong field."""
-    parsed: dict[str, SamplingDefaults] = {}
-    if sampling is not None and not isinstance(sampling, Mapping):
-        raise InvalidRequestError(
-            f"sampling is a mapping from stage names, not {type(sampling).__name__}", field="sampling"
-        )
-    for name, value in (sampling or {}).items():
-        if name not in stages:
-            raise InvalidRequestError(
-                f"sampling names stage {name!r}; the stages are {', '.join(stages)}", field=f"sampling[{name}]"
-            )
-        try:
-            parsed[name] = value if isinstance(value, SamplingDefaults) else SamplingDefaults(**value)
-        except (ValidationError, TypeError) as error:
-            raise InvalidRequestError(_explain(name, error), field=f"sampling[{name}]") from error
-    return parsed
-
-
-def pair_sampling(
-    prompts: Sequence[Prompt], sampling: StageSampling | Sequence[StageSampling | None] | None
-) -> list[StageSampling | None]:
-    """One sampling a prompt. Raises InvalidRequestError on an empty batch or lists of different lengths."""
-    if not prompts:
-        raise InvalidRequestError("prompts is empty; give at least one prompt", field="prompts")
-    if sampling is None or isinstance(sampling, Mapping):
-        return [sampling] * len(prompts)
-    if isinstance(sampling, str) or not isinstance(sampling, Sequence):
-        raise InvalidRequestError(
-            f"sampling is a mapping from stage names, or one a prompt, not {type(sampling).__name__}", field="sampling"
-        )
-    if len(sampling) != len(prompts):
-        raise InvalidRequestError(
-            f"sampling has {len(sampling)} entries for {len(prompts)} prompts; give one a prompt, or one for all",
-            field="sampling",
-        )
-    return list(sampling)
-
-
-def _explain(stage: str, error: ValidationError | TypeError) -> str:
-    if isinstance(error, TypeError):
-        return f"sampling[{stage}] must be SamplingDefaults or a mapping"
-    problems = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_input=False))
-    return f"sampling[{stage}]: {'; '.join(problems)}"
 
 
 async def _gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
