@@ -87,7 +87,7 @@ def make_prompts(out: Path) -> list[DemoPrompt]:
     picture.save(image)
     shutil.copyfile(ASSETS / "speech.wav", audio)
     return [
-        DemoPrompt("text", "Tell me a short story about a lighthouse."),
+        DemoPrompt("text", "Say hello to the world."),
         DemoPrompt("audio", "Answer the question that you hear.", audio=audio),
         DemoPrompt("image", "What do you see in this picture?", image=image),
     ]
