@@ -101,6 +101,7 @@ def request(source: UserPrompt | EdgeInput, **changes: Any) -> StageRequest:
 
 REFUSED: dict[str, tuple[str, StageRequest, str]] = {
     "tensors to the thinker": ("thinker", request(EdgeInput({})), "reads a prompt"),
+    "voice that nobody below has": ("thinker", request(UserPrompt(text="Hi"), voice="Eve"), "voices: Chelsie, Ethan"),
     "text to the talker": ("talker", request(UserPrompt(text="Hi")), "reads tensors of a thinker"),
     "text to token2wav": ("token2wav", request(UserPrompt(text="Hi")), "reads tensors of a talker"),
     "voice of the talker": ("talker", request(EdgeInput({}), voice="Eve"), "voices: Chelsie, Ethan"),

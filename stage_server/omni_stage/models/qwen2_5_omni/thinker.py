@@ -22,10 +22,11 @@ from omni_stage.models.component import (
     StageStep,
     UserPrompt,
 )
-from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint
+from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
 from omni_stage.models.qwen2_5_omni.sampling import check_text_sampling
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.voices import pick_voice
 
 COMPONENT_ID = "qwen2_5_omni/thinker"
 _WARMUP_TOKENS = 4
@@ -47,8 +48,20 @@ class Thinker:
     queue_timeout_s: float | None = None
     writes_text = True
 
-    def __init__(self, checkpoint: OmniCheckpoint, prompts: PromptBuilder, *, feeds: bool, max_media: int) -> None:
-        """`feeds`: whether a stage reads this one; `max_media`: most images, and most sounds, of a request."""
+    def __init__(
+        self,
+        checkpoint: OmniCheckpoint,
+        prompts: PromptBuilder,
+        *,
+        feeds: bool,
+        max_media: int,
+        known_voices: Sequence[str] = (),
+    ) -> None:
+        """`feeds`: whether a stage reads this one; `max_media`: most images, and most sounds, of a request.
+
+        `known_voices`: those of the stages below, so that an unknown one is refused before anything is written.
+        """
+        self._known_voices = known_voices
         self._checkpoint = checkpoint
         self._prompts = prompts
         self._feeds = feeds
@@ -79,6 +92,8 @@ class Thinker:
         """Apply the chat template, tokenize, decode media to what the processor takes."""
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
+        if self._known_voices:
+            pick_voice(request.voice, self._known_voices)
         return StageInput(prompt=self._prompts.build(request.source))
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
@@ -147,4 +162,5 @@ def build_component(config: StageConfig) -> Thinker:
         PromptBuilder.load(checkpoint),
         feeds=bool(config.downstream),
         max_media=config.limits.max_media_per_request,
+        known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
     )

@@ -75,7 +75,7 @@ class Token2WavModel(nn.Module, IsAttentionFree):
 
         An exception in its place fails that request alone. What a whole batch raises is raised.
         """
-        results: list[torch.Tensor | Exception] = [InvalidRequestError("not run")] * len(requests)
+        results: dict[int, torch.Tensor | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
         for index, request in enumerate(requests):
             try:
@@ -88,7 +88,7 @@ class Token2WavModel(nn.Module, IsAttentionFree):
             sounds = self._speak([utterance for _, utterance in batch])
             for (index, _), sound in zip(batch, sounds, strict=True):
                 results[index] = sound
-        return results
+        return [results[index] for index in range(len(requests))]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load token2wav out of a whole checkpoint."""
