@@ -51,7 +51,12 @@ def main() -> int:
         print(f"\n{name}")
         for row in rows:
             print("  " + "  ".join(f"{key} {value}" for key, value in row.items()))
-        result = {"case": name, "date": datetime.now(UTC).date().isoformat(), "machine": describe_machine(), "rows": rows}
+        result = {
+            "case": name,
+            "date": datetime.now(UTC).date().isoformat(),
+            "machine": describe_machine(),
+            "rows": rows,
+        }
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
     return 0
 

@@ -58,12 +58,13 @@ def write_model(folder: Path) -> None:
 
 def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
     """An engine of its own, and a function that runs all requests through it."""
-    from omni_stage.payloads.keys import OMNI_ROWS_KEY
-    from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
-    from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
+
+    from omni_stage.payloads.keys import OMNI_ROWS_KEY
+    from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+    from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
 
     extra: dict[str, Any] = {}
     if omni:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grpc import StatusCode
+
 from omni_proto.stage.v1 import errors_pb2 as reasons
 
 
@@ -30,7 +31,9 @@ class OmniStageError(Exception):
     code: StatusCode = StatusCode.INTERNAL
     reason: reasons.ErrorReason = reasons.ERROR_REASON_INTERNAL
 
-    def __init__(self, message: str, *, field: str = "", limit: object = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, field: str = "", limit: object = "", retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.details = ErrorDetails(field=field, limit=str(limit), retry_after_s=retry_after_s)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 

@@ -9,6 +9,7 @@ import subprocess
 
 import grpc
 import pytest
+
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2, stage_service_pb2_grpc
 from support.pipelines import RunningPipeline
 
@@ -57,8 +58,8 @@ def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
 
 
 def test_grpcurl_sees_the_error_with_its_details(tiny_pipeline: RunningPipeline) -> None:
+    request = json.dumps({"start": {"text": "hello", "sampling": {"nobody": {"maxTokens": 3}}}}) + "{}"
     with pytest.raises(AssertionError, match=r"INVALID_ARGUMENT|InvalidArgument") as failure:
-        request = json.dumps({"start": {"text": "hello", "sampling": {"nobody": {"maxTokens": 3}}}}) + "{}"
         grpcurl(tiny_pipeline.endpoint, f"{SERVICE}/Generate", data=request)
     assert "thinker" in str(failure.value)
 
@@ -69,9 +70,7 @@ def test_plain_stubs_get_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
         stub = stage_service_pb2_grpc.StageServiceStub(channel)
         audio = sampling_pb2.AudioOptions(encoding=sampling_pb2.AUDIO_ENCODING_PCM_F32LE, voice="Ethan")
         start = pb.Start(text="hello", seed=3, audio=audio)
-        call = stub.Generate(
-            iter([pb.GenerateRequest(start=start), pb.GenerateRequest(end=pb.End())]), timeout=120
-        )
+        call = stub.Generate(iter([pb.GenerateRequest(start=start), pb.GenerateRequest(end=pb.End())]), timeout=120)
         events = list(call)
         described = stub.GetStage(pb.GetStageRequest(), timeout=30)
     kinds = [event.WhichOneof("message") for event in events]

@@ -22,7 +22,7 @@ def all_classes(root: type[OmniStageError]) -> set[type[OmniStageError]]:
 
 
 def test_page_lists_every_reason_once() -> None:
-    reasons = {name.removeprefix(PREFIX) for name in errors_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}
+    reasons = {name.removeprefix(PREFIX) for name, _ in errors_pb2.ErrorReason.items()} - {"UNSPECIFIED"}
     assert set(page_rows()) == reasons
 
 
