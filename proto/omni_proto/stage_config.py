@@ -127,8 +127,8 @@ class Limits(ConfigModel):
     """Most images and sounds of one request."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
-    max_message_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 26)] = 8 << 20
-    """Most bytes of one gRPC message."""
+    max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
+    """Most bytes of one gRPC message; chunks of tensors take about 1 MiB, and every channel stops at 8 MiB."""
 
 
 class Timeouts(ConfigModel):

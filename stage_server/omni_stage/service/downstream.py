@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,10 +130,10 @@ class EdgeCall:
         call = None
         try:
             first = await self._queue.get()
-            call = await self._open()
+            call, responses = await self._open()
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send(call, first))
-                await self._relay(call)
+                await self._relay(responses)
                 # The stage ended by itself; it may have needed less than all rows.
                 sender.cancel()
         except BaseExceptionGroup as error:
@@ -143,8 +143,9 @@ class EdgeCall:
             if call is not None:
                 call.cancel()
 
-    async def _open(self) -> Any:
-        """A call that is accepted. Tries up to 3 times, as long as nothing but Start was sent."""
+    async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
+        """A call that is accepted, and its further responses. Tries up to 3 times, as long as nothing but Start was
+        sent."""
         start = stage_service_pb2.Start()
         start.CopyFrom(self._start)
         schema = self._context.schema
@@ -157,14 +158,19 @@ class EdgeCall:
             timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
             call = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
             self._keeper = StatusKeeper(call)
+            # Iterated, not read(): read() leaves messages behind once a write has failed (StatusKeeper).
+            responses = aiter(call)
             accepted = False
             try:
                 await _write(call, request)
-                await self._relay_one(await call.read())
+                await self._relay_one(await anext(responses, None))
                 accepted = True
-                return call
-            except grpc.aio.AioRpcError as error:
-                delay = self._next_delay(await self._keeper.unmask(error) or error, attempt)
+                return call, responses
+            except grpc.aio.AioRpcError as raised:
+                error = await self._keeper.unmask(raised)
+                if error is None:
+                    raise self._ended_early() from raised
+                delay = self._next_delay(error, attempt)
             finally:
                 if not accepted:
                     call.cancel()
@@ -219,9 +225,9 @@ class EdgeCall:
             item = self._queue.get_nowait()
         return batch, item
 
-    async def _relay(self, call: Any) -> None:
+    async def _relay(self, responses: AsyncIterator[Any]) -> None:
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
+            async for response in responses:
                 await self._relay_one(response)
         except grpc.aio.AioRpcError as raised:
             error = await self._keeper.unmask(raised) if self._keeper else raised
@@ -232,10 +238,13 @@ class EdgeCall:
         self._protocol.finish()
 
     async def _relay_one(self, response: Any) -> None:
-        if response is grpc.aio.EOF:
-            raise DownstreamProtocolError(f"stage {self.edge.stage!r} ended its call before Accepted")
+        if response is None:
+            raise self._ended_early()
         self._protocol.check(response)
         await self._context.relay(response)
+
+    def _ended_early(self) -> DownstreamProtocolError:
+        return DownstreamProtocolError(f"stage {self.edge.stage!r} ended its call before Accepted")
 
 
 async def _write(call: Any, message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bool:
