@@ -1,0 +1,344 @@
+"""A stage server under test, real in everything but the engine: scripted steps instead of a model.
+
+The ports, gRPC, the codec, admission, downstream calls and metrics are the product's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import soundfile
+import torch
+from google.rpc import error_details_pb2, status_pb2
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage_config import DownstreamStage, Output, SamplingDefaults, StageConfig
+from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_stage.models.component import EngineKind, FinishReason, StageInput, StageRequest, StageStep
+from omni_stage.service.serve import StageServer
+
+EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))
+EDGE_B = TensorSchema("test/b2c", 1, (TensorSpec("codes", "int64"),))
+Script = Callable[[StageRequest], AsyncIterator[StageStep]]
+
+
+@dataclass
+class ScriptedComponent:
+    """Describes a stage; the scripted engine never asks it to prepare anything."""
+
+    id: str = "test/stage"
+    kind: EngineKind = EngineKind.AUTOREGRESSIVE
+    outputs: frozenset[Output] = frozenset(Output)
+    input_schema: TensorSchema | None = None
+    output_schema: TensorSchema | None = None
+    default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
+    voices: Sequence[str] = ()
+    sample_rate_hz: int = 24_000
+    step_timeout_s: float = 30.0
+    queue_timeout_s: float | None = None
+    writes_text: bool = True
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        return {}
+
+    def check_sampling(self, sampling: SamplingDefaults) -> None:
+        return
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        raise NotImplementedError
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Any:
+        raise NotImplementedError
+
+    def warmup_request(self) -> StageRequest:
+        raise NotImplementedError
+
+
+@dataclass
+class ScriptedEngine:
+    """A StageEngine that plays a script for every request and notes what was asked and what was aborted."""
+
+    component: ScriptedComponent
+    script: Script
+    max_model_len: int = 64
+    is_dead: bool = False
+    unfinished_requests: int = 0
+    last_step_monotonic: float = 0.0
+    requests: list[StageRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    was_shut_down: bool = False
+
+    async def start(self) -> None:
+        return
+
+    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        self.requests.append(request)
+        if not self.unfinished_requests:
+            self.last_step_monotonic = time.monotonic()
+        self.unfinished_requests += 1
+        self.started.set()
+        finished = False
+        try:
+            async for step in self.script(request):
+                self.last_step_monotonic = time.monotonic()
+                finished = step.finish_reason is not None
+                yield step
+        finally:
+            self.unfinished_requests -= 1
+            if not finished:
+                self.aborted.append(request.request_id)
+            self.ended.set()
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def shutdown(self) -> None:
+        self.was_shut_down = True
+
+
+@dataclass
+class Stage:
+    """A running stage server with its engine."""
+
+    server: StageServer
+    engine: ScriptedEngine
+    registry: CollectorRegistry
+    stub: Any
+
+    @property
+    def target(self) -> str:
+        assert self.server.ports
+        return f"127.0.0.1:{self.server.ports.grpc}"
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"stage": self.server.config.stage, **labels})
+
+
+@dataclass
+class Answer:
+    """What a call brought."""
+
+    responses: list[pb.GenerateResponse]
+    code: grpc.StatusCode
+    message: str
+    status: status_pb2.Status | None
+
+    @property
+    def info(self) -> error_details_pb2.ErrorInfo:
+        assert self.status is not None
+        return self.detail(error_details_pb2.ErrorInfo)
+
+    def detail(self, kind: Any) -> Any:
+        message = kind()
+        assert self.status is not None
+        assert any(item.Is(kind.DESCRIPTOR) and item.Unpack(message) for item in self.status.details)
+        return message
+
+    def of(self, kind: str, stage: str | None = None) -> list[Any]:
+        return [
+            getattr(r, kind)
+            for r in self.responses
+            if r.WhichOneof("message") == kind and (stage is None or r.stage == stage)
+        ]
+
+    @property
+    def kinds(self) -> list[tuple[str, str]]:
+        return [(r.stage, r.WhichOneof("message")) for r in self.responses]
+
+    @property
+    def text(self) -> str:
+        return "".join(item.text for item in self.of("text"))
+
+
+def start(text: str = "hello", **fields: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(start=pb.Start(text=text, **fields))
+
+
+END = pb.GenerateRequest(end=pb.End())
+
+
+async def ask(
+    stage: Any, messages: Iterable[Any] | None = None, *, timeout_s: float | None = 20, metadata: Any = None
+) -> Answer:
+    """Send messages through a plain generated stub and collect everything."""
+    call = stage.stub.Generate(
+        iter(messages if messages is not None else [start(), END]), timeout=timeout_s, metadata=metadata
+    )
+    return await collect(call)
+
+
+async def collect(call: Any) -> Answer:
+    responses: list[pb.GenerateResponse] = []
+    try:
+        async for response in call:
+            responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        status = None
+        for key, value in error.trailing_metadata() or ():
+            if key == "grpc-status-details-bin":
+                status = status_pb2.Status.FromString(value)
+        return Answer(responses, error.code(), error.details() or "", status)
+    return Answer(responses, await call.code(), "", None)
+
+
+# Scripts ------------------------------------
+
+
+def rows(count: int, offset: int = 0) -> torch.Tensor:
+    return (torch.arange(count * 8).reshape(count, 8) + offset * 8).to(torch.bfloat16)
+
+
+async def say_hello(request: StageRequest) -> AsyncIterator[StageStep]:
+    """Three prompt tokens, two words, and rows if somebody reads them."""
+
+    def tensors(count: int, offset: int) -> dict[str, torch.Tensor]:
+        if not request.want_tensors:
+            return {}
+        return {"x": rows(count, offset), "ids": torch.arange(offset, offset + count)}
+
+    yield StageStep(
+        text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3], tensors=tensors(3, 0), scheduled_ns=time.monotonic_ns()
+    )
+    await asyncio.sleep(0)
+    yield StageStep(text="lo", token_ids=[8], tensors=tensors(1, 3))
+    yield StageStep(finish_reason=FinishReason.STOP, stop_reason="2", tensors=tensors(1, 4))
+
+
+async def speak_codes(request: StageRequest) -> AsyncIterator[StageStep]:
+    count = len(request.source.tensors["x"])  # type: ignore[union-attr]
+    for number in range(count):
+        yield StageStep(token_ids=[number], tensors={"codes": torch.tensor([number])} if request.want_tensors else {})
+    yield StageStep(finish_reason=FinishReason.LENGTH)
+
+
+async def make_sound(request: StageRequest) -> AsyncIterator[StageStep]:
+    codes = request.source.tensors["codes"]  # type: ignore[union-attr]
+    audio = torch.linspace(-1.5, 1.5, 6000 * len(codes))
+    yield StageStep(audio=audio, finish_reason=FinishReason.DIFFUSION_DONE)
+
+
+async def wait_forever(request: StageRequest) -> AsyncIterator[StageStep]:
+    yield StageStep(text="so far", token_ids=[1], prompt_token_ids=[1])
+    await asyncio.Event().wait()
+
+
+def failing(error: Exception, *, after: int = 1) -> Script:
+    async def script(request: StageRequest) -> AsyncIterator[StageStep]:
+        for _ in range(after):
+            yield StageStep(text="so far", token_ids=[1], prompt_token_ids=[1])
+        raise error
+
+    return script
+
+
+# Servers ------------------------------------
+
+
+class Kit:
+    """Starts stage servers; everything is stopped after the test."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+
+    async def serve(
+        self,
+        script: Script = say_hello,
+        *,
+        stage: str = "thinker",
+        component: ScriptedComponent | None = None,
+        max_model_len: int = 64,
+        **config: Any,
+    ) -> Stage:
+        settings = StageConfig.model_validate(
+            {
+                "pipeline": "test",
+                "stage": stage,
+                "component": "test/stage",
+                "model": {"path": "/model"},
+                "outputs": ["Text"],
+                "listen": {"host": "127.0.0.1", "grpcPort": 0, "healthPort": 0, "metricsPort": 0},
+                **config,
+            }
+        )
+        engine = ScriptedEngine(component or ScriptedComponent(), script, max_model_len)
+        registry = CollectorRegistry()
+        server = StageServer(settings, registry)
+        self._stack.push_async_callback(server.close)
+        await server.start(lambda _: engine)
+        assert server.ports
+        return Stage(server, engine, registry, self.stub(server.ports.grpc))
+
+    def stub(self, port: int) -> Any:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        self._stack.push_async_callback(channel.close)
+        return stage_service_pb2_grpc.StageServiceStub(channel)
+
+    async def chain(
+        self,
+        thinker: Script = say_hello,
+        talker: Script = speak_codes,
+        token2wav: Script = make_sound,
+        *,
+        via: Callable[[str, str], str] = lambda stage, target: target,
+        **config: Any,
+    ) -> tuple[Stage, Stage, Stage]:
+        """Three stages, started from the last to the first. config goes to the thinker; via(stage, target) gives the
+        target by which the stage above reaches a stage."""
+        last = await self.serve(
+            token2wav,
+            stage="token2wav",
+            outputs=["Audio"],
+            input={"source": "talker"},
+            component=ScriptedComponent(
+                kind=EngineKind.DIFFUSION,
+                input_schema=EDGE_B,
+                default_sampling=SamplingDefaults(),
+                voices=("Chelsie", "Ethan"),
+            ),
+        )
+        middle = await self.serve(
+            talker,
+            stage="talker",
+            outputs=[],
+            input={"source": "thinker"},
+            downstream=[self.edge("token2wav", via("token2wav", last.target), ["token2wav"])],
+            component=ScriptedComponent(input_schema=EDGE_A, output_schema=EDGE_B, writes_text=False),
+        )
+        first = await self.serve(
+            thinker,
+            downstream=[self.edge("talker", via("talker", middle.target), ["talker", "token2wav"])],
+            component=ScriptedComponent(output_schema=EDGE_A),
+            **config,
+        )
+        return first, middle, last
+
+    @staticmethod
+    def edge(stage: str, target: str, stages: list[str]) -> DownstreamStage:
+        return DownstreamStage(
+            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Output.AUDIO]
+        )
+
+
+def png(width: int = 4, height: int = 3) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 10, 10)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def wav(samples: int = 1600, channels: int = 1, rate: int = 16_000, container: str = "WAV") -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((samples, channels), dtype=np.float32), rate, format=container)
+    return buffer.getvalue()
