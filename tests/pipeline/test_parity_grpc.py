@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from omni_proto.client import AsyncOmniClient, audio_part, image_part, user
 from support.media import encode_png, encode_wav, make_image, make_sound
 from support.omni_stages import SOUND_TOLERANCE
-from support.pipelines import RunningPipeline
+from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 from support.reference import Reference, ReferencePrompt, ReferenceSettings, load_reference
 
 pytestmark = pytest.mark.pipeline
@@ -58,12 +59,22 @@ def check(result: Any, expected: Reference) -> None:
     torch.testing.assert_close(sound, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
 
 
-async def test_each_alone_and_four_at_once(tiny_pipeline: RunningPipeline, tiny_checkpoint: Path) -> None:
-    reference = load_reference(tiny_checkpoint)
+async def check_each_alone_and_all_at_once(endpoint: str, checkpoint: Path) -> None:
+    reference = load_reference(checkpoint)
     expected = {name: reference.run(prompt, settings) for name, (prompt, settings) in CASES.items()}
-    async with AsyncOmniClient(tiny_pipeline.endpoint) as client:
+    async with AsyncOmniClient(endpoint) as client:
         for name, (prompt, settings) in CASES.items():
             check(await generate(client, prompt, settings), expected[name])
         together = await asyncio.gather(*(generate(client, *case) for case in CASES.values()))
     for name, result in zip(CASES, together, strict=True):
         check(result, expected[name])
+
+
+async def test_seed_0_small(tiny_pipeline: RunningPipeline, tiny_checkpoint: Path) -> None:
+    await check_each_alone_and_all_at_once(tiny_pipeline.endpoint, tiny_checkpoint)
+
+
+async def test_seed_1_grouped_query_attention(make_tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    checkpoint = make_tiny_checkpoint(1, "gqa")
+    with run_pipeline(SAMPLES / "tiny-omni.yaml", checkpoint, tmp_path) as running:
+        await check_each_alone_and_all_at_once(running.endpoint, checkpoint)
