@@ -198,6 +198,8 @@ class Metadata(BaseModel):
     """Labels."""
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations."""
+    generation: Annotated[int, Field(ge=0)] = 1
+    """Counts the edits of the spec; kept by the API server."""
 
 
 class OmniPipeline(ConfigModel):
