@@ -198,7 +198,7 @@ class Metadata(BaseModel):
     """Labels."""
     annotations: dict[str, str] = Field(default_factory=dict)
     """Annotations."""
-    generation: Annotated[int, Field(ge=0)] = 1
+    generation: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
     """Counts the edits of the spec; kept by the API server."""
 
 
