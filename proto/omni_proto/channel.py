@@ -29,7 +29,8 @@ def channel_options() -> Options:
         ("grpc.dns_min_time_between_resolutions_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 2_000),
-        ("grpc.max_reconnect_backoff_ms", 5_000),
+        # A stage that is back is found within about a second, by the retries of a single request.
+        ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),

@@ -293,10 +293,13 @@ class Kit:
         token2wav: Script = make_sound,
         *,
         via: Callable[[str, str], str] = lambda stage, target: target,
+        max_model_len: int = 64,
+        max_tokens: int = 16,
         **config: Any,
     ) -> tuple[Stage, Stage, Stage]:
         """Three stages, started from the last to the first. config goes to the thinker; via(stage, target) gives the
         target by which the stage above reaches a stage."""
+        sampling = SamplingDefaults(max_tokens=max_tokens)
         last = await self.serve(
             token2wav,
             stage="token2wav",
@@ -315,12 +318,16 @@ class Kit:
             outputs=[],
             input={"source": "thinker"},
             downstream=[self.edge("token2wav", via("token2wav", last.target), ["token2wav"])],
-            component=ScriptedComponent(input_schema=EDGE_A, output_schema=EDGE_B, writes_text=False),
+            component=ScriptedComponent(
+                input_schema=EDGE_A, output_schema=EDGE_B, writes_text=False, default_sampling=sampling
+            ),
+            max_model_len=max_model_len,
         )
         first = await self.serve(
             thinker,
             downstream=[self.edge("talker", via("talker", middle.target), ["talker", "token2wav"])],
-            component=ScriptedComponent(output_schema=EDGE_A),
+            component=ScriptedComponent(output_schema=EDGE_A, default_sampling=sampling),
+            max_model_len=max_model_len,
             **config,
         )
         return first, middle, last

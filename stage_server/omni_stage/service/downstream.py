@@ -31,7 +31,7 @@ from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, OutgoingChunk, serialize_request
 
 MAX_ATTEMPTS = 3
-BACKOFF_S = 0.1
+BACKOFF_S = 0.3
 MAX_BACKOFF_S = 2.0
 MAX_COALESCED = 16
 """Engine steps whose rows travel in one message, if they queue."""

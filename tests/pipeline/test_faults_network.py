@@ -1,0 +1,203 @@
+"""A bad network on each hop: calls end by their deadline with the right code, and the next request is served.
+
+Stage servers, gRPC, codec and client are real; engines play scripts, so that a case takes no model. One pipeline for
+each hop lives through all cases: each must leave it able to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+import torch
+
+from omni_proto.client import AsyncOmniClient, OmniRequestError
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from support.scripted_stages import Kit, Stage, rows
+from support.tcp_proxy import TcpProxy, Toxics
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HOPS = ("thinker", "talker", "token2wav")
+"""The stage that the hop leads to."""
+DEADLINE_S = 2.0
+SLACK_S = 2.0
+PATIENCE_S = 20.0
+RECOVERY_S = 3.0
+"""A channel tries a peer that it could not reach once a second."""
+ROWS = 20_000
+"""Rows of 8 bfloat16 and an int64: about 480 kB to the talker, 160 kB on to token2wav."""
+
+
+async def write_much(request: StageRequest) -> AsyncIterator[StageStep]:
+    """A few words, and rows enough for several flow control windows of a slow network."""
+    yield StageStep(text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3])
+    tensors = {"x": rows(ROWS), "ids": torch.arange(ROWS)} if request.want_tensors else {}
+    yield StageStep(text="lo", token_ids=[8], tensors=tensors)
+    yield StageStep(finish_reason=FinishReason.STOP)
+
+
+async def pass_on(request: StageRequest) -> AsyncIterator[StageStep]:
+    ids = request.source.tensors["ids"]  # type: ignore[union-attr]
+    yield StageStep(token_ids=[1], tensors={"codes": ids} if request.want_tensors else {})
+    yield StageStep(finish_reason=FinishReason.STOP)
+
+
+async def speak(request: StageRequest) -> AsyncIterator[StageStep]:
+    codes = request.source.tensors["codes"]  # type: ignore[union-attr]
+    yield StageStep(audio=torch.zeros(len(codes)), finish_reason=FinishReason.DIFFUSION_DONE)
+
+
+@dataclass
+class Bench:
+    """Three stages, and a proxy on the hop to one of them."""
+
+    hop: str
+    client: AsyncOmniClient
+    proxy: TcpProxy
+    stages: dict[str, Stage]
+
+    async def ask(self, timeout_s: float) -> OmniRequestError | None:
+        """One request: its error, or None after a complete answer. Never longer than its deadline and some slack."""
+        began = time.monotonic()
+        try:
+            result = await self.client.run(text="hello", timeout=timeout_s)
+        except OmniRequestError as error:
+            return error
+        finally:
+            assert time.monotonic() - began < timeout_s + SLACK_S, f"the call hung on the hop to {self.hop}"
+        assert (result.text, len(result.audio)) == ("Hello", 2 * ROWS)
+        return None
+
+    async def check_served(self) -> None:
+        """The network is well again: requests succeed, and nothing of earlier ones is left anywhere."""
+        self.proxy.heal()
+        began = time.monotonic()
+        while error := await self.ask(PATIENCE_S):
+            # Only for as long as a channel that was refused waits before it connects anew.
+            assert error.code.name == "UNAVAILABLE", f"after the hop to {self.hop} was mended: {error}"
+            assert time.monotonic() - began < RECOVERY_S, f"the hop to {self.hop} did not recover: {error}"
+        for name, stage in self.stages.items():
+            assert await stage.server.in_flight.wait_idle(DEADLINE_S + SLACK_S), name
+            assert (stage.server.admission.requests, stage.server.admission.bytes) == (0, 0), name
+            assert stage.engine.unfinished_requests == 0, name
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def benches() -> AsyncIterator[list[Bench]]:
+    async with AsyncExitStack() as stack:
+        yield [await start_bench(stack, hop) for hop in HOPS]
+
+
+async def start_bench(stack: AsyncExitStack, hop: str) -> Bench:
+    proxies: dict[str, TcpProxy] = {}
+
+    def via(stage: str, target: str) -> str:
+        if stage != hop:
+            return target
+        proxies[hop] = stack.enter_context(TcpProxy(target))
+        return proxies[hop].target
+
+    stages = await Kit(stack).chain(write_much, pass_on, speak, via=via, max_model_len=ROWS, max_tokens=ROWS)
+    client = AsyncOmniClient(via("thinker", stages[0].target))
+    stack.push_async_callback(client.close)
+    bench = Bench(hop, client, proxies[hop], dict(zip(HOPS, stages, strict=True)))
+    assert await bench.ask(PATIENCE_S) is None
+    return bench
+
+
+async def on_every_hop(benches: list[Bench], check: Callable[[Bench], Awaitable[None]]) -> None:
+    """The check on all hops at once, and then that each pipeline serves."""
+    try:
+        await asyncio.gather(*(check(bench) for bench in benches))
+    finally:
+        for bench in benches:
+            bench.proxy.heal()
+    await asyncio.gather(*(bench.check_served() for bench in benches))
+
+
+SLOW = {
+    "latency": Toxics(latency_s=0.05),
+    "bandwidth": Toxics(bytes_per_s=1e6),
+    "slices": Toxics(slice_bytes=512),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+async def test_a_slow_network_only_takes_longer(benches: list[Bench], name: str) -> None:
+    async def check(bench: Bench) -> None:
+        bench.proxy.toxics = SLOW[name]
+        assert await bench.ask(PATIENCE_S) is None
+
+    await on_every_hop(benches, check)
+
+
+SILENT = {
+    "bandwidth far too thin": Toxics(bytes_per_s=4000),
+    "stuck": Toxics(paused=True),
+    "stuck on the way": Toxics(stop_after=9000),
+    "half-open": Toxics(half_open=True),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+async def test_silence_ends_with_the_deadline(benches: list[Bench], name: str) -> None:
+    async def check(bench: Bench) -> None:
+        bench.proxy.toxics = SILENT[name]
+        error = await bench.ask(DEADLINE_S)
+        assert error is not None
+        assert error.code.name == "DEADLINE_EXCEEDED"
+        if bench.hop == "thinker":
+            # Nothing that a stage says reaches the client: its own gRPC ends the call.
+            assert error.reason in ("", "DEADLINE_EXCEEDED")
+        else:
+            assert error.reason == "DEADLINE_EXCEEDED"
+            # Every stage above the hop has a deadline a little later than the one below, and may be the one to speak.
+            assert error.stage in HOPS[: HOPS.index(bench.hop) + 1]
+
+    await on_every_hop(benches, check)
+
+
+async def test_a_reset_during_the_answer_names_the_stage_and_is_not_retried(benches: list[Bench]) -> None:
+    async def check(bench: Bench) -> None:
+        before = len(bench.stages[bench.hop].engine.requests)
+        bench.proxy.toxics = Toxics(reset_after=9000)
+        error = await bench.ask(PATIENCE_S)
+        assert error is not None
+        assert error.code.name == "UNAVAILABLE"
+        if bench.hop != "thinker":
+            assert (error.reason, error.stage) == ("DOWNSTREAM_UNAVAILABLE", bench.hop)
+        assert len(bench.stages[bench.hop].engine.requests) <= before + 1
+
+    await on_every_hop(benches, check)
+
+
+async def test_a_hop_that_refuses_connections_is_unavailable(benches: list[Bench]) -> None:
+    async def check(bench: Bench) -> None:
+        before = len(bench.stages[bench.hop].engine.requests)
+        bench.proxy.toxics = Toxics(refuse=True)
+        bench.proxy.cut()
+        error = await bench.ask(PATIENCE_S)
+        assert error is not None
+        assert error.code.name == "UNAVAILABLE"
+        if bench.hop != "thinker":
+            assert (error.reason, error.stage) == ("DOWNSTREAM_UNAVAILABLE", bench.hop)
+        assert len(bench.stages[bench.hop].engine.requests) == before
+
+    await on_every_hop(benches, check)
+
+
+async def test_a_connection_cut_between_requests_is_not_noticed(benches: list[Bench]) -> None:
+    async def check(bench: Bench) -> None:
+        connections = bench.proxy.connections
+        for _ in range(3):
+            bench.proxy.cut()
+            assert await bench.ask(PATIENCE_S) is None
+        assert bench.proxy.connections > connections
+
+    await on_every_hop(benches, check)
