@@ -43,7 +43,8 @@ def test_grpcurl_lists_the_service_by_reflection(tiny_pipeline: RunningPipeline)
 
 
 def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
-    request = json.dumps({"start": {"text": "hello", "seed": 3}}) + json.dumps({"end": {}})
+    spoken = {"talker": {"ignoreEos": True, "maxTokens": 24}}
+    request = json.dumps({"start": {"text": "hello", "seed": 3, "sampling": spoken}}) + json.dumps({"end": {}})
     events = parse_objects(grpcurl(tiny_pipeline.endpoint, f"{SERVICE}/Generate", data=request))
     assert "accepted" in events[0]
     assert "summary" in events[-1]

@@ -42,7 +42,10 @@ def run_pipeline(
     command = [OMNIPIPE, "run", str(pipeline), "--model-dir", str(model_dir)]
     command += ["--address-file", str(address_file), "--log-dir", str(log_dir)]
     with (folder / "run.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
+        # A session of its own, so that its tree can be told from those of other pipelines.
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **(environment or {})}, start_new_session=True
+        )
         try:
             running = wait_for_address(process, address_file, log_dir, folder / "run.log")
             yield running
