@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
+from omni_stage.models.edge_stream import EdgeStream, InputFeed
 from omni_stage.payloads import AdditionalInformationPayload
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class StageRequest:
 
     request_id: str
     """Minted by the stage server or the offline engine; unique in the engine."""
-    source: UserPrompt | EdgeInput
+    source: UserPrompt | EdgeInput | EdgeStream
+    """An EdgeStream if the upstream stage is still writing."""
     sampling: SamplingDefaults
     """Resolved: request > defaultSampling > component. None still means the model's own default."""
     voice: str = ""
@@ -148,6 +150,8 @@ class StageStep:
     prompt_token_ids: list[int] | None = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     """Rows by name, as the output schema says, contiguous, on the CPU."""
+    complete_tensors: frozenset[str] = frozenset()
+    """Tensors whose last row was in this step or before, where that is known before the end."""
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1] at the component's sample_rate_hz."""
     finish_reason: FinishReason | None = None
@@ -203,11 +207,24 @@ class Component(Protocol):
         ...
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """Make the request's emitter."""
+        """Make the request's emitter. Of streamed input, `prepared` is the first part's."""
         ...
 
     def warmup_request(self) -> StageRequest:
         """A small request that touches every kernel, run once before the stage is ready."""
+        ...
+
+
+@runtime_checkable
+class TakesStreams(Protocol):
+    """A Component that can start before its upstream has ended."""
+
+    def open_feed(self, request: StageRequest) -> InputFeed:
+        """What turns the rows of a request whose source is an EdgeStream into the engine's input, part by part.
+
+        An autoregressive component's parts together are what `prepare` makes of the same rows at once. Raises
+        OmniStageError as `prepare` does.
+        """
         ...
 
 

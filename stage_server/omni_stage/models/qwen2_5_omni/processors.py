@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_stage.errors import InvalidTensorError
+from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 
 
@@ -47,43 +48,136 @@ class TalkerPrompt:
     """Position of the first sampled token minus P + 2."""
 
 
+@dataclass(frozen=True, slots=True)
+class TalkerPart:
+    """What some of the thinker's rows are to the talker."""
+
+    offset: int
+    """Position of the first row."""
+    rows: torch.Tensor
+    """[n, H], n >= 1."""
+    prompt: TalkerPrompt | None = None
+    """In the first part, whose rows are its input rows."""
+    last: bool = False
+    """Whether the text ended: the last row is held from here on."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Codec tokens that can be sampled with these rows; None if they are the last.
+
+        A token is sampled at each position that has its row, from the prompt's last position on.
+        """
+        if self.last:
+            return None
+        return self.rows.shape[0] - (0 if self.prompt is None else len(self.prompt.prompt_token_ids) - 1)
+
+
+class TalkerConditioning:
+    """The table above, built as the thinker's rows come. However they are cut, the parts add up to the same rows."""
+
+    def __init__(self, text: TextRows, codec: CodecTokens) -> None:
+        self._text = text
+        self._codec = codec
+        self._fresh: dict[str, list[torch.Tensor]] = {}
+        self._ended = False
+        self._complete: frozenset[str] = frozenset()
+        self._next_position = 0
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take rows of x [n, H], mrope_positions int64 [n, 3] and mrope_delta int64 [1]. Others are left alone.
+
+        Raises InvalidTensorError naming the tensor.
+        """
+        for name, dimensions in (("x", 2), ("mrope_positions", 2), ("mrope_delta", 1)):
+            if name in rows.tensors:
+                self._fresh.setdefault(name, []).append(_take(rows.tensors, name, dimensions))
+            elif rows.ended and name not in self._fresh and not self._next_position:
+                _take(rows.tensors, name, dimensions)
+        if "x" in rows.tensors and rows.tensors["x"].shape[1] != self._text.start.shape[1]:
+            raise InvalidTensorError(
+                f"x: a row has {rows.tensors['x'].shape[1]} values, this checkpoint's have {self._text.start.shape[1]}",
+                field="tensors.x",
+            )
+        self._complete = self._complete | rows.complete
+        self._ended = self._ended or rows.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether all rows came."""
+        return self._ended
+
+    def take(self) -> TalkerPart | None:
+        """The rows that can be placed now; None if there are none. Raises InvalidTensorError."""
+        if self._next_position == 0:
+            return self._first_part() if self._is_startable() else None
+        fresh = self._fresh.pop("x", [])
+        if self._ended:
+            fresh = [*fresh, *self._frame("end", "padding", like=fresh)]
+        return self._place(torch.cat(fresh), None) if fresh else None
+
+    def _is_startable(self) -> bool:
+        """Whether the prompt's length is known and the first row behind it is there."""
+        known = self._ended or {"mrope_positions", "mrope_delta"} <= self._complete
+        if not known:
+            return False
+        prompt_length, rows = self._count("mrope_positions"), self._count("x")
+        if self._ended and rows < prompt_length:
+            raise InvalidTensorError(
+                f"x: {rows} rows are fewer than the {prompt_length} prompt tokens of mrope_positions",
+                field="tensors.x",
+            )
+        return rows > prompt_length
+
+    def _first_part(self) -> TalkerPart:
+        positions, delta = torch.cat(self._fresh["mrope_positions"]), torch.cat(self._fresh["mrope_delta"])
+        if positions.shape[1] != 3 or positions.shape[0] < 1:
+            raise InvalidTensorError(
+                f"mrope_positions: must be [prompt tokens, 3], got {list(positions.shape)}",
+                field="tensors.mrope_positions",
+            )
+        if delta.shape[0] != 1:
+            raise InvalidTensorError(
+                f"mrope_delta: must have one row, got {delta.shape[0]}", field="tensors.mrope_delta", limit=1
+            )
+        length = positions.shape[0]
+        x = torch.cat(self._fresh.pop("x"))
+        self._fresh.clear()
+        rows = [x[:length], *self._frame("start", like=[x]), x[length:]]
+        if self._ended:
+            rows += self._frame("end", "padding", like=[x])
+        following = length + int(delta)
+        prompt = TalkerPrompt(
+            prompt_token_ids=[self._codec.mask] * length + [self._codec.padding, self._codec.start],
+            input_rows=torch.cat(rows),
+            mrope_positions=torch.cat([positions, positions.new_tensor([[following] * 3, [following + 1] * 3])]),
+            mrope_delta=int(delta),
+        )
+        return self._place(prompt.input_rows, prompt)
+
+    def _place(self, rows: torch.Tensor, prompt: TalkerPrompt | None) -> TalkerPart:
+        offset = self._next_position
+        self._next_position += rows.shape[0]
+        return TalkerPart(offset, rows, prompt, last=self._ended)
+
+    def _frame(self, *names: str, like: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Rows that frame the text, in the dtype of the thinker's."""
+        rows: list[torch.Tensor] = [getattr(self._text, name) for name in names]
+        return [row.to(like[0].dtype) for row in rows] if like else rows
+
+    def _count(self, name: str) -> int:
+        return sum(part.shape[0] for part in self._fresh.get(name, ()))
+
+
 def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: CodecTokens) -> TalkerPrompt | None:
     """Turn what the thinker published into the talker's input; None if the thinker replied with nothing to speak.
 
     tensors: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P.
     Raises InvalidTensorError naming the tensor.
     """
-    x = _take(tensors, "x", 2)
-    positions = _take(tensors, "mrope_positions", 2)
-    delta = _take(tensors, "mrope_delta", 1)
-    if x.shape[1] != text.start.shape[1]:
-        raise InvalidTensorError(
-            f"x: a row has {x.shape[1]} values, this checkpoint's have {text.start.shape[1]}", field="tensors.x"
-        )
-    if positions.shape[1] != 3 or positions.shape[0] < 1:
-        raise InvalidTensorError(
-            f"mrope_positions: must be [prompt tokens, 3], got {list(positions.shape)}", field="tensors.mrope_positions"
-        )
-    if delta.shape[0] != 1:
-        raise InvalidTensorError(
-            f"mrope_delta: must have one row, got {delta.shape[0]}", field="tensors.mrope_delta", limit=1
-        )
-    prompt_length = positions.shape[0]
-    if x.shape[0] < prompt_length:
-        raise InvalidTensorError(
-            f"x: {x.shape[0]} rows are fewer than the {prompt_length} prompt tokens of mrope_positions",
-            field="tensors.x",
-        )
-    if x.shape[0] == prompt_length:
-        return None
-    start, end, padding = (row.to(x.dtype) for row in (text.start, text.end, text.padding))
-    following = prompt_length + int(delta)
-    return TalkerPrompt(
-        prompt_token_ids=[codec.mask] * prompt_length + [codec.padding, codec.start],
-        input_rows=torch.cat([x[:prompt_length], start, x[prompt_length:], end, padding]),
-        mrope_positions=torch.cat([positions, positions.new_tensor([[following] * 3, [following + 1] * 3])]),
-        mrope_delta=int(delta),
-    )
+    conditioning = TalkerConditioning(text, codec)
+    conditioning.add(EdgeRows(tensors, ended=True))
+    part = conditioning.take()
+    return None if part is None else part.prompt
 
 
 def talker2token2wav(tensors: Mapping[str, torch.Tensor], code_limit: int, max_codes: int) -> torch.Tensor | None:

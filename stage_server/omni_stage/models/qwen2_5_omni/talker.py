@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.errors import ConfigurationError, InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
     EngineKind,
     EngineStep,
-    FinishReason,
     StageInput,
     StageRequest,
     StageStep,
 )
+from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import (
     CodecTokens,
     OmniCheckpoint,
@@ -28,11 +28,11 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
     read_voices,
 )
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
-from omni_stage.models.qwen2_5_omni.processors import TextRows, thinker2talker
+from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
 from omni_stage.models.qwen2_5_omni.sampling import check_codec_sampling
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.talker_feed import TalkerFeed
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
-from omni_stage.payloads import AdditionalInformationPayload
 
 COMPONENT_ID = "qwen2_5_omni/talker"
 # The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
@@ -83,25 +83,19 @@ class Talker:
         """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads tensors of a thinker, not a prompt")
-        codec = self._checkpoint.codec
+        feed = self.open_feed(request)
+        feed.add(EdgeRows(request.source.tensors, ended=True))
+        part = feed.next_part()
+        if part is None:
+            raise InvalidTensorError("x: no rows came", field="tensors.x")
+        return part.input
+
+    def open_feed(self, request: StageRequest) -> TalkerFeed:
+        """The same, row by row."""
         text = self._texts[pick_voice(request.voice, self.voices)]
-        prompt = thinker2talker(request.source.tensors, text, codec)
-        if prompt is None:
-            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        conditioning = TalkerConditioning(text, self._checkpoint.codec)
         # To go on after the end of the stream is not to write its end at all.
-        goes_on = bool(request.sampling.ignore_eos)
-        return StageInput(
-            prompt={"prompt_token_ids": prompt.prompt_token_ids},
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {
-                    "input_rows": prompt.input_rows,
-                    "mrope_positions": prompt.mrope_positions,
-                    "mrope_delta": [prompt.mrope_delta],
-                }
-            ),
-            suppress_token_ids=codec.stop_ids if goes_on else (),
-            stop_token_ids=() if goes_on else codec.stop_ids,
-        )
+        return TalkerFeed(conditioning, self._checkpoint.codec, goes_on=bool(request.sampling.ignore_eos))
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """An emitter that leaves out the tokens that end the stream."""

@@ -30,6 +30,8 @@ from omni_stage.models.qwen2_5_omni.voices import pick_voice
 
 COMPONENT_ID = "qwen2_5_omni/thinker"
 _WARMUP_TOKENS = 4
+_PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
+"""Come with a request's first rows and never again."""
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -129,6 +131,7 @@ class ThinkerEmitter:
             token_ids=step.token_ids,
             prompt_token_ids=step.prompt_token_ids,
             tensors=self._tensors(step) if self._want_tensors else {},
+            complete_tensors=_PROMPT_TENSORS if self._rows else frozenset(),
             finish_reason=step.finish_reason,
             stop_reason=step.stop_reason,
             scheduled_ns=step.scheduled_ns,
@@ -144,7 +147,7 @@ class ThinkerEmitter:
             tensors["x"] = rows.to(self._dtype).contiguous()
             tensors["token_ids"] = torch.tensor(self._token_ids[self._rows : until], dtype=torch.int64)
             self._rows = until
-        for name in ("mrope_positions", "mrope_delta"):
+        for name in _PROMPT_TENSORS:
             if name in step.tensors:
                 tensors[name] = step.tensors[name].to(torch.int64).contiguous()
         return tensors
