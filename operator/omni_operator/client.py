@@ -1,0 +1,268 @@
+"""Calls to the API server as plain JSON: writes by server-side apply, every failure a class.
+
+No typed models: parsing into them costs more than the call. Each call is counted by verb and code, each write passes
+the gate (leadership) and the rate limit first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, NamedTuple, Protocol
+
+import aiohttp
+
+from omni_operator.connection import CONNECT_TIMEOUT_S, Connection
+from omni_operator.errors import NotFoundError, UnreachableError, api_error
+from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
+
+REQUEST_TIMEOUT_S: Final = 15.0
+"""Longest time of a call that is no watch."""
+LIST_TIMEOUT_S: Final = 60.0
+PAGE_SIZE: Final = 500
+WATCH_SLACK_S: Final = 15.0
+"""How much later than asked for the server may end a watch before the connection counts as dead."""
+
+_APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_JSON = "application/json"
+
+
+class Page(NamedTuple):
+    """A part of a list."""
+
+    items: list[Manifest]
+    version: str
+    """Resource version of the whole list."""
+
+
+class WatchEvent(NamedTuple):
+    """A line of a watch."""
+
+    type: str
+    """ADDED, MODIFIED, DELETED or BOOKMARK."""
+    object: Manifest
+
+
+class CallMetrics(Protocol):
+    """Counts calls."""
+
+    def count_call(self, verb: str, code: str) -> None:
+        """One call of an RBAC verb that ended with an HTTP status, "timeout" or "unreachable"."""
+
+
+class RateLimiter:
+    """At most `rate` calls a second on average, `burst` at once; who comes too early waits in line."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._interval_s = 1.0 / rate
+        self._ahead_s = (burst - 1.0) / rate
+        self._next = 0.0  # when the calls admitted so far would have been due at the even rate
+
+    def reserve(self, now: float) -> float:
+        """Seconds that the next call has to wait; it counts as made."""
+        self._next = max(self._next, now - self._ahead_s)
+        wait = max(0.0, self._next - now)
+        self._next += self._interval_s
+        return wait
+
+    async def acquire(self) -> None:
+        """Wait for the next call's turn."""
+        wait = self.reserve(asyncio.get_running_loop().time())
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+
+class ApiClient:
+    """The API server. Methods raise ApiError subclasses; `kind` arguments give group, version and plural."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        metrics: CallMetrics,
+        limiter: RateLimiter,
+        may_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        """may_write is called right before every write and raises what should keep it from being sent."""
+        self._connection = connection
+        self._session: aiohttp.ClientSession | None = None
+        self._metrics = metrics
+        self._limiter = limiter
+        self._may_write = may_write
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, kind: ChildKind, namespace: str, name: str) -> Manifest | None:
+        """An object, None if there is none."""
+        await self._limiter.acquire()
+        try:
+            return await self._call("get", "GET", kind.path(namespace, name))
+        except NotFoundError:
+            return None
+
+    async def list_pages(self, kind: ChildKind, namespace: str, selector: str = "") -> AsyncGenerator[Page, None]:
+        """All objects of a kind in a namespace ("": all), in pages of one consistent state; kinds are filled in."""
+        params = {"limit": str(PAGE_SIZE)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            document = await self._call("list", "GET", kind.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
+            items = document.get("items") or []
+            for item in items:
+                item.setdefault("apiVersion", kind.api_version)
+                item.setdefault("kind", kind.kind)
+            yield Page(items, document["metadata"].get("resourceVersion", ""))
+            params["continue"] = document["metadata"].get("continue", "")
+            if not params["continue"]:
+                return
+
+    async def watch(
+        self, kind: ChildKind, namespace: str, version: str, timeout_s: float, selector: str = ""
+    ) -> AsyncGenerator[WatchEvent, None]:
+        """Events since a version, until the server ends the watch after about timeout_s. Raises GoneError."""
+        params = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(int(timeout_s)),
+        } | ({"labelSelector": selector} if selector else {})
+        timeout = aiohttp.ClientTimeout(
+            total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s + WATCH_SLACK_S
+        )
+        path = kind.path(namespace)
+        async with self._request("watch", "GET", path, params=params, timeout=timeout) as response:
+            if response.status >= 300:
+                raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
+            yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": version}})  # the connection stands
+            async for line in _lines(response.content):
+                event = json.loads(line)
+                manifest = event["object"]
+                if event["type"] == "ERROR":
+                    code = int(manifest.get("code") or 500)
+                    raise api_error(code, manifest, call=f"watch {path}")
+                manifest.setdefault("apiVersion", kind.api_version)
+                manifest.setdefault("kind", kind.kind)
+                yield WatchEvent(event["type"], manifest)
+
+    async def apply(self, kind: ChildKind, manifest: Manifest) -> Manifest:
+        """Server-side apply of a whole child, forced: it must be ours or absent. Returns it as it is now."""
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._write("patch", "PATCH", path, manifest, _APPLY)
+
+    async def apply_status(self, kind: ChildKind, manifest: Manifest) -> Manifest:
+        """Server-side apply of the status subresource; metadata should hold the uid, so that no successor gets it."""
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"]) + "/status"
+        return await self._write("patch", "PATCH", path, manifest, _APPLY)
+
+    async def delete(
+        self, kind: ChildKind, namespace: str, name: str, *, uid: str, version: str | None = None
+    ) -> Manifest | None:
+        """Delete an object of that uid (and version), what it owns in the background; None if it is gone already.
+
+        Raises ConflictError if another object has the name, or the object has changed.
+        """
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": preconditions,
+            "propagationPolicy": "Background",
+        }
+        try:
+            return await self._write("delete", "DELETE", kind.path(namespace, name), options, _JSON, params={})
+        except NotFoundError:
+            return None
+
+    async def create(self, kind: ChildKind, manifest: Manifest) -> Manifest:
+        """Create an object that is written once (an Event). Raises ConflictError if it exists."""
+        return await self._write("create", "POST", kind.path(manifest["metadata"]["namespace"]), manifest, _JSON)
+
+    async def call_unlimited(self, verb: str, method: str, path: str, body: Manifest | None = None) -> Manifest:
+        """A call that neither waits its turn nor passes the gate: the lease's, which the gate depends on."""
+        return await self._call(verb, method, path, body=body, content_type=_JSON)
+
+    async def serves(self, kind: ChildKind) -> bool:
+        """Whether the API server knows a kind at present."""
+        root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.api_version}"
+        try:
+            document = await self._call("discover", "GET", root)
+        except NotFoundError:
+            return False
+        return any(resource.get("name") == kind.plural for resource in document.get("resources", ()))
+
+    async def _write(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        body: Manifest,
+        content_type: str,
+        params: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        if params is None:
+            params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        if content_type == _APPLY:
+            params = {**params, "force": "true"}
+        await self._limiter.acquire()
+        self._may_write()
+        return await self._call(verb, method, path, params=params, body=body, content_type=content_type)
+
+    async def _call(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = _JSON,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> Manifest:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {"Content-Type": content_type} if data is not None else {}
+        async with self._request(
+            verb, method, path, params=params, data=data, headers=headers, timeout=timeout
+        ) as response:
+            content = await response.read()
+            if response.status >= 300:
+                raise api_error(response.status, content, response.headers.get("Retry-After"), f"{verb} {path}")
+            document: Manifest = json.loads(content)
+            return document
+
+    @asynccontextmanager
+    async def _request(
+        self, verb: str, method: str, path: str, **arguments: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            self._session = self._connection.new_session()
+        counted = False
+        try:
+            async with self._session.request(method, self._connection.server + path, **arguments) as response:
+                self._metrics.count_call(verb, str(response.status))
+                counted = True
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            slow = isinstance(error, TimeoutError)
+            if not counted:
+                self._metrics.count_call(verb, "timeout" if slow else "unreachable")
+            what = "no answer in time" if slow else f"{type(error).__name__}: {error}"
+            raise UnreachableError(what, reason="Timeout" if slow else "Unreachable", call=f"{verb} {path}") from error
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
+    parts: list[bytes] = []
+    async for data in content.iter_any():
+        *complete, rest = data.split(b"\n")
+        if complete:
+            yield b"".join([*parts, complete[0]])
+            for line in complete[1:]:
+                yield line
+            parts = []
+        if rest:
+            parts.append(rest)

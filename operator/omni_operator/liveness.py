@@ -1,0 +1,84 @@
+"""Health of the process, over HTTP: /healthz fails when a watch is silent or work stuck, /readyz before caches are full.
+
+A watch is asked for anew every minute, so one that has said nothing for three is dead, whatever its connection
+claims: a restart reads credentials and addresses anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+LONGEST_SILENCE_S = 180.0
+LONGEST_WORK_S = 180.0
+"""A look at one pipeline is cut off well before (reconcile's own limit)."""
+
+
+def check_alive(watch_ages: Mapping[str, float], longest_busy_s: float) -> list[str]:
+    """What is wrong with the process, empty if nothing is."""
+    problems = [
+        f"watch of {name}: nothing heard for {age_s:.0f} s (limit {LONGEST_SILENCE_S:.0f} s)"
+        for name, age_s in sorted(watch_ages.items())
+        if age_s > LONGEST_SILENCE_S
+    ]
+    if longest_busy_s > LONGEST_WORK_S:
+        problems.append(f"a pipeline has been in work for {longest_busy_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
+    return problems
+
+
+def check_ready(unsynced: Sequence[str]) -> list[str]:
+    """What the process still waits for, empty if nothing."""
+    return [f"not listed yet: {', '.join(sorted(unsynced))}"] if unsynced else []
+
+
+class HttpEndpoints:
+    """Two plain HTTP servers: health and metrics; on all addresses, IPv4 and IPv6."""
+
+    def __init__(
+        self,
+        alive: Callable[[], list[str]],
+        ready: Callable[[], list[str]],
+        metrics: Callable[[], bytes],
+        content_type: str,
+    ) -> None:
+        self._checks = {"/healthz": alive, "/readyz": ready}
+        self._metrics = metrics
+        self._content_type = content_type
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
+        """Bind both ports; write them as JSON to address_file, whole or not at all. Raises OSError."""
+        health = web.Application()
+        for path in self._checks:
+            health.router.add_get(path, self._check)
+        metrics = web.Application()
+        metrics.router.add_get("/metrics", self._render)
+        ports = {"health": await self._serve(health, health_port), "metrics": await self._serve(metrics, metrics_port)}
+        if address_file is not None:
+            temporary = address_file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(ports), encoding="utf-8")
+            os.replace(temporary, address_file)
+
+    async def stop(self) -> None:
+        """Close both."""
+        for runner in self._runners:
+            await runner.cleanup()
+
+    async def _serve(self, app: web.Application, port: int) -> int:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, None, port)
+        await site.start()
+        return int(runner.addresses[0][1])
+
+    async def _check(self, request: web.Request) -> web.Response:
+        problems = self._checks[request.path]()
+        return web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200)
+
+    async def _render(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": self._content_type})
