@@ -1,0 +1,148 @@
+"""Whether a live object still holds everything that was applied: the comparison that spares needless writes.
+
+The API server adds defaults, status and other managers' fields, and spells quantities its own way, so equality is too
+much to ask: the desired manifest must be a *subset* of the live object. A field that we no longer want is not seen
+here; the desired-hash annotation tells that (plan.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
+
+LIST_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "conditions": ("type",),
+    "containers": ("name",),
+    "env": ("name",),
+    "ephemeralContainers": ("name",),
+    "imagePullSecrets": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
+    "volumeDevices": ("devicePath",),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""Lists that the API server merges by key (`x-kubernetes-list-map-keys`): order and foreign entries do not matter."""
+_PORT_KEYS: Final = ("containerPort", "port")
+"""`ports` is keyed by one of these and the protocol in containers and Services, and is a plain list elsewhere."""
+_QUANTITY_MAPS: Final = frozenset({"limits", "requests", "hard", "capacity"})
+_QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
+_ATOMIC_PARENTS: Final = frozenset({"ingress", "egress"})
+"""NetworkPolicy rules: their `ports` have `port` but no key."""
+
+_QUANTITY: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)\Z")
+_SUFFIXES: Final[Mapping[str, Fraction]] = {
+    **{
+        suffix: Fraction(1000) ** power
+        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{suffix: Fraction(1024) ** power for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+
+
+def parse_quantity(value: object) -> Fraction | None:
+    """The exact value of a Kubernetes quantity, None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    match = _QUANTITY.match(str(value).strip())
+    if match is None:
+        return None
+    number, exponent, suffix = match.groups()
+    return Fraction(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+
+
+def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
+    """Path of the first field of desired that live lacks or holds differently, e.g.
+    `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live."""
+    return _differ_map(desired, live, ())
+
+
+def is_subset(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
+    """Whether live holds everything that desired asks for."""
+    return find_difference(desired, live) is None
+
+
+_Path = tuple[str, ...]
+
+
+def _differ(desired: Any, live: Any, path: _Path) -> str | None:
+    if isinstance(desired, Mapping):
+        return _differ_map(desired, live, path)
+    if isinstance(desired, list | tuple):
+        return _differ_list(desired, live, path)
+    if _is_quantity(path):
+        wanted = parse_quantity(desired)
+        if wanted is not None:
+            return None if wanted == parse_quantity(live) else _text(path)
+    return None if _equal_scalar(desired, live) else _text(path)
+
+
+def _differ_map(desired: Mapping[str, Any], live: Any, path: _Path) -> str | None:
+    if not isinstance(live, Mapping):
+        return _text(path)
+    for name, value in desired.items():
+        here = (*path, name)
+        if name not in live:
+            return _text(here)
+        difference = _differ(value, live[name], here)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _differ_list(desired: Sequence[Any], live: Any, path: _Path) -> str | None:
+    if not isinstance(live, list | tuple):
+        return _text(path)
+    keys = _keys_of(desired, path)
+    if not keys:
+        if len(desired) != len(live):
+            return _text(path)
+        differences = (_differ(a, b, (*path, f"[{n}]")) for n, (a, b) in enumerate(zip(desired, live, strict=True)))
+        return next((difference for difference in differences if difference is not None), None)
+    by_key = {_key(item, keys): item for item in live if isinstance(item, Mapping)}
+    for item in desired:
+        here = (*path, "[" + ",".join(f"{key}={item[key]}" for key in keys if key in item) + "]")
+        match = by_key.get(_key(item, keys))
+        difference = _text(here) if match is None else _differ(item, match, here)
+        if difference is not None:
+            return difference
+    return None
+
+
+def _keys_of(desired: Sequence[Any], path: _Path) -> tuple[str, ...]:
+    if not desired or not all(isinstance(item, Mapping) for item in desired):
+        return ()
+    name = path[-1] if path else ""
+    if name != "ports":
+        return LIST_KEYS.get(name, ())
+    if any(parent in _ATOMIC_PARENTS for parent in path):
+        return ()
+    for key in _PORT_KEYS:
+        if all(key in item for item in desired):
+            return (key, "protocol")
+    return ()
+
+
+def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
+    # The server fills in TCP, which builders leave out.
+    return tuple(item.get(key, "TCP" if key == "protocol" else None) for key in keys)
+
+
+def _equal_scalar(desired: Any, live: Any) -> bool:
+    # Python takes True for 1. An int and its text differ: targetPort 50051 is a number, "50051" the name of a port.
+    if isinstance(desired, bool) or isinstance(live, bool):
+        return desired is live
+    if isinstance(desired, int | float) and isinstance(live, int | float):
+        return desired == live
+    return type(desired) is type(live) and bool(desired == live)
+
+
+def _is_quantity(path: _Path) -> bool:
+    return bool(path) and (path[-1] in _QUANTITY_FIELDS or (len(path) > 1 and path[-2] in _QUANTITY_MAPS))
+
+
+def _text(path: _Path) -> str:
+    return ".".join(path).replace(".[", "[") or "(object)"
