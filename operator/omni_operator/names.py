@@ -28,7 +28,8 @@ NO_REVISION: Final = "none"
 """Revision that the stable Services select while nothing serves: no pod carries it."""
 
 REVISION_LENGTH: Final = 7
-CONFIG_HASH_LENGTH: Final = 10
+CONTENT_HASH_LENGTH: Final = 10
+"""Of the names of immutable objects: ConfigMaps and ControllerRevisions."""
 
 GRPC_PORT: Final = 50051
 HEALTH_PORT: Final = 50052
@@ -54,13 +55,18 @@ def headless_service_name(pipeline: str) -> str:
 
 
 def service_account_name(pipeline: str) -> str:
-    """The ServiceAccount of all pods of a pipeline."""
-    return pipeline
+    """The ServiceAccount of a pipeline's pods. The suffix keeps a pipeline named `default` off a namespace's own."""
+    return f"{pipeline}-stages"
 
 
 def revision_name(pipeline: str, revision: str) -> str:
-    """What belongs to one revision as a whole: its ControllerRevision and its PodMonitor."""
+    """What belongs to one revision as a whole: its PodMonitor."""
     return f"{pipeline}-{revision}"
+
+
+def snapshot_name(pipeline: str, revision: str, spec_hash: str) -> str:
+    """The ControllerRevision that keeps a revision's spec. Its data cannot be changed, so its hash is in the name."""
+    return f"{revision_name(pipeline, revision)}-{spec_hash}"
 
 
 def stage_name(pipeline: str, stage: str, revision: str) -> str:

@@ -1,0 +1,92 @@
+"""All children of a pipeline: those that outlive its revisions, and the set of one revision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from omni_operator import names
+from omni_operator.build_settings import BuildSettings, Owner
+from omni_operator.desired.config_map import build_config_map
+from omni_operator.desired.controller_revision import build_controller_revision
+from omni_operator.desired.deployment import build_deployment
+from omni_operator.desired.disruption_budget import build_disruption_budget
+from omni_operator.desired.model_files import locate_model
+from omni_operator.desired.network_policy import build_network_policy
+from omni_operator.desired.pod_monitor import build_pod_monitor
+from omni_operator.desired.service_account import build_service_account
+from omni_operator.desired.services import build_entry_services, build_stage_service
+from omni_operator.desired.stage_build import StageBuild
+from omni_operator.objects import Manifest
+from omni_operator.revision import pin_images
+from omni_proto.pipeline import OmniPipeline, Stage, compile_stages
+from omni_proto.stage_config import StageConfig
+
+
+def build_shared(pipeline: OmniPipeline, owner: Owner, settings: BuildSettings, serving: str | None) -> list[Manifest]:
+    """Children of the pipeline as a whole: its ServiceAccount and its stable Services.
+
+    The Services select the entry stage of the serving revision; None means that nothing serves yet.
+    """
+    return [build_service_account(owner), *build_entry_services(owner, serving)]
+
+
+def build_revision_set(
+    pipeline: OmniPipeline,
+    revision: str,
+    owner: Owner,
+    settings: BuildSettings,
+    *,
+    replicas: Mapping[str, int] | None = None,
+) -> list[Manifest]:
+    """Every child of one revision, for the pipeline as that revision has it (from the resource or from a snapshot).
+
+    replicas overrides the number of pods by stage, for a set that is being retired; a suspended pipeline has none.
+    """
+    pinned = pin_images(pipeline, settings.default_image)
+    children = [build_controller_revision(pinned, revision, owner)]
+    if settings.pod_monitors:
+        children.append(build_pod_monitor(revision, owner))
+    for config in compile_configs(pinned, revision, owner, settings):
+        stage = pinned.stage(config.stage)
+        build = StageBuild(
+            pipeline=pinned,
+            stage=stage,
+            config=config,
+            revision=revision,
+            owner=owner,
+            settings=settings,
+            model=locate_model(pinned, stage),
+            replicas=_count_replicas(pinned, stage, replicas or {}),
+        )
+        children += _build_stage(build)
+    return children
+
+
+def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, settings: BuildSettings) -> list[StageConfig]:
+    """The stage files of a revision, in the order of the graph: addresses of that revision, paths as in its pods."""
+
+    def target_for(stage: Stage) -> str:
+        return names.stage_target(owner.name, stage.name, revision, owner.namespace, settings.cluster_domain)
+
+    # Each stage has a path of its own; compile_stages knows one for all.
+    configs = compile_stages(pipeline, target_for=target_for, model_path="/models")
+    return [_with_model_path(config, locate_model(pipeline, pipeline.stage(config.stage)).path) for config in configs]
+
+
+def _with_model_path(config: StageConfig, path: str) -> StageConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+
+
+def _count_replicas(pipeline: OmniPipeline, stage: Stage, overrides: Mapping[str, int]) -> int:
+    return 0 if pipeline.spec.suspend else overrides.get(stage.name, stage.replicas)
+
+
+def _build_stage(build: StageBuild) -> list[Manifest]:
+    children: list[Manifest | None] = [
+        build_config_map(build),
+        build_stage_service(build),
+        build_network_policy(build),
+        build_deployment(build),
+        build_disruption_budget(build),
+    ]
+    return [child for child in children if child is not None]

@@ -1,0 +1,41 @@
+"""Metadata that every child carries, and the seal that says what the operator last applied."""
+
+from __future__ import annotations
+
+from omni_operator.build_settings import Owner
+from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_operator.objects import KIND_BY_NAME, Manifest, content_hash
+from omni_proto.pipeline import API_VERSION, KIND
+
+_HASH_LENGTH = 16
+
+
+def build_child(kind: str, name: str, owner: Owner, labels: dict[str, str], content: Manifest) -> Manifest:
+    """A sealed child: kind, metadata with owner and labels, and its content (spec, data ...)."""
+    metadata: Manifest = {"name": name, "namespace": owner.namespace, "labels": labels}
+    if owner.uid:
+        metadata["ownerReferences"] = [_owner_reference(owner)]
+    return seal({"apiVersion": KIND_BY_NAME[kind].api_version, "kind": kind, "metadata": metadata, **content})
+
+
+def seal(manifest: Manifest) -> Manifest:
+    """The manifest with the annotation that holds its hash. With an unchanged hash nothing was added or removed."""
+    metadata = manifest["metadata"]
+    annotations = {
+        key: value for key, value in metadata.get("annotations", {}).items() if key != DESIRED_HASH_ANNOTATION
+    }
+    bare = {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    sealed = {**annotations, DESIRED_HASH_ANNOTATION: content_hash(bare, _HASH_LENGTH)}
+    return {**manifest, "metadata": {**metadata, "annotations": sealed}}
+
+
+def _owner_reference(owner: Owner) -> Manifest:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": True,
+        # A deletion in the foreground waits until the pods are gone.
+        "blockOwnerDeletion": True,
+    }

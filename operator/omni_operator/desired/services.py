@@ -1,0 +1,53 @@
+"""Services: two stable ones that select the serving revision's entry stage, and a headless one for each stage.
+
+gRPC keeps one connection for many calls, so a stage's upstream balances over the addresses of a headless Service; the
+stable NAME has a cluster IP for clients that cannot.
+"""
+
+from __future__ import annotations
+
+from omni_operator import names
+from omni_operator.build_settings import Owner
+from omni_operator.desired.metadata import build_child
+from omni_operator.desired.stage_build import StageBuild
+from omni_operator.objects import Manifest
+
+
+def build_entry_services(owner: Owner, serving: str | None) -> list[Manifest]:
+    """The stable Services of a pipeline; without a serving revision they have no endpoints."""
+    selector = names.entry_selector(owner.name, serving)
+    labels = names.child_labels(owner.name)
+    return [
+        build_child(
+            "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector)}
+        ),
+        build_child(
+            "Service",
+            names.entry_service_name(owner.name),
+            owner,
+            labels,
+            {"spec": {"selector": selector, "ports": _ports()}},
+        ),
+    ]
+
+
+def build_stage_service(build: StageBuild) -> Manifest:
+    """The headless Service by which a stage's upstream of the same revision calls it."""
+    return build_child("Service", build.name, build.owner, build.labels, {"spec": _headless_spec(build.selector)})
+
+
+def _headless_spec(selector: dict[str, str]) -> Manifest:
+    return {"clusterIP": "None", "selector": selector, "ports": _ports()}
+
+
+def _ports() -> list[Manifest]:
+    return [
+        {
+            "name": names.GRPC_PORT_NAME,
+            "port": names.GRPC_PORT,
+            "targetPort": names.GRPC_PORT_NAME,
+            "protocol": "TCP",
+            # Tells meshes and gateways that this is HTTP/2 without TLS.
+            "appProtocol": "kubernetes.io/h2c",
+        }
+    ]

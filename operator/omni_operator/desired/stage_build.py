@@ -1,0 +1,70 @@
+"""One stage of one revision, with all that its children are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_operator import names
+from omni_operator.build_settings import BuildSettings, Owner
+from omni_operator.desired.model_files import ModelFiles
+from omni_operator.objects import content_hash
+from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
+from omni_proto.stage_config import StageConfig
+
+
+@dataclass(frozen=True, slots=True)
+class StageBuild:
+    """Input of the builders of a stage's children."""
+
+    pipeline: OmniPipeline
+    """As the revision has it, images filled in."""
+    stage: Stage
+    config: StageConfig
+    """What the stage server reads."""
+    revision: str
+    owner: Owner
+    settings: BuildSettings
+    model: ModelFiles
+    replicas: int
+    """Pods wanted now: the stage's, or fewer while it is suspended or retired."""
+
+    @property
+    def name(self) -> str:
+        """Name of the stage's Deployment, Service, PodDisruptionBudget and NetworkPolicy."""
+        return names.stage_name(self.owner.name, self.stage.name, self.revision)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the stage's children and pods."""
+        role = "inner" if self.stage.inputs else "entry"
+        return names.child_labels(self.owner.name, stage=self.stage.name, revision=self.revision, role=role)
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that select the stage's pods."""
+        return names.stage_selector(self.owner.name, self.stage.name, self.revision)
+
+    @property
+    def image(self) -> str:
+        """Image of the stage server."""
+        return self.stage.image or self.pipeline.spec.defaults.image or self.settings.default_image
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one pod."""
+        return gpus_of(self.stage)
+
+    @property
+    def config_text(self) -> str:
+        """The stage file."""
+        return self.config.to_yaml()
+
+    @property
+    def config_hash(self) -> str:
+        """Hash of the stage file: part of the ConfigMap's name, and on the pods."""
+        return content_hash(self.config_text, names.CONTENT_HASH_LENGTH)
+
+    @property
+    def config_map(self) -> str:
+        """Name of the stage's ConfigMap."""
+        return names.config_map_name(self.owner.name, self.stage.name, self.revision, self.config_hash)
