@@ -19,7 +19,6 @@ from omni_operator.desired.volumes import (
     writable_mounts,
 )
 from omni_operator.objects import Manifest
-from omni_operator.quantities import canonical_quantities
 
 PRE_STOP_SLEEP_S: Final = 5
 """Between the pod's removal from its Services and SIGTERM: callers learn of the removal meanwhile."""
@@ -127,7 +126,7 @@ def _variable(name: str, value: str) -> Manifest:
 def _resources(build: StageBuild, only: tuple[str, ...] | None) -> Manifest:
     resources: Manifest = {}
     for field, values in (("limits", build.stage.resources.limits), ("requests", build.stage.resources.requests)):
-        kept = {name: value for name, value in values.items() if only is None or name in only}
+        kept = {name: str(value) for name, value in values.items() if only is None or name in only}
         if kept:
-            resources[field] = canonical_quantities(kept)
+            resources[field] = kept
     return {"resources": resources} if resources else {}
