@@ -17,9 +17,9 @@ class Deadline:
     at: float
 
     @classmethod
-    def of_call(cls, remaining_s: float | None, default_s: float, now: float) -> Deadline:
-        """The caller's deadline, or timeouts.request from now if it brought none."""
-        return cls(now + (default_s if remaining_s is None else remaining_s))
+    def of_call(cls, remaining_s: float | None, longest_s: float, now: float) -> Deadline:
+        """The caller's deadline, but no later than timeouts.request (longest_s) from now: a drain waits no longer."""
+        return cls(now + (longest_s if remaining_s is None else min(remaining_s, longest_s)))
 
     def remaining(self, now: float) -> float:
         """Seconds left; negative once it passed."""

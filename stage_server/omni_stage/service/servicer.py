@@ -32,6 +32,9 @@ from omni_stage.service.stage_info import describe_stage
 from omni_stage.service.timeline import Timeline
 from omni_stage.service.wire import WireMessage
 
+START_TIMEOUT_S = 30.0
+"""Time for a call's first message, which may hold some MiB of media."""
+
 
 @dataclass(slots=True)
 class StageRuntime:
@@ -81,7 +84,7 @@ class StageServicer:
         # 1. Start, and nothing that is large yet.
         self._check_engine()
         reader = RequestReader()
-        start = reader.start(await _next(messages, reader))
+        start = await _read_start(messages, reader)
         # 2. Decide what it asks for; the edge's schema is part of that.
         plan = plan_request(start, config, runtime.engine.component, runtime.engine.max_model_len)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
@@ -175,6 +178,18 @@ class StageServicer:
             voice=plan.voice,
             want_tensors=want_tensors,
         )
+
+
+async def _read_start(messages: AsyncIterator[WireMessage], reader: RequestReader) -> stage_service_pb2.Start:
+    """The first message. A call that brings none holds one of the server's places without being admitted."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            message = await _next(messages, reader)
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
+        ) from error
+    return reader.start(message)
 
 
 async def _next(messages: AsyncIterator[WireMessage], reader: RequestReader) -> WireMessage:

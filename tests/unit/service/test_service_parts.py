@@ -116,6 +116,7 @@ def test_deadline_too_short_to_call() -> None:
         downstream_timeout(0.05, "b")
     assert Deadline.of_call(None, 300, 10).remaining(20) == 290
     assert Deadline.of_call(5, 300, 10).remaining(20) == -5
+    assert Deadline.of_call(1e9, 300, 10).remaining(20) == 290
 
 
 @pytest.mark.parametrize(

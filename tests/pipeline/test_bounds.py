@@ -1,0 +1,201 @@
+"""Memory is bounded whatever peers do: 200 callers that stop reading, that stop sending, a stage that stops.
+
+Stage servers as processes of their own, real in everything but the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Self
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from omni_proto.channel import channel_options
+from omni_proto.client import AsyncOmniClient
+from omni_proto.stage.v1 import sampling_pb2
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
+from support.cheap_stages import EDGE_A, ROW, WORD
+from support.scripted_stages import END, Answer, collect
+from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+
+pytestmark = pytest.mark.pipeline
+
+MIB = 1 << 20
+CALLS = 200
+BUDGET = 64 * MIB
+PER_CALL = 256 << 10
+"""What a call may cost beside the bytes that admission counts: objects, buffers of gRPC."""
+LIMITS = {"maxConcurrentRequests": 512, "maxInflightBytes": BUDGET}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProcess, StageProcess]]:
+    """The thinker in one process; talker and token2wav in another."""
+    configs = chain_configs(pick_chain_ports(), limits=LIMITS, timeouts={"request": 30})
+    folder = tmp_path_factory.mktemp("bounds")
+    with (
+        StageProcess([configs["talker"], configs["token2wav"]], folder, CHEAP) as below,
+        StageProcess([configs["thinker"]], folder, CHEAP) as entry,
+    ):
+        entry.start(wait=False)
+        below.start()
+        entry.wait_ready()
+        yield entry, below
+
+
+@asynccontextmanager
+async def calls_to(process: StageProcess, stage: str) -> AsyncIterator[Callable[..., Any]]:
+    """Generate without our client: it would read. A small window: what the caller does not read stays at the stage."""
+    options = [*channel_options(), ("grpc.http2.lookahead_bytes", 64 << 10)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{process.ports[stage]['grpc']}", options=options) as channel:
+        yield channel.stream_stream(
+            "/omni_proto.stage.v1.StageService/Generate",
+            request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+
+
+async def serve_some(process: StageProcess, count: int = 50) -> None:
+    """Requests that succeed: memory that a process needs in any case is there afterwards."""
+    async with AsyncOmniClient(f"127.0.0.1:{process.ports['thinker']['grpc']}") as client:
+        for _ in range(count):
+            assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+
+
+class Watch:
+    """Looks at a process while a block runs: its memory, and whether it says that it is well."""
+
+    def __init__(self, process: StageProcess) -> None:
+        self._process = process
+        self._stage = next(iter(process.ports))
+        self.before = self.peak = process.rss_bytes()
+        self.answers: set[str] = set()
+
+    @property
+    def growth(self) -> int:
+        return self.peak - self.before
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._look())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self.peak = max(self.peak, self._process.rss_bytes())
+
+    async def _look(self) -> None:
+        while True:
+            self.peak = max(self.peak, self._process.rss_bytes())
+            self.answers.add(await asyncio.to_thread(self._process.health, self._stage, "readiness"))
+            await asyncio.sleep(0.05)
+
+
+async def wait_until_idle(process: StageProcess, seconds: float = 10) -> None:
+    """No request, byte or task is left in any stage of the process."""
+    deadline = time.monotonic() + seconds
+    names = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes", "cheap_unfinished")
+    while left := [(s, n) for s in process.ports for n in names if process.metric(s, n) != 0]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        await asyncio.sleep(0.05)
+
+
+def sampling(**stages: dict[str, int]) -> dict[str, sampling_pb2.SamplingParams]:
+    return {name: sampling_pb2.SamplingParams(**fields) for name, fields in stages.items()}
+
+
+async def test_callers_that_stop_reading(pair: tuple[StageProcess, StageProcess]) -> None:
+    entry, _ = pair
+    await serve_some(entry)
+    start = pb.GenerateRequest(
+        start=pb.Start(
+            text="x", modalities=[sampling_pb2.MODALITY_TEXT], sampling=sampling(thinker={"max_tokens": 4000})
+        )
+    )
+    async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:
+        # 4 MiB of text each, 800 MiB in all, if nothing held it back.
+        calls = [generate(iter([start, END]), timeout=4) for _ in range(CALLS)]
+        codes = await asyncio.gather(*(call.code() for call in calls))
+    assert Counter(code.name for code in codes) == {"DEADLINE_EXCEEDED": CALLS}
+    assert watch.growth < CALLS * PER_CALL
+    assert watch.answers == {"SERVING"}
+    await wait_until_idle(entry)
+    await serve_some(entry, 1)
+
+
+def half_an_edge(rows_announced: int, rows_sent: int) -> list[pb.GenerateRequest | EncodedChunk]:
+    prompt = tensor_prompt(EDGE_A, "thinker", [("x", rows_announced), ("ids", rows_announced)])
+    begin = pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(EDGE_A)))
+    return [begin, *encode_rows(EDGE_A.spec("x"), bytes(rows_sent * ROW * 2), last=False)]
+
+
+async def never_ending(messages: list[Any]) -> AsyncIterator[Any]:
+    for message in messages:
+        yield message
+    await asyncio.Event().wait()
+
+
+async def test_callers_that_stop_sending(pair: tuple[StageProcess, StageProcess]) -> None:
+    entry, below = pair
+    await serve_some(entry)
+    messages = half_an_edge(rows_announced=40, rows_sent=20)
+    async with calls_to(below, "talker") as generate, Watch(below) as watch:
+        calls = [generate(never_ending(messages), timeout=3) for _ in range(CALLS)]
+        answers = await asyncio.gather(*(collect(call) for call in calls))
+    assert Counter(answer.code.name for answer in answers) == {"DEADLINE_EXCEEDED": CALLS}
+    assert all(answer.kinds == [("talker", "accepted")] for answer in answers)
+    assert watch.growth < BUDGET + CALLS * PER_CALL
+    await wait_until_idle(below)
+    await serve_some(entry, 1)
+
+
+async def test_callers_that_announce_much_are_refused_before_they_send(pair: tuple[StageProcess, StageProcess]) -> None:
+    _, below = pair
+    messages = half_an_edge(rows_announced=4000, rows_sent=1)
+    async with calls_to(below, "talker") as generate, Watch(below) as watch:
+        calls = [generate(never_ending(messages), timeout=3) for _ in range(CALLS)]
+        answers = await asyncio.gather(*(collect(call) for call in calls))
+    assert Counter(answer.code.name for answer in answers) == {"DEADLINE_EXCEEDED": 2, "RESOURCE_EXHAUSTED": CALLS - 2}
+    refused = [answer for answer in answers if answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    assert {answer.info.reason for answer in refused} == {"BYTE_BUDGET_EXCEEDED"}
+    assert watch.growth < CALLS * PER_CALL
+    await wait_until_idle(below)
+
+
+async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> None:
+    entry, below = pair
+    await serve_some(entry)
+    start = pb.GenerateRequest(start=pb.Start(text="x", sampling=sampling(thinker={"max_tokens": 100})))
+    ended: list[Answer] = []
+
+    async def one(generate: Callable[..., Any]) -> None:
+        ended.append(await collect(generate(iter([start, END]), timeout=4)))
+
+    below.send(signal.SIGSTOP)
+    try:
+        async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:
+            await asyncio.gather(*(one(generate) for _ in range(CALLS)))
+    finally:
+        below.send(signal.SIGCONT)
+    refused = [answer for answer in ended if answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED]
+    waited = [answer for answer in ended if answer.code is grpc.StatusCode.DEADLINE_EXCEEDED]
+    assert len(refused) + len(waited) == CALLS
+    assert min(len(refused), len(waited)) > 20
+    # Refused at once, with a hint when to come again: before any of those that wait gave up.
+    assert ended[: len(refused)] == refused
+    assert {answer.info.reason for answer in refused} == {"BYTE_BUDGET_EXCEEDED"}
+    assert all(answer.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1 for answer in refused)
+    assert watch.answers == {"SERVING"}, "overload is no reason to be taken out of service"
+    assert watch.growth < BUDGET + CALLS * PER_CALL
+    await wait_until_idle(entry)
+    await wait_until_idle(below)
+    await serve_some(entry, 1)

@@ -1,0 +1,173 @@
+"""Stage servers as a process of their own, with engines that cost nothing: for memory, floods, signals.
+
+    python tests/support/cheap_stages.py thinker.yaml talker.yaml ...     # several stages share a process
+
+One file: `run_stage`, as `python -m omni_stage serve` runs it, signals and exit codes included. Several: one event loop
+for all. Either way PORTS go to FILE.address.json, and /metrics has cheap_* gauges beside the product's own metrics.
+
+The engine makes max_tokens steps, one each min_tokens milliseconds (0: at once); token2wav makes its sound after
+num_inference_steps x 10 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import prometheus_client
+import torch
+import uvloop
+from prometheus_client import CollectorRegistry, Gauge
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
+from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_stage.models.component import EngineKind, FinishReason, StageRequest, StageStep
+from omni_stage.service.logs import configure_logging
+from omni_stage.service.malloc import tune_malloc
+from omni_stage.service.serve import StageServer, run_stage
+from support.scripted_stages import Script, ScriptedComponent
+
+ROW = 3584
+"""Numbers of a row, as wide as Qwen2.5-Omni-7B's: 7 KiB."""
+EDGE_A = TensorSchema("cheap/a2b", 1, (TensorSpec("x", "bfloat16", (ROW,)), TensorSpec("ids", "int64")))
+EDGE_B = TensorSchema("cheap/b2c", 1, (TensorSpec("codes", "int64"),))
+MAX_MODEL_LEN = 4096
+WORD = "w" * 1023 + " "
+"""What the thinker says in every step."""
+
+
+async def _steps(request: StageRequest) -> AsyncIterator[int]:
+    pause = (request.sampling.min_tokens or 0) / 1000
+    for number in range(request.sampling.max_tokens or 1):
+        await asyncio.sleep(pause)
+        yield number
+
+
+async def think(request: StageRequest) -> AsyncIterator[StageStep]:
+    """A word of 1 KiB and a row a step."""
+    async for number in _steps(request):
+        tensors = {}
+        if request.want_tensors:
+            tensors = {"x": torch.full((1, ROW), number % 7, dtype=torch.bfloat16), "ids": torch.tensor([number])}
+        yield StageStep(text=WORD, token_ids=[1], prompt_token_ids=None if number else [1], tensors=tensors)
+    yield StageStep(finish_reason=FinishReason.LENGTH)
+
+
+async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
+    """A code a step."""
+    async for number in _steps(request):
+        yield StageStep(token_ids=[number], tensors={"codes": torch.tensor([number])} if request.want_tensors else {})
+    yield StageStep(finish_reason=FinishReason.LENGTH)
+
+
+async def sound(request: StageRequest) -> AsyncIterator[StageStep]:
+    """Silence, 8 samples for each code."""
+    codes = request.source.tensors["codes"]  # type: ignore[union-attr]
+    await asyncio.sleep((request.sampling.num_inference_steps or 0) / 100)
+    yield StageStep(audio=torch.zeros(8 * len(codes)), finish_reason=FinishReason.DIFFUSION_DONE)
+
+
+class CheapEngine:
+    """A StageEngine that plays a script and keeps numbers only, so that nothing of it grows."""
+
+    is_dead = False
+
+    def __init__(self, component: ScriptedComponent, script: Script) -> None:
+        self.component = component
+        self.max_model_len = MAX_MODEL_LEN
+        self.unfinished_requests = 0
+        self.executions = 0
+        self.last_step_monotonic = 0.0
+        self._script = script
+
+    async def start(self) -> None:
+        return
+
+    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        if not self.unfinished_requests:
+            self.last_step_monotonic = time.monotonic()
+        self.unfinished_requests += 1
+        self.executions += 1
+        try:
+            async for step in self._script(request):
+                self.last_step_monotonic = time.monotonic()
+                yield step
+        finally:
+            self.unfinished_requests -= 1
+
+    async def abort(self, request_id: str) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        return
+
+
+def make_engine(config: StageConfig) -> CheapEngine:
+    """The engine for a stage, by its name."""
+    if config.stage == "token2wav":
+        nothing = SamplingDefaults()
+        component = ScriptedComponent(kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=nothing)
+        return CheapEngine(component, sound)
+    few = SamplingDefaults(max_tokens=4)
+    if config.stage == "talker":
+        component = ScriptedComponent(
+            input_schema=EDGE_A, output_schema=EDGE_B, writes_text=False, default_sampling=few
+        )
+        return CheapEngine(component, talk)
+    return CheapEngine(ScriptedComponent(output_schema=EDGE_A, default_sampling=few), think)
+
+
+def add_gauges(registry: CollectorRegistry, engine: CheapEngine) -> None:
+    """What must go back to where it was: tasks of the process, unfinished requests of the engine; and a count."""
+    loop = asyncio.get_running_loop()
+    gauges: dict[str, Callable[[], float]] = {
+        "cheap_tasks": lambda: len(asyncio.all_tasks(loop)),
+        "cheap_unfinished": lambda: engine.unfinished_requests,
+        "cheap_executions": lambda: engine.executions,
+    }
+    for name, read in gauges.items():
+        Gauge(name, name, registry=registry).set_function(read)
+
+
+async def serve_one(address_file: Path, config: StageConfig) -> int:
+    """As the product does. Its exit code."""
+    engine = make_engine(config)
+    add_gauges(prometheus_client.REGISTRY, engine)
+    return int(await run_stage(config, lambda _: engine, address_file))
+
+
+async def serve_all(configs: dict[Path, StageConfig]) -> int:
+    """Until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with AsyncExitStack() as stack:
+        for address_file, config in configs.items():
+            registry, engine = CollectorRegistry(), make_engine(config)
+            add_gauges(registry, engine)
+            server = StageServer(config, registry)
+            stack.push_async_callback(server.close)
+            ports = await server.start(lambda _, engine=engine: engine)
+            ports.write(address_file)
+        await stop.wait()
+    return 0
+
+
+def main(files: list[str]) -> int:
+    configs = {Path(f"{file}.address.json"): load_stage_config(Path(file)) for file in files}
+    configure_logging("+".join(config.stage for config in configs.values()), "text")
+    logging.getLogger().setLevel(logging.WARNING)
+    tune_malloc()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if len(configs) == 1:
+            return runner.run(serve_one(*configs.popitem()))
+        return runner.run(serve_all(configs))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,202 @@
+"""Stage servers as processes that a test starts, stops and kills one by one, on ports that it picks before.
+
+`omnipipe run` ends when a stage ends; here a stage can die and come back on its port while the others stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from omni_cli.guard import end_tree, list_tree
+from omni_cli.ports import pick_ports
+from omni_proto.stage_config import StageConfig
+
+REAL = (sys.executable, "-m", "omni_stage", "serve")
+CHEAP = (sys.executable, str(Path(__file__).with_name("cheap_stages.py")))
+START_TIMEOUT_S = 240.0
+_STAGES = {"thinker": ["thinker", "talker", "token2wav"], "talker": ["talker", "token2wav"], "token2wav": ["token2wav"]}
+_ABOVE = {"talker": "thinker", "token2wav": "talker"}
+_OUTPUTS = {"thinker": ["Text"], "talker": [], "token2wav": ["Audio"]}
+
+
+def chain_configs(
+    ports: Mapping[str, int], *, targets: Mapping[str, str] | None = None, **settings: object
+) -> dict[str, StageConfig]:
+    """Configurations of thinker -> talker -> token2wav on this machine; targets overrides how a stage is reached.
+    settings goes to every stage."""
+    configs = {}
+    for stage, below in _STAGES.items():
+        data: dict[str, object] = {
+            "pipeline": "test",
+            "stage": stage,
+            "component": f"qwen2_5_omni/{stage}",
+            "model": {"path": "/model"},
+            "outputs": _OUTPUTS[stage],
+            "listen": {"host": "127.0.0.1", "grpcPort": ports[stage], "healthPort": 0, "metricsPort": 0},
+            **settings,
+        }
+        if stage in _ABOVE:
+            data["input"] = {"source": _ABOVE[stage]}
+        if len(below) > 1:
+            target = (targets or {}).get(below[1], f"127.0.0.1:{ports[below[1]]}")
+            edge = {"stage": below[1], "target": target, "component": f"qwen2_5_omni/{below[1]}"}
+            data["downstream"] = [{**edge, "stages": below[1:], "outputs": ["Audio"]}]
+        configs[stage] = StageConfig.model_validate(data)
+    return configs
+
+
+def pick_chain_ports() -> dict[str, int]:
+    """A free gRPC port for each stage."""
+    return dict(zip(_STAGES, pick_ports(len(_STAGES)), strict=True))
+
+
+@dataclass
+class StageProcess:
+    """A process with one stage, or with several that share it. A context manager that kills it at the end."""
+
+    configs: Sequence[StageConfig]
+    folder: Path
+    command: Sequence[str] = REAL
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ports: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Stage -> ports, once ready."""
+
+    def __post_init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return "-".join(config.stage for config in self.configs)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def termination(self) -> Path:
+        """What kubelet would read."""
+        return self.folder / f"{self.name}.termination.json"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start it, after an earlier run with a new log appended; wait until all its stages are ready."""
+        self.ports = {}
+        files = []
+        for config in self.configs:
+            path = self.folder / f"{config.stage}.yaml"
+            path.write_text(config.to_yaml())
+            self._address(config).unlink(missing_ok=True)
+            files.append(str(path))
+        self.termination.unlink(missing_ok=True)
+        arguments = files
+        if tuple(self.command) == REAL:
+            (config,) = self.configs
+            arguments = ["--config", files[0], "--address-file", str(self._address(config))]
+        tests = str(Path(__file__).parents[1])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH")))),
+            "OMNI_TERMINATION_LOG": str(self.termination),
+            **self.environment,
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self.command, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        """Wait for the ports of every stage."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for config in self.configs:
+            address = self._address(config)
+            while not address.exists():
+                if self.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{self.name} did not come up:\n{self.read_log()[-6000:]}")
+                time.sleep(0.05)
+            self.ports[config.stage] = json.loads(address.read_text())
+
+    def poll(self) -> int | None:
+        return self._process.poll() if self._process else None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the stage server alone."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to all of it: server, engine and helpers."""
+        if self._process is not None:
+            end_tree(self._process.pid)
+            self._process.wait()
+
+    def read_log(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the stage server's process."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError("no VmRSS")
+
+    def metrics(self, stage: str) -> str:
+        """/metrics as text."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[stage]['metrics']}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, stage: str, name: str) -> float:
+        """The first sample of a metric."""
+        for line in self.metrics(stage).splitlines():
+            if line.startswith((f"{name} ", f"{name}{{")):
+                return float(line.rsplit(" ", 1)[1])
+        raise KeyError(name)
+
+    def health(self, stage: str, service: str) -> str:
+        """SERVING or NOT_SERVING, of the health-only port."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.ports[stage]['health']}") as channel:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    def engine_core(self) -> int:
+        """Process id of vLLM's engine core."""
+        (pid,) = [
+            one.pid for one in list_tree(self.pid) if b"EngineCore" in Path(f"/proc/{one.pid}/cmdline").read_bytes()
+        ]
+        return pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def _address(self, config: StageConfig) -> Path:
+        return self.folder / f"{config.stage}.yaml.address.json"
