@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,10 +15,13 @@ setup: ## Install everything into .venv (other targets do it when needed)
 demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out
 	@.venv/bin/omnipipe demo --out demo-output
 
-test: setup ## All tests, with the coverage of what must be covered
+test: setup controlplane ## All tests, with the coverage of what must be covered
 	@GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -f .coverage .coverage.* && \
 	  $(PY) -m pytest -q --cov --cov-report= --durations=15
 	@$(PY) scripts/check_coverage.py
+
+controlplane: setup ## Build etcd, the API server, controllers and kwok for the tests (once, about 7 minutes)
+	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
 test-unit: setup ## Only the tests without engines and processes
 	@$(PY) -m pytest -q tests/unit

@@ -1,0 +1,11 @@
+//go:build tools
+
+// Package tools pins what support.controlplane.binaries builds, so that `go mod tidy` fills go.sum.
+package tools
+
+import (
+	_ "k8s.io/kubernetes/cmd/kube-apiserver"
+	_ "k8s.io/kubernetes/cmd/kube-controller-manager"
+	_ "k8s.io/kubernetes/cmd/kube-scheduler"
+	_ "k8s.io/kubernetes/cmd/kubectl"
+)

@@ -1,0 +1,248 @@
+"""A small synchronous client of the API server for tests: raw JSON, one method a verb, no caches."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import urllib3
+import yaml
+
+Manifest = dict[str, Any]
+T = TypeVar("T")
+
+FIELD_MANAGER = "test"
+_MERGE_PATCH = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
+_APPLY = "application/apply-patch+yaml"
+# Kind -> (group/version, plural, namespaced); `register` adds those of CRDs.
+_KINDS: dict[str, tuple[str, str, bool]] = {
+    "Namespace": ("v1", "namespaces", False),
+    "Node": ("v1", "nodes", False),
+    "PersistentVolume": ("v1", "persistentvolumes", False),
+    "PriorityClass": ("scheduling.k8s.io/v1", "priorityclasses", False),
+    "RuntimeClass": ("node.k8s.io/v1", "runtimeclasses", False),
+    "CustomResourceDefinition": ("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
+    "ClusterRole": ("rbac.authorization.k8s.io/v1", "clusterroles", False),
+    "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "Role": ("rbac.authorization.k8s.io/v1", "roles", True),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings", True),
+    "Pod": ("v1", "pods", True),
+    "Service": ("v1", "services", True),
+    "ConfigMap": ("v1", "configmaps", True),
+    "Secret": ("v1", "secrets", True),
+    "ServiceAccount": ("v1", "serviceaccounts", True),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
+    "ResourceQuota": ("v1", "resourcequotas", True),
+    "LimitRange": ("v1", "limitranges", True),
+    "Event": ("v1", "events", True),
+    "Endpoints": ("v1", "endpoints", True),
+    "EndpointSlice": ("discovery.k8s.io/v1", "endpointslices", True),
+    "Deployment": ("apps/v1", "deployments", True),
+    "ReplicaSet": ("apps/v1", "replicasets", True),
+    "ControllerRevision": ("apps/v1", "controllerrevisions", True),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets", True),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies", True),
+    "Lease": ("coordination.k8s.io/v1", "leases", True),
+    "OmniPipeline": ("omnipipeline.io/v1alpha1", "omnipipelines", True),
+    "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors", True),
+}
+
+
+class ApiError(Exception):
+    """The API server refused: `code` (HTTP), `reason` and `message` of its Status."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(f"{code} {reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+
+
+def register(kind: str, api_version: str, plural: str, *, namespaced: bool = True) -> None:
+    """Make a kind that this module does not list known to every client."""
+    _KINDS[kind] = (api_version, plural, namespaced)
+
+
+def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+    """URL path of a collection, an object or a subresource."""
+    api_version, plural, namespaced = _KINDS[kind]
+    parts = ["api" if "/" not in api_version else "apis", api_version]
+    if namespaced and namespace is not None:
+        parts += ["namespaces", namespace]
+    parts.append(plural)
+    parts += [part for part in (name, subresource) if part is not None]
+    return "/" + "/".join(parts)
+
+
+class Api:
+    """The calls of one user; thread-safe.
+
+    `namespace` is what methods use for namespaced kinds when none is given.
+    """
+
+    def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
+        self.namespace = namespace
+        self._kubeconfig = kubeconfig
+        self._server, self._pool, self._headers = _connect(kubeconfig)
+
+    def in_namespace(self, namespace: str) -> Api:
+        """The same user and connections, another namespace."""
+        other = object.__new__(Api)
+        other.namespace, other._kubeconfig = namespace, self._kubeconfig
+        other._server, other._pool, other._headers = self._server, self._pool, self._headers
+        return other
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest:
+        """The live object; ApiError 404 if there is none."""
+        return self.call("GET", self._path(kind, namespace, name))
+
+    def find(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
+        """The live object, or None."""
+        try:
+            return self.get(kind, name, namespace)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def list(self, kind: str, labels: str = "", namespace: str | None = None) -> list[Manifest]:
+        """Every object of a kind in the namespace (label selector: `labels`), with kind and apiVersion filled in."""
+        query = f"?labelSelector={urllib.parse.quote(labels)}" if labels else ""
+        items = self.call("GET", self._path(kind, namespace) + query)["items"]
+        return [{"apiVersion": _KINDS[kind][0], "kind": kind, **item} for item in items]
+
+    def create(self, manifest: Manifest) -> Manifest:
+        """POST."""
+        metadata = manifest["metadata"]
+        path = self._path(manifest["kind"], metadata.get("namespace"))
+        return self.call("POST", f"{path}?fieldManager={FIELD_MANAGER}", manifest)
+
+    def apply(
+        self,
+        manifest: Manifest,
+        *,
+        manager: str = FIELD_MANAGER,
+        force: bool = True,
+        dry_run: bool = False,
+        strict: bool = False,
+    ) -> Manifest:
+        """Server-side apply. `strict` refuses unknown fields, as kubectl does."""
+        metadata = manifest["metadata"]
+        query = {"fieldManager": manager, "force": str(force).lower()}
+        query |= {"dryRun": "All"} if dry_run else {}
+        query |= {"fieldValidation": "Strict"} if strict else {}
+        path = self._path(manifest["kind"], metadata.get("namespace"), metadata["name"])
+        return self.call("PATCH", f"{path}?{urllib.parse.urlencode(query)}", manifest, _APPLY)
+
+    def patch(
+        self, kind: str, name: str, change: Mapping[str, Any] | list[Manifest], *, subresource: str | None = None
+    ) -> Manifest:
+        """Merge patch for a mapping, JSON patch for a list."""
+        content = _JSON_PATCH if isinstance(change, list) else _MERGE_PATCH
+        path = path_of(kind, self.namespace, name, subresource)
+        return self.call("PATCH", f"{path}?fieldManager={FIELD_MANAGER}", change, content)
+
+    def replace(self, manifest: Manifest) -> Manifest:
+        """PUT."""
+        metadata = manifest["metadata"]
+        return self.call("PUT", self._path(manifest["kind"], metadata.get("namespace"), metadata["name"]), manifest)
+
+    def delete(self, kind: str, name: str, *, propagation: str = "Background", grace_s: int | None = None) -> None:
+        """DELETE; an object that is not there is fine."""
+        options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        options |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
+        try:
+            self.call("DELETE", self._path(kind, None, name), options)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+
+    def watch(self, kind: str, timeout_s: int = 60, resource_version: str = "") -> Iterator[Manifest]:
+        """Watch events {type, object} until the server ends the stream."""
+        query = {"watch": "true", "timeoutSeconds": timeout_s, "resourceVersion": resource_version}
+        url = f"{self._server}{self._path(kind, None)}?{urllib.parse.urlencode(query)}"
+        response = self._pool.request("GET", url, headers=self._headers, preload_content=False, timeout=timeout_s + 5)
+        try:
+            for line in response:
+                yield json.loads(line)
+        finally:
+            response.close()
+
+    def call(
+        self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = 30.0
+    ) -> Manifest:
+        """One request; the decoded answer.
+
+        Raises:
+            ApiError: any answer of 400 and above.
+        """
+        response = self._pool.request(
+            method,
+            self._server + path,
+            body=None if body is None else json.dumps(body).encode(),
+            headers={**self._headers, "Content-Type": content, "Accept": "application/json"},
+            timeout=timeout_s,
+        )
+        text = response.data.decode()
+        if response.status >= 400:
+            raise _error(response.status, text)
+        decoded: Manifest = json.loads(text) if text.startswith(("{", "[")) else {"text": text}
+        return decoded
+
+    def _path(self, kind: str, namespace: str | None, name: str | None = None) -> str:
+        return path_of(kind, namespace or self.namespace, name)
+
+
+def eventually(
+    probe: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
+) -> T:
+    """The first truthy result of `probe()`; AssertionErrors and ApiErrors in it count as "not yet".
+
+    With `stays_s` it must go on being truthy for that long.
+
+    Raises:
+        AssertionError: never true within `timeout_s`; carries the last result or failure.
+    """
+    deadline = time.monotonic() + timeout_s
+    since: float | None = None
+    while True:
+        last: object
+        try:
+            result = probe()
+            last = result
+        except (AssertionError, ApiError, LookupError) as error:
+            result, last = None, error  # type: ignore[assignment]
+        now = time.monotonic()
+        if result:
+            since = now if since is None else since
+            if now - since >= stays_s:
+                return result
+        else:
+            since = None
+        if now > deadline and since is None:
+            raise AssertionError(f"not within {timeout_s:.0f} s: {why or getattr(probe, '__name__', '')}; last: {last}")
+        time.sleep(every_s)
+
+
+def _connect(kubeconfig: Path) -> tuple[str, urllib3.PoolManager, dict[str, str]]:
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    context = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    if "client-certificate" in user:
+        context.load_cert_chain(user["client-certificate"], user["client-key"])
+    headers = {"Authorization": f"Bearer {user['token']}"} if "token" in user else {}
+    return cluster["server"], urllib3.PoolManager(ssl_context=context, maxsize=32, retries=False), headers
+
+
+def _error(code: int, text: str) -> ApiError:
+    try:
+        status = json.loads(text)
+    except ValueError:
+        return ApiError(code, "", text.strip())
+    return ApiError(code, status.get("reason", ""), status.get("message", ""))

@@ -1,0 +1,111 @@
+"""A whole control plane: controllers, a scheduler and kubelets that only pretend (kwok) on top of ApiServer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.controlplane.api import Manifest, eventually
+from support.controlplane.api_server import ApiServer
+
+GPU = "nvidia.com/gpu"
+_KWOK_STAGES = Path(__file__).with_name("kwok.yaml")
+
+
+class ControlPlane(ApiServer):
+    """ApiServer with kube-controller-manager, kube-scheduler and kwok: Deployments roll out, pods become Ready.
+
+    kwok.yaml tells how pods behave, and by which annotation a test chooses something else than Ready.
+    """
+
+    disabled_admission = ()
+
+    def __init__(self, directory: Path, *, gpus: int = 64) -> None:
+        super().__init__(directory)
+        self._gpus = gpus
+
+    @classmethod
+    def programs(cls) -> tuple[str, ...]:
+        """The programs that it runs, as find_binaries names them."""
+        return (*super().programs(), "kube-controller-manager", "kube-scheduler", "kwok")
+
+    def add_node(
+        self,
+        name: str,
+        *,
+        gpus: int = 0,
+        labels: Mapping[str, str] | None = None,
+        taints: list[Manifest] | None = None,
+    ) -> None:
+        """A node with `gpus` GPUs and plenty of the rest; returns when pods can be bound to it."""
+        resources: dict[str, Any] = {"cpu": "4k", "memory": "64Ti", "pods": "100k", "ephemeral-storage": "64Ti"}
+        resources |= {GPU: str(gpus)} if gpus else {}
+        metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+        self.admin.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": taints or []}})
+        status = {"status": {"capacity": resources, "allocatable": resources}}
+        self.admin.patch("Node", name, status, subresource="status")
+        eventually(lambda: self._node_ready(name, len(taints or [])), why=f"node {name} ready")
+
+    def set_gpus(self, node: str, gpus: int) -> None:
+        """Change what a node offers; pods that run stay."""
+        resources = {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}
+        self.admin.patch("Node", node, {"status": resources}, subresource="status")
+
+    def _start_all(self) -> None:
+        super()._start_all()
+        kubeconfig = self.kubeconfig
+        self._child("kube-controller-manager", *self._controller_manager_flags(kubeconfig)).start()
+        self._child("kube-scheduler", f"--config={self._scheduler_config(kubeconfig)}", "--secure-port=0").start()
+        self._child("kwok", *self._kwok_flags(kubeconfig)).start()
+        self.add_node("node-1", gpus=self._gpus)
+        eventually(lambda: self.admin.find("ServiceAccount", "default"), why="the controllers run")
+
+    def _controller_manager_flags(self, kubeconfig: Path) -> list[str]:
+        return [
+            f"--kubeconfig={kubeconfig}",
+            f"--service-account-private-key-file={self._pki.service_account_key}",
+            f"--root-ca-file={self._pki.ca}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--profiling=false",
+            # The default of 20 requests a second would make the controllers the slowest part of every test.
+            "--kube-api-qps=300",
+            "--kube-api-burst=600",
+            # A busy machine must not make kwok's nodes NotReady: they would stay so.
+            "--node-monitor-grace-period=3600s",
+            # Namespaces that tests leave behind go away in the background.
+            "--concurrent-namespace-syncs=10",
+        ]
+
+    def _scheduler_config(self, kubeconfig: Path) -> Path:
+        path = self.directory / "scheduler.yaml"
+        config = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 300, "burst": 600},
+            "leaderElection": {"leaderElect": False},
+            # Pods that found no room are tried again soon: tests wait for that.
+            "podInitialBackoffSeconds": 1,
+            "podMaxBackoffSeconds": 2,
+        }
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def _kwok_flags(self, kubeconfig: Path) -> list[str]:
+        return [
+            f"--kubeconfig={kubeconfig}",
+            f"--config={_KWOK_STAGES}",
+            "--manage-all-nodes=true",
+            "--node-lease-duration-seconds=40",
+            "--cidr=10.244.0.0/16",
+            "--node-ip=10.0.0.1",
+        ]
+
+    def _node_ready(self, name: str, taints: int) -> bool:
+        node = self.admin.get("Node", name)
+        conditions = node.get("status", {}).get("conditions", [])
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        return ready and len(node["spec"].get("taints", [])) <= taints

@@ -1,0 +1,147 @@
+"""Child processes that die with their parent, and free ports for them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# Below the ephemeral range (32768 and up on Linux): while a server is away, the port cannot become the local end of
+# somebody's connection, so that the server always gets it back.
+_PORTS = range(20_000, 32_000)
+
+
+class ChildProcess:
+    """One program with its output in a file.
+
+    It is killed when the thread that started it ends, whatever way (PR_SET_PDEATHSIG): a test run that dies leaves
+    nothing behind. So start it from the main thread.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = [str(part) for part in command]
+        self._environment = dict(os.environ if environment is None else environment)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running program."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it; a log that is there is continued."""
+        if self.running:
+            raise RuntimeError(f"{self.name} is running already")
+        parent = os.getpid()
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                preexec_fn=lambda: _die_with(parent),
+                # Ctrl-C belongs to the parent, which stops its children in order.
+                start_new_session=True,
+            )
+
+    def stop(self, timeout_s: float = 10.0) -> int | None:
+        """SIGTERM, SIGKILL after `timeout_s`; the exit status."""
+        return self._end(signal.SIGTERM, timeout_s)
+
+    def kill(self) -> int | None:
+        """SIGKILL; the exit status."""
+        return self._end(signal.SIGKILL, 10.0)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal and return at once (SIGSTOP, SIGCONT)."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, timeout_s: float) -> int:
+        """The exit status; TimeoutExpired if it does not end by itself."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.wait(timeout_s)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise RuntimeError(f"{self.name} ended with {self.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its output."""
+        if not self.log.exists():
+            return ""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _end(self, number: signal.Signals, timeout_s: float) -> int | None:
+        if self._process is None:
+            return None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(10)
+        return self._process.returncode
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    ports: list[int] = []
+    candidates = list(_PORTS)
+    random.SystemRandom().shuffle(candidates)  # not the seed that a test may have set
+    for port in candidates:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+
+
+def listening(port: int) -> bool:
+    """Whether somebody accepts connections on 127.0.0.1:port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _die_with(parent: int) -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
