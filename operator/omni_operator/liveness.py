@@ -13,6 +13,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from omni_operator.errors import SettingsError
+
 LONGEST_SILENCE_S = 180.0
 LONGEST_WORK_S = 180.0
 """A look at one pipeline is cut off well before (reconcile's own limit)."""
@@ -51,7 +53,7 @@ class HttpEndpoints:
         self._runners: list[web.AppRunner] = []
 
     async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
-        """Bind both ports; write them as JSON to address_file, whole or not at all. Raises OSError."""
+        """Bind both ports; write them as JSON to address_file, whole or not at all. Raises SettingsError."""
         health = web.Application()
         for path in self._checks:
             health.router.add_get(path, self._check)
@@ -72,8 +74,10 @@ class HttpEndpoints:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         self._runners.append(runner)
         await runner.setup()
-        site = web.TCPSite(runner, None, port)
-        await site.start()
+        try:
+            await web.TCPSite(runner, None, port).start()
+        except OSError as error:
+            raise SettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
         return int(runner.addresses[0][1])
 
     async def _check(self, request: web.Request) -> web.Response:

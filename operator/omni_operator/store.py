@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from omni_operator.names import PIPELINE_LABEL
@@ -53,8 +53,8 @@ class _Progress:
     """How far the watch of one collection is."""
 
     version: int = 0
-    written: set[ObjectKey] = field(default_factory=set)
-    """What was put from answers since the last list began."""
+    touched: set[ObjectKey] | None = None
+    """What was put or removed since a list began that is not complete yet."""
 
 
 def version_of(manifest: Manifest) -> int:
@@ -68,9 +68,11 @@ def parse_version(text: str) -> int:
 
 
 def pipeline_of(manifest: Manifest) -> PipelineKey | None:
-    """The pipeline that an object belongs to: the one that controls it, else the one its label names, else None."""
+    """The pipeline that an object is or belongs to: the one that controls it, else the one its label names, or None."""
     metadata = manifest["metadata"]
     namespace = metadata.get("namespace", "")
+    if manifest["kind"] == PIPELINE_KIND:
+        return PipelineKey(namespace, metadata["name"])
     for owner in metadata.get("ownerReferences", ()):
         if owner.get("controller") and owner.get("kind") == PIPELINE_KIND:
             return PipelineKey(namespace, owner["name"])
@@ -105,9 +107,13 @@ class Store:
         for key in tuple(self._by_pipeline.get(pipeline, ())):
             yield json.loads(self._entries[key].body)
 
-    def count(self, kind: str) -> int:
-        """Objects of a kind."""
-        return sum(key.kind == kind for key in self._entries)
+    def has(self, key: ObjectKey) -> bool:
+        """Whether an object is known."""
+        return key in self._entries
+
+    def keys(self, kind: str) -> list[ObjectKey]:
+        """All objects of a kind, in the order in which they came."""
+        return [key for key in self._entries if key.kind == kind]
 
     def put_seen(self, manifest: Manifest, scope: str = "") -> set[PipelineKey]:
         """An object from a watch. Returns the pipelines that it concerns: empty if nothing new was said."""
@@ -116,7 +122,7 @@ class Store:
         entry = self._entries.get(key)
         if entry is not None and version <= entry.version:
             return set()
-        return self._put(key, manifest, version)
+        return self._put(key, manifest, version, scope)
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
         """An object from the answer to a write or a read of ours. Returns whether it was news."""
@@ -125,8 +131,7 @@ class Store:
         entry = self._entries.get(key)
         if version <= progress.version or (entry is not None and version <= entry.version):
             return False
-        self._put(key, manifest, version)
-        progress.written.add(key)
+        self._put(key, manifest, version, scope)
         return True
 
     def remove_seen(self, manifest: Manifest, scope: str = "") -> set[PipelineKey]:
@@ -136,15 +141,15 @@ class Store:
         entry = self._entries.get(key)
         if entry is None or version < entry.version:
             return set()
-        return self._remove(key)
+        return self._remove(key, scope)
 
-    def remove_deleted(self, key: ObjectKey) -> None:
-        """Forget an object that a delete of ours ended at once."""
-        self._remove(key)
+    def remove_deleted(self, key: ObjectKey, scope: str = "") -> None:
+        """Forget an object that is known to be gone: by the answer to a call of ours."""
+        self._remove(key, scope)
 
     def begin_list(self, kind: str, scope: str = "") -> Listing:
         """A list of a collection is about to be asked for: give its items and its end to the Listing."""
-        self._progress[kind, scope].written.clear()
+        self._progress[kind, scope].touched = set()
         return Listing(self, kind, scope)
 
     def advance(self, kind: str, scope: str, version: int) -> None:
@@ -155,8 +160,8 @@ class Store:
         progress = self._progress[kind, scope]
         progress.version = max(progress.version, version)
 
-    def _put(self, key: ObjectKey, manifest: Manifest, version: int) -> set[PipelineKey]:
-        concerned = self._remove(key)
+    def _put(self, key: ObjectKey, manifest: Manifest, version: int, scope: str) -> set[PipelineKey]:
+        concerned = self._remove(key, scope)
         pipeline = pipeline_of(manifest)
         self._entries[key] = _Entry(pipeline, version, slim(manifest))
         if pipeline is not None:
@@ -164,7 +169,10 @@ class Store:
             concerned.add(pipeline)
         return concerned
 
-    def _remove(self, key: ObjectKey) -> set[PipelineKey]:
+    def _remove(self, key: ObjectKey, scope: str) -> set[PipelineKey]:
+        touched = self._progress[key.kind, scope].touched
+        if touched is not None:
+            touched.add(key)
         entry = self._entries.pop(key, None)
         if entry is None or entry.pipeline is None:
             return set()
@@ -178,7 +186,7 @@ class Store:
 class Listing:
     """Makes a collection equal to a list, page by page: deletions that no watch reported are found at its end.
 
-    Copies that the list lacks go. Only what was written since the list began and is newer than it stays. Versions may
+    Copies that the list lacks go. What was put or removed since the list began and is newer than it stays so. Versions may
     have gone back (a restored etcd): the list wins.
     """
 
@@ -193,9 +201,9 @@ class Listing:
         key, version = _key_of(manifest), version_of(manifest)
         self._present.add(key)
         entry = self._store._entries.get(key)
-        if entry is not None and (entry.version == version or self._is_newer(key, list_version)):
+        if self._is_newer(key, list_version) or (entry is not None and entry.version == version):
             return set()
-        return self._store._put(key, manifest, version)
+        return self._store._put(key, manifest, version, self._scope)
 
     def end(self, list_version: int) -> set[PipelineKey]:
         """The list is complete. Returns the pipelines that have lost an object."""
@@ -203,13 +211,17 @@ class Listing:
         for key in list(self._store._entries):
             in_collection = key.kind == self._kind and self._scope in ("", key.namespace)
             if in_collection and key not in self._present and not self._is_newer(key, list_version):
-                concerned |= self._store._remove(key)
-        self._store._progress[self._kind, self._scope].version = list_version
+                concerned |= self._store._remove(key, self._scope)
+        progress = self._store._progress[self._kind, self._scope]
+        progress.version = list_version
+        progress.touched = None
         return concerned
 
     def _is_newer(self, key: ObjectKey, list_version: int) -> bool:
-        written = self._store._progress[self._kind, self._scope].written
-        return key in written and self._store._entries[key].version > list_version
+        """Whether something newer than the list said how the object is, or that it is gone."""
+        touched = self._store._progress[self._kind, self._scope].touched
+        entry = self._store._entries.get(key)
+        return touched is not None and key in touched and (entry is None or entry.version > list_version)
 
 
 def _key_of(manifest: Manifest) -> ObjectKey:

@@ -1,0 +1,89 @@
+"""Gathers what one reconcile decides upon: from the store, and for children that no watch shows, from the API server.
+
+The store holds what carries our labels. A child may exist without them: stripped of them by hand, or somebody else's
+object that happens to have the name. Both are asked for by name before anything is written there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from omni_operator.client import ApiClient
+from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKey, ChildKind, Manifest, key_of
+from omni_operator.observed import Observed
+from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
+from omni_proto.pipeline import API_VERSION
+
+PIPELINES: Final = ChildKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
+PODS: Final = ChildKind("Pod", "v1", "pods")
+REPLICA_SETS: Final = ChildKind("ReplicaSet", "apps/v1", "replicasets")
+ENDPOINT_SLICES: Final = ChildKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
+WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
+"""What reflectors keep in the store, besides the pipelines themselves."""
+
+_SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+
+
+def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
+    """The pipeline and all that belongs to it, as the store has it; None if there is no such pipeline."""
+    pipeline = store.get(ObjectKey(PIPELINE_KIND, *key))
+    if pipeline is None:
+        return None
+    children: dict[ChildKey, Manifest] = {}
+    pods: list[Manifest] = []
+    replica_sets: list[Manifest] = []
+    slices: list[Manifest] = []
+    others = {PODS.kind: pods, REPLICA_SETS.kind: replica_sets, ENDPOINT_SLICES.kind: slices}
+    for manifest in store.of_pipeline(key):
+        if manifest["kind"] in KIND_BY_NAME:
+            children[key_of(manifest)] = manifest
+        elif manifest["kind"] in others:
+            others[manifest["kind"]].append(manifest)
+    return Observed(
+        pipeline=pipeline,
+        children=children,
+        pods=pods,
+        replica_sets=replica_sets,
+        endpoints=count_ready_endpoints(slices),
+    )
+
+
+def add_children(observed: Observed, found: Iterable[Manifest]) -> Observed:
+    """The same with further children."""
+    return Observed(
+        pipeline=observed.pipeline,
+        children={**observed.children, **{key_of(manifest): manifest for manifest in found}},
+        pods=observed.pods,
+        replica_sets=observed.replica_sets,
+        endpoints=observed.endpoints,
+    )
+
+
+def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
+    """Ready endpoints by Service; one that several slices list (dual-stack, or while they are rebalanced) counts once."""
+    ready: dict[str, set[str]] = {}
+    for endpoint_slice in slices:
+        service = (endpoint_slice["metadata"].get("labels") or {}).get(_SERVICE_NAME_LABEL)
+        if service is None:
+            continue
+        addresses = ready.setdefault(service, set())
+        for endpoint in endpoint_slice.get("endpoints") or ():
+            # Absent means unknown, which consumers are to take as ready.
+            if (endpoint.get("conditions") or {}).get("ready") is not False:
+                target = endpoint.get("targetRef") or {}
+                addresses.update([target["uid"]] if "uid" in target else endpoint.get("addresses") or ())
+    return {service: len(addresses) for service, addresses in ready.items()}
+
+
+async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> list[Manifest]:
+    """Live objects under the names of wanted children that observed lacks, whoever's they are. Raises ApiError."""
+    missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
+    found = await asyncio.gather(*(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing))
+    return [manifest for manifest in found if manifest is not None]
+
+
+async def observe_live_pipeline(client: ApiClient, key: PipelineKey) -> Manifest | None:
+    """The pipeline as it is now, past every cache. Raises ApiError."""
+    return await client.get(PIPELINES, key.namespace, key.name)
