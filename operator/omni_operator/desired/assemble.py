@@ -40,7 +40,8 @@ def build_revision_set(
 ) -> list[Manifest]:
     """Every child of one revision, for the pipeline as that revision has it (from the resource or from a snapshot).
 
-    replicas overrides the number of pods by stage, for a set that is being retired; a suspended pipeline has none.
+    replicas overrides the number of pods by stage, for a set that ends stage by stage (retired or suspended); else a
+    suspended pipeline has none.
     """
     pinned = pin_images(pipeline, settings.default_image)
     children = [build_controller_revision(pinned, revision, owner)]
@@ -78,7 +79,7 @@ def _with_model_path(config: StageConfig, path: str) -> StageConfig:
 
 
 def _count_replicas(pipeline: OmniPipeline, stage: Stage, overrides: Mapping[str, int]) -> int:
-    return 0 if pipeline.spec.suspend else overrides.get(stage.name, stage.replicas)
+    return overrides.get(stage.name, 0 if pipeline.spec.suspend else stage.replicas)
 
 
 def _build_stage(build: StageBuild) -> list[Manifest]:
