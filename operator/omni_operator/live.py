@@ -168,7 +168,7 @@ def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | 
 def is_lost(pod: Manifest, now: datetime) -> bool:
     """Whether a terminating pod is so long past its grace that only a lost node can keep it in the API."""
     ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace, not its begin
-    return ends is not None and parse_time(ends) + LOST_POD_SLACK < now
+    return ends is not None and parse_time(ends) + LOST_POD_SLACK <= now
 
 
 def is_terminating(pod: Manifest) -> bool:
