@@ -22,10 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
-        from omni_stage.fetch import run_fetch
+        from omni_stage.fetch import FetchRequest, run_fetch
 
         configure_logging("fetch", args.log_format)
-        return int(run_fetch(args.uri, args.revision, args.dest, args.token_file))
+        request = FetchRequest(args.uri, args.revision, args.dest, args.component, args.commit_file)
+        return int(run_fetch(request, args.token_file))
     return int(_serve(args.config, args.address_file, args.log_format))
 
 
@@ -71,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("--uri", required=True, help="hf://ORG/NAME")
     fetch.add_argument("--revision", default="main", help="branch, tag or commit")
     fetch.add_argument("--dest", type=Path, required=True, help="directory of the checkpoint")
+    fetch.add_argument("--component", default="", help="fetch only the weights that this component reads")
+    fetch.add_argument("--commit-file", type=Path, help="keeps the commit that the revision meant at first")
     fetch.add_argument("--token-file", type=Path, help="file that holds the access token")
     for command in (serve, fetch):
         command.add_argument("--log-format", choices=("json", "text"), default="text")

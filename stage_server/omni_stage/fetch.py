@@ -1,18 +1,27 @@
 """`python -m omni_stage fetch`: the checkpoint's files from a hub into a directory, resumable.
 
-Fetches only what engines read (configuration, tokenizer, safetensors, the speaker file). The directory is complete
-once the marker file names the commit; a later run with the same commit does nothing and needs no network.
+Fetches only what engines read (configuration, tokenizer, safetensors, the speaker file), and of the safetensors only
+the shards that hold what the component reads. The directory is complete once the marker file names the commit; a later
+run for the same commit does nothing and needs no network.
+
+A commit file, shared by the stages of a pipeline, keeps the commit that a branch meant when the first of them asked:
+so stages that share a cache never mix two commits, however far apart they are fetched.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
+import os
 import re
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -22,19 +31,40 @@ from huggingface_hub.errors import (
 )
 
 from omni_stage.errors import ConfigurationError, OmniStageError
+from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.termination import ExitCode, write_termination
 
 MARKER: Final = ".omni-fetched.json"
-PATTERNS: Final = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
-"""What engines read. Weights as pickles are never fetched; the speaker file is loaded with weights_only."""
+INDEX: Final = "model.safetensors.index.json"
+PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
+"""What engines read beside weights. Weights as pickles are never fetched; the speaker file is loaded weights_only."""
+ALL_WEIGHTS: Final = "*.safetensors"
+_FULL_INDEX_FOLDER: Final = ".omni-index"
 _URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
+_SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
 
 _log = logging.getLogger(__name__)
 
 
 class FetchError(OmniStageError):
     """The checkpoint could not be fetched; another try may work."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What to fetch, and where to."""
+
+    uri: str
+    """hf://ORG/NAME"""
+    revision: str
+    """Branch, tag or commit."""
+    dest: Path
+    """Directory of the checkpoint; one for each component."""
+    component: str = ""
+    """Id of the component whose weights are fetched; empty means all weights."""
+    commit_file: Path | None = None
+    """Keeps the commit that the revision meant at first."""
 
 
 def parse_uri(uri: str) -> str:
@@ -51,6 +81,11 @@ def read_token(file: Path | None) -> str | None:
         return None
     try:
         token = file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"there is no token file {file}; in a cluster: create the Secret, with the key, that tokenSecretRef names",
+            field="model.tokenSecretRef",
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the token file {file}", field="model.tokenSecretRef") from error
     if not token or any(character.isspace() for character in token):
@@ -58,48 +93,61 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def fetched_commit(dest: Path, repository: str, revision: str) -> str | None:
+def fetched_commit(request: FetchRequest, repository: str) -> str | None:
     """The commit that dest holds whole, if it is what was asked for and needs no look at the hub."""
     try:
-        marker = json.loads((dest / MARKER).read_text(encoding="utf-8"))
+        marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
         commit = str(marker["commit"])
-        same = marker["repository"] == repository and revision in (commit, marker["revision"])
-        whole = all((dest / name).stat().st_size == size for name, size in marker["files"].items())
+        same = (marker["repository"], marker.get("component", "")) == (repository, request.component)
+        same = same and request.revision in (commit, marker["revision"])
+        whole = all((request.dest / name).stat().st_size == size for name, size in marker["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return commit if same and whole else None
 
 
-def fetch(uri: str, revision: str, dest: Path, token: str | None) -> str:
-    """Fetch a checkpoint into dest. The commit that dest then holds.
+def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
+    """Of an index's weight map, the tensors whose names begin with one of the prefixes.
+
+    Raises ConfigurationError if there are none, or if a shard's name is not that of a safetensors file.
+    """
+    weight_map = index.get("weight_map")
+    entries = weight_map.items() if isinstance(weight_map, dict) else ()
+    selected = {str(name): str(file) for name, file in entries if str(name).startswith(tuple(prefixes))}
+    if not selected:
+        raise ConfigurationError(
+            f"the checkpoint's {INDEX} has no weights named {', '.join(f'{prefix}*' for prefix in prefixes)}; "
+            "is it a checkpoint of this component's family?",
+            field="model.uri",
+        )
+    if not all(_SHARD.match(file) for file in selected.values()):
+        raise ConfigurationError(f"the checkpoint's {INDEX} names a file that is no shard", field="model.uri")
+    return selected
+
+
+def fetch(request: FetchRequest, token: str | None) -> str:
+    """Fetch a checkpoint into request.dest. The commit that dest then holds.
 
     Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot mend (address,
     revision, token), FetchError for the rest.
     """
-    repository = parse_uri(uri)
-    known = fetched_commit(dest, repository, revision)
+    repository = parse_uri(request.uri)
+    known = fetched_commit(request, repository)
     if known is not None:
         _log.info("the checkpoint is there", extra={"repository": repository, "commit": known})
         return known
+    pinned = read_pin(request.commit_file, repository, request.revision)
+    wanted = pinned or request.revision
     try:
-        # False: never a token that happens to lie in the environment.
-        commit = HfApi(token=token or False).model_info(repository, revision=revision, timeout=60).sha or ""
-        if not _COMMIT.match(commit):
-            raise FetchError(
-                f"the hub names no commit for revision {revision!r} of {repository}", field="model.revision"
-            )
-        snapshot_download(
-            repository,
-            revision=commit,
-            local_dir=dest,
-            token=token or False,
-            allow_patterns=list(PATTERNS),
-            max_workers=4,
-        )
+        commit, files = _look_up(repository, wanted, token)
+        if request.commit_file is not None and pinned is None:
+            commit = write_pin(request.commit_file, repository, request.revision, commit)
+        _download(request, repository, commit, files, token)
+        _write_marker(request, repository, commit)
     except GatedRepoError as error:
         raise _refused(repository, "is gated; accept its licence and give a token that may read it") from error
     except RevisionNotFoundError as error:
-        raise ConfigurationError(f"{repository} has no revision {revision!r}", field="model.revision") from error
+        raise ConfigurationError(f"{repository} has no revision {wanted!r}", field="model.revision") from error
     except RepositoryNotFoundError as error:
         raise _refused(repository, "does not exist, or the token may not read it") from error
     except HfHubHTTPError as error:
@@ -111,36 +159,123 @@ def fetch(uri: str, revision: str, dest: Path, token: str | None) -> str:
         raise FetchError(
             f"fetching {repository} failed ({type(error).__name__}); try again", field="model.uri"
         ) from error
-    _write_marker(dest, repository, revision, commit)
     return commit
 
 
-def run_fetch(uri: str, revision: str, dest: Path, token_file: Path | None) -> ExitCode:
+def read_pin(file: Path | None, repository: str, revision: str) -> str | None:
+    """The commit that a commit file keeps for this revision; None if it keeps none."""
+    if file is None:
+        return None
+    try:
+        pin = json.loads(file.read_text(encoding="utf-8"))
+        same = (pin["repository"], pin["revision"]) == (repository, revision)
+        return str(pin["commit"]) if same and _COMMIT.match(pin["commit"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
+    """Keep the commit, unless another stage was first. The commit that is kept."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = _write_part(file, {"repository": repository, "revision": revision, "commit": commit})
+    try:
+        # Unlike a rename, a link fails if the file is there.
+        os.link(part, file)
+    except OSError:
+        # There already, or links are not known here. What is no pin for this revision is replaced.
+        if read_pin(file, repository, revision) is None:
+            part.replace(file)
+    part.unlink(missing_ok=True)
+    return read_pin(file, repository, revision) or commit
+
+
+def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     """The command: fetch, and say in the termination message why not."""
     try:
-        commit = fetch(uri, revision, dest, read_token(token_file))
+        commit = fetch(request, read_token(token_file))
     except OmniStageError as error:
         _log.critical("cannot fetch: %s", error, extra={"field": error.details.field})
         wrong = isinstance(error, ConfigurationError)
         write_termination("InvalidConfiguration" if wrong else "FetchFailed", str(error), error.details.field)
         return ExitCode.BAD_CONFIGURATION if wrong else ExitCode.FAILED
-    _log.info("fetched", extra={"commit": commit, "dest": str(dest)})
+    _log.info("fetched", extra={"commit": commit, "dest": str(request.dest)})
     return ExitCode.DRAINED
+
+
+def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, frozenset[str]]:
+    """The commit of a revision, and the names of its files."""
+    # False: never a token that happens to lie in the environment.
+    info = HfApi(token=token or False).model_info(repository, revision=revision, timeout=60)
+    commit = info.sha or ""
+    if not _COMMIT.match(commit):
+        raise FetchError(f"the hub names no commit for revision {revision!r} of {repository}", field="model.revision")
+    return commit, frozenset(item.rfilename for item in info.siblings or ())
+
+
+def _download(request: FetchRequest, repository: str, commit: str, files: Collection[str], token: str | None) -> None:
+    prefixes = weight_prefixes(request.component)
+    weights, ignored = [ALL_WEIGHTS], []
+    if prefixes and INDEX in files:
+        selected = _fetch_index(request, repository, commit, prefixes, token)
+        weights, ignored = [glob.escape(shard) for shard in sorted(set(selected.values()))], [INDEX]
+    snapshot_download(
+        repository,
+        revision=commit,
+        local_dir=request.dest,
+        token=token or False,
+        allow_patterns=[*PATTERNS, *weights],
+        ignore_patterns=ignored,
+        max_workers=4,
+    )
+
+
+def _fetch_index(
+    request: FetchRequest, repository: str, commit: str, prefixes: Sequence[str], token: str | None
+) -> dict[str, str]:
+    """Fetch the index aside and leave in dest one that names only what is there: engines refuse missing shards."""
+    full = hf_hub_download(
+        repository, INDEX, revision=commit, local_dir=request.dest / _FULL_INDEX_FOLDER, token=token or False
+    )
+    try:
+        index = json.loads(Path(full).read_text(encoding="utf-8"))
+        selected = select_weights(index if isinstance(index, dict) else {}, prefixes)
+    except ValueError as error:
+        raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
+    target = request.dest / INDEX
+    _write_part(target, {"metadata": {}, "weight_map": selected}).replace(target)
+    return selected
 
 
 def _refused(repository: str, why: str) -> ConfigurationError:
     return ConfigurationError(f"{repository} {why}", field="model.tokenSecretRef")
 
 
-def _write_marker(dest: Path, repository: str, revision: str, commit: str) -> None:
+def _write_marker(request: FetchRequest, repository: str, commit: str) -> None:
+    dest = request.dest
     files = {
         str(path.relative_to(dest)): path.stat().st_size
         for path in sorted(dest.rglob("*"))
-        if path.is_file() and path.name != MARKER and ".cache" not in path.relative_to(dest).parts
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(dest).parts)
     }
     if not any(name.endswith(".safetensors") for name in files) or "config.json" not in files:
         raise ConfigurationError(f"{repository} holds no config.json with safetensors weights", field="model.uri")
-    marker = {"repository": repository, "revision": revision, "commit": commit, "files": files}
-    temporary = dest / f"{MARKER}.part"
-    temporary.write_text(json.dumps(marker, indent=1), encoding="utf-8")
-    temporary.replace(dest / MARKER)
+    marker = {
+        "repository": repository,
+        "revision": request.revision,
+        "commit": commit,
+        "component": request.component,
+        "files": files,
+    }
+    _write_part(dest / MARKER, marker).replace(dest / MARKER)
+
+
+def _write_part(target: Path, content: Mapping[str, Any]) -> Path:
+    """The content as JSON in a file beside the target, under a name that no other process uses."""
+    with tempfile.NamedTemporaryFile(
+        "w", dir=target.parent, prefix=f".{target.name}.", suffix=".part", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(content, file, indent=1)
+    part = Path(file.name)
+    # Temporary files are private; the group of a shared cache reads this one.
+    part.chmod(0o664)
+    return part

@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch import fetch, parse_uri, read_token, run_fetch
+from omni_stage.fetch import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
 from omni_stage.service.termination import ExitCode
 
 COMMIT = "a" * 40
@@ -25,6 +25,31 @@ FILES = {
     "README.md": b"not needed",
     "pytorch_model.bin": b"a pickle",
 }
+
+
+SHARDED = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "spk_dict.pt": b"voices",
+    "first.safetensors": b"1" * 300,
+    "second.safetensors": b"2" * 200,
+    "third.safetensors": b"3" * 100,
+    "model.safetensors.index.json": json.dumps(
+        {
+            "metadata": {"total_size": 600},
+            "weight_map": {
+                "thinker.model.embed_tokens.weight": "first.safetensors",
+                "thinker.lm_head.weight": "second.safetensors",
+                "talker.codec_head.weight": "second.safetensors",
+                "token2wav.code2wav_dit_model.proj_out.weight": "third.safetensors",
+            },
+        }
+    ).encode(),
+}
+
+
+def request_into(dest: Path, component: str = "", commit_file: Path | None = None) -> FetchRequest:
+    return FetchRequest("hf://org/model", "main", dest, component, commit_file)
 
 
 def etag_of(data: bytes) -> str:
@@ -38,6 +63,8 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.sent: list[str] = []
         self.token: str | None = TOKEN
+        self.files = FILES
+        self.commit = COMMIT
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,20 +85,31 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
             self._send(401, b'{"error": "Invalid credentials"}', {}, body)
         elif path.startswith("/api/models/org/model/tree/"):
-            page = [{"type": "file", "path": n, "size": len(d), "oid": etag_of(d)} for n, d in FILES.items()]
+            page = [
+                {"type": "file", "path": n, "size": len(d), "oid": etag_of(d)} for n, d in self.server.files.items()
+            ]
             self._send(200, json.dumps(page).encode(), {"Content-Type": "application/json"}, body)
         elif path.startswith("/api/models/org/model"):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in FILES.items()]
-            info = {"id": "org/model", "modelId": "org/model", "sha": COMMIT, "siblings": siblings, "tags": []}
+            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.server.files.items()]
+            info = {
+                "id": "org/model",
+                "modelId": "org/model",
+                "sha": self._commit(path),
+                "siblings": siblings,
+                "tags": [],
+            }
             self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
         else:
             self._send_file(path.rsplit("/", 1)[-1], body)
 
+    def _commit(self, path: str) -> str:
+        return COMMIT if COMMIT in path else self.server.commit
+
     def _send_file(self, name: str, body: bool) -> None:
-        data = FILES[name]
+        data = self.server.files[name]
         if body:
             self.server.sent.append(name)
-        self._send(200, data, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag_of(data)}"'}, body)
+        self._send(200, data, {"X-Repo-Commit": self._commit(self.path), "ETag": f'"{etag_of(data)}"'}, body)
 
     def _send(self, code: int, data: bytes, headers: dict[str, str], body: bool) -> None:
         self.send_response(code)
@@ -99,31 +137,31 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 def test_fetches_what_engines_read_and_nothing_else(hub: Hub, tmp_path: Path) -> None:
-    assert fetch("hf://org/model", "main", tmp_path, TOKEN) == COMMIT
+    assert fetch(request_into(tmp_path), TOKEN) == COMMIT
     assert (tmp_path / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert not (tmp_path / "pytorch_model.bin").exists()
     assert not (tmp_path / "README.md").exists()
 
 
 def test_second_run_needs_no_network(hub: Hub, tmp_path: Path) -> None:
-    fetch("hf://org/model", "main", tmp_path, TOKEN)
+    fetch(request_into(tmp_path), TOKEN)
     hub.shutdown()
     hub.server_close()
-    assert fetch("hf://org/model", "main", tmp_path, None) == COMMIT
+    assert fetch(request_into(tmp_path), None) == COMMIT
 
 
 def test_interrupted_fetch_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
-    fetch("hf://org/model", "main", tmp_path, TOKEN)
+    fetch(request_into(tmp_path), TOKEN)
     (tmp_path / "config.json").unlink()
     hub.sent.clear()
-    assert fetch("hf://org/model", "main", tmp_path, TOKEN) == COMMIT
+    assert fetch(request_into(tmp_path), TOKEN) == COMMIT
     assert hub.sent == ["config.json"]
 
 
 @pytest.mark.parametrize("token", [pytest.param("hf_wrong", id="wrong token"), pytest.param(None, id="no token")])
 def test_refused_token_is_a_configuration_error(hub: Hub, tmp_path: Path, token: str | None) -> None:
     with pytest.raises(ConfigurationError, match="token") as caught:
-        fetch("hf://org/model", "main", tmp_path, token)
+        fetch(request_into(tmp_path), token)
     assert caught.value.details.field == "model.tokenSecretRef"
     assert "hf_wrong" not in str(caught.value)
 
@@ -133,10 +171,10 @@ def test_command_writes_the_termination_message(hub: Hub, tmp_path: Path, monkey
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
     file = tmp_path / "token"
     file.write_text("hf_wrong\n")
-    assert run_fetch("hf://org/model", "main", tmp_path / "m", file) is ExitCode.BAD_CONFIGURATION
+    assert run_fetch(request_into(tmp_path / "m"), file) is ExitCode.BAD_CONFIGURATION
     assert json.loads(note.read_text())["field"] == "model.tokenSecretRef"
     file.write_text(f"{TOKEN}\n")
-    assert run_fetch("hf://org/model", "main", tmp_path / "m", file) is ExitCode.DRAINED
+    assert run_fetch(request_into(tmp_path / "m"), file) is ExitCode.DRAINED
 
 
 @pytest.mark.parametrize("uri", ["org/model", "hf://model", "hf://../x", "http://host/x", "hf://a/b/c"])
@@ -151,3 +189,71 @@ def test_token_files_that_are_refused(tmp_path: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigurationError):
         read_token(file)
+
+
+@pytest.mark.parametrize(
+    ("component", "shards"),
+    [
+        pytest.param("qwen2_5_omni/thinker", {"first.safetensors", "second.safetensors"}, id="thinker"),
+        pytest.param("qwen2_5_omni/talker", {"first.safetensors", "second.safetensors"}, id="talker and embedding"),
+        pytest.param("qwen2_5_omni/token2wav", {"third.safetensors"}, id="token2wav"),
+        pytest.param("generic/llm", {"first.safetensors", "second.safetensors", "third.safetensors"}, id="all"),
+    ],
+)
+def test_a_component_gets_its_shards_and_an_index_of_them(
+    hub: Hub, tmp_path: Path, component: str, shards: set[str]
+) -> None:
+    hub.files = SHARDED
+    fetch(request_into(tmp_path, component), TOKEN)
+    assert {file.name for file in tmp_path.glob("*.safetensors")} == shards
+    index = json.loads((tmp_path / INDEX).read_text())
+    assert set(index["weight_map"].values()) == shards
+    assert (tmp_path / "spk_dict.pt").exists()
+
+
+def test_interrupted_component_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    hub.files = SHARDED
+    request = request_into(tmp_path, "qwen2_5_omni/thinker")
+    fetch(request, TOKEN)
+    (tmp_path / "second.safetensors").unlink()
+    hub.sent.clear()
+    fetch(request, TOKEN)
+    assert hub.sent == ["second.safetensors"]
+    hub.shutdown()
+    hub.server_close()
+    assert fetch(request, None) == COMMIT
+
+
+def test_a_directory_of_another_component_is_not_complete(hub: Hub, tmp_path: Path) -> None:
+    hub.files = SHARDED
+    fetch(request_into(tmp_path, "qwen2_5_omni/token2wav"), TOKEN)
+    fetch(request_into(tmp_path, "qwen2_5_omni/thinker"), TOKEN)
+    assert (tmp_path / "first.safetensors").exists()
+
+
+def test_stages_that_share_a_cache_share_the_commit_though_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
+    hub.files = SHARDED
+    pin = tmp_path / "commit.json"
+    assert fetch(request_into(tmp_path / "a", "qwen2_5_omni/thinker", pin), TOKEN) == COMMIT
+    hub.commit = moved = "b" * 40
+    assert fetch(request_into(tmp_path / "b", "qwen2_5_omni/talker", pin), TOKEN) == COMMIT
+    assert fetch(request_into(tmp_path / "c"), TOKEN) == moved
+
+
+def test_missing_token_file_names_the_secret(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="tokenSecretRef"):
+        read_token(tmp_path / "token")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param({}, id="no map"),
+        pytest.param({"weight_map": {"other.weight": "a.safetensors"}}, id="another family"),
+        pytest.param({"weight_map": {"thinker.weight": "../a.safetensors"}}, id="a path"),
+        pytest.param({"weight_map": {"thinker.weight": "a.bin"}}, id="a pickle"),
+    ],
+)
+def test_indexes_that_are_refused(index: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        select_weights(index, ("thinker.",))
