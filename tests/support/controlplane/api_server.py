@@ -88,7 +88,7 @@ class ApiServer:
         if key not in self._users:
             folder = self.directory / "users" / f"{len(self._users)}-{user.replace(':', '_')}"
             folder.mkdir(parents=True)
-            certificate, private_key = self._pki.client_pair(user, groups)
+            certificate, private_key = self.pki.client_pair(user, groups)
             (folder / "client.crt").write_bytes(certificate)
             (folder / "client.key").write_bytes(private_key)
             (folder / "client.key").chmod(0o600)
@@ -184,7 +184,7 @@ class ApiServer:
 
     def _start_all(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._pki = Pki(self.directory / "pki")
+        self.pki = Pki(self.directory / "pki")
         client, peer, secure = free_ports(3)
         self.url = f"https://127.0.0.1:{secure}"
         self._admin = Api(self.kubeconfig)
@@ -212,7 +212,7 @@ class ApiServer:
         ]
 
     def _api_server_flags(self, etcd: str, port: int) -> list[str]:
-        pki = self._pki
+        pki = self.pki
         disabled = ",".join(self.disabled_admission)
         return [
             *_API_SERVER_FLAGS,
@@ -238,7 +238,7 @@ class ApiServer:
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _write_kubeconfig(self, path: Path, credentials: Mapping[str, str], server: str | None) -> Path:
-        cluster = {"server": server or self.url, "certificate-authority": str(self._pki.ca)}
+        cluster = {"server": server or self.url, "certificate-authority": str(self.pki.ca)}
         config: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "Config",

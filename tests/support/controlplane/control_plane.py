@@ -66,8 +66,8 @@ class ControlPlane(ApiServer):
     def _controller_manager_flags(self, kubeconfig: Path) -> list[str]:
         return [
             f"--kubeconfig={kubeconfig}",
-            f"--service-account-private-key-file={self._pki.service_account_key}",
-            f"--root-ca-file={self._pki.ca}",
+            f"--service-account-private-key-file={self.pki.service_account_key}",
+            f"--root-ca-file={self.pki.ca}",
             "--leader-elect=false",
             "--secure-port=0",
             "--profiling=false",

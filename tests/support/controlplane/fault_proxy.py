@@ -1,0 +1,288 @@
+"""A proxy in front of the API server that fails on demand: refusals, silence, cut watches, a stop at the n-th write.
+
+    with FaultProxy(server) as proxy:
+        kubeconfig = server.kubeconfig_for_service_account("ns", "operator", server=proxy.url)
+        proxy.fail(0.3)
+
+It terminates TLS with the API server's certificate, so only bearer tokens pass through it. It runs in a thread of its
+own; methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from support.controlplane.api_server import ApiServer
+from support.controlplane.process import free_ports
+
+T = TypeVar("T")
+Fault = Literal["409", "429", "500", "503", "silence", "lost answer"]
+FAULTS: tuple[Fault, ...] = ("409", "429", "500", "silence", "lost answer")
+_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "content-length", "host"}
+# What an operator writes besides its objects.
+_BACKGROUND = frozenset({"leases", "events", "selfsubjectaccessreviews"})
+
+
+@dataclass
+class Call:
+    """One request as it came in; `status` is filled in with the answer (0: none)."""
+
+    method: str
+    path: str
+    watch: bool
+    user_agent: str
+    started: float
+    status: int = 0
+    fault: str = ""
+
+    @property
+    def resource(self) -> str:
+        """Plural of the resource, with its subresource: "deployments", "pods/status"."""
+        return parse_path(self.path)[1]
+
+    @property
+    def verb(self) -> str:
+        """The verb that RBAC checks."""
+        named = parse_path(self.path)[2]
+        if self.method == "GET":
+            return "watch" if self.watch else "get" if named else "list"
+        if self.method == "DELETE":
+            return "delete" if named else "deletecollection"
+        return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(self.method, self.method.lower())
+
+    @property
+    def write(self) -> bool:
+        """Whether it changes objects (leases, events and access reviews apart)."""
+        return self.method not in ("GET", "HEAD") and self.resource not in _BACKGROUND
+
+
+def parse_path(path: str) -> tuple[str, str, bool]:
+    """API group ("" is core), resource with subresource, and whether one object is named."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "api":
+        group, rest = "", parts[2:]
+    elif parts[0] == "apis" and len(parts) > 3:
+        group, rest = parts[1], parts[3:]
+    else:
+        return "", path, False
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    resource = rest[0] if rest else path
+    return group, f"{resource}/{rest[2]}" if len(rest) > 2 else resource, len(rest) > 1
+
+
+class FaultProxy:
+    """Context manager; `url` is its address, `calls` every request so far."""
+
+    def __init__(self, server: ApiServer, *, silence_s: float = 2.0) -> None:
+        """silence_s: how long a call with the fault "silence" hangs before its connection breaks."""
+        self._server = server
+        self._silence_s = silence_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
+        self._watches: dict[web.StreamResponse, asyncio.Transport] = {}
+        self._transports: set[asyncio.Transport] = set()
+        self._share, self._faults, self._random = 0.0, FAULTS, random.Random(0)
+        self._away = False
+        self._stop_after: int | None = None
+        self._selects: Callable[[Call], bool] = lambda call: call.write
+        self._open = asyncio.Event()
+        self.calls: list[Call] = []
+        self.writes = 0
+        self.stopped = threading.Event()
+        """Set when the write of `stop_after_write` has been executed."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def fail(self, share: float, faults: Sequence[Fault] = FAULTS, *, seed: int = 0) -> None:
+        """From now on let this share of the calls fail, watches being opened included; 0 ends it."""
+        self._share, self._faults, self._random = share, tuple(faults), random.Random(seed)
+
+    def cut_watches(self) -> int:
+        """Break the connection of every open watch; how many there were."""
+        return self._run(self._end_watches(gone=False))
+
+    def expire_watches(self) -> int:
+        """End every open watch with 410 Gone, as a server does whose history is too short."""
+        return self._run(self._end_watches(gone=True))
+
+    def go_away(self) -> None:
+        """Break every connection and refuse new ones until `come_back`."""
+        self._away = True
+        self._run(self._break_all())
+
+    def come_back(self) -> None:
+        """End `go_away`."""
+        self._away = False
+
+    def stop_after_write(self, count: int, selects: Callable[[Call], bool] = lambda call: call.write) -> None:
+        """Execute `count` more writes; nobody gets the answer of the last, and then everything hangs: see `release`.
+
+        `stopped` is set at that moment, so that a test can kill the client with the write done and unanswered.
+        """
+        self.stopped.clear()
+        self.writes, self._stop_after, self._selects = 0, count, selects
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    def release(self) -> None:
+        """Forget `stop_after_write`; what hung is dropped."""
+        self._stop_after = None
+        self._run(self._break_all())
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    # In the loop
+
+    async def _start(self) -> None:
+        pki = self._server.pki
+        upstream = ssl.create_default_context(cafile=str(pki.ca))
+        connector = aiohttp.TCPConnector(ssl=upstream, limit=0)
+        timeout = aiohttp.ClientTimeout(total=None)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        application = web.Application(client_max_size=8 << 20)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True)
+        await self._runner.setup()
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(pki.server_certificate, pki.server_key)
+        (port,) = free_ports(1)
+        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls, shutdown_timeout=0.1).start()
+        self.url = f"https://127.0.0.1:{port}"
+        self._open.set()
+
+    async def _close(self) -> None:
+        await self._break_all()
+        await self._runner.cleanup()
+        await self._session.close()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        watch = request.query.get("watch") in ("1", "true")
+        agent = request.headers.get("User-Agent", "")
+        call = Call(request.method, request.path, watch, agent, time.monotonic())
+        self.calls.append(call)
+        transport = request.transport
+        if not isinstance(transport, asyncio.Transport) or self._away:
+            call.fault = "away"
+            return _abort(transport)
+        self._transports.add(transport)
+        fault = self._choose_fault()
+        if fault:
+            call.fault = fault
+            if (answer := await self._refuse(fault, transport)) is not None:
+                call.status = int(fault) if fault.isdecimal() else 0
+                return answer
+        await self._open.wait()
+        if self._selects(call):
+            return await self._write(request, call, transport)
+        return await self._forward(request, call, transport)
+
+    def _choose_fault(self) -> Fault | None:
+        return self._random.choice(self._faults) if self._random.random() < self._share else None
+
+    async def _refuse(self, fault: Fault, transport: asyncio.Transport) -> web.StreamResponse | None:
+        """The faulty answer; None when the call is to be executed first."""
+        if fault == "lost answer":
+            return None
+        if fault == "silence":
+            await asyncio.sleep(self._silence_s)
+            return _abort(transport)
+        headers = {"Retry-After": "1"} if fault == "429" else {}
+        return web.json_response(_status(int(fault)), status=int(fault), headers=headers)
+
+    async def _write(self, request: web.Request, call: Call, transport: asyncio.Transport) -> web.StreamResponse:
+        self.writes += 1
+        if self._stop_after is None or self.writes < self._stop_after:
+            return await self._forward(request, call, transport)
+        self._open.clear()  # before the write is sent: no other may slip in
+        async with self._upstream(request) as upstream:
+            await upstream.read()
+            call.status, call.fault = upstream.status, "stopped"
+        self.stopped.set()
+        await asyncio.sleep(3600)  # until the client is killed or `release` breaks its connection
+        return _abort(transport)
+
+    async def _forward(self, request: web.Request, call: Call, transport: asyncio.Transport) -> web.StreamResponse:
+        async with self._upstream(request) as upstream:
+            call.status = upstream.status
+            if call.fault == "lost answer":
+                return _abort(transport)
+            headers = {k: v for k, v in upstream.headers.items() if k.lower() not in _HOP_BY_HOP}
+            if not call.watch:
+                return web.Response(status=upstream.status, headers=headers, body=await upstream.read())
+            answer = web.StreamResponse(status=upstream.status, headers=headers)
+            await answer.prepare(request)
+            self._watches[answer] = transport
+            try:
+                async for chunk in upstream.content.iter_any():
+                    await answer.write(chunk)
+                await answer.write_eof()
+            finally:
+                self._watches.pop(answer, None)
+            return answer
+
+    def _upstream(self, request: web.Request) -> Any:
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        body = request.content if request.can_read_body else None
+        url = self._server.url + request.raw_path
+        # encoded=True: a selector's percent signs pass as they came.
+        return self._session.request(
+            request.method, URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
+        )
+
+    async def _end_watches(self, *, gone: bool) -> int:
+        watches = dict(self._watches)
+        for answer, transport in watches.items():
+            if gone:
+                await answer.write(json.dumps({"type": "ERROR", "object": _status(410)}).encode() + b"\n")
+                await answer.write_eof()
+                transport.close()
+            else:
+                transport.abort()
+        return len(watches)
+
+    async def _break_all(self) -> None:
+        for transport in self._transports:
+            transport.abort()
+        self._transports.clear()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result(30)
+
+
+def _abort(transport: asyncio.BaseTransport | None) -> web.StreamResponse:
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
+    return web.Response()  # never arrives
+
+
+def _status(code: int) -> dict[str, Any]:
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": code,
+        "reason": _REASONS[code],
+        "message": "made up by the test's proxy",
+    }
