@@ -4,10 +4,10 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane playground
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install everything into .venv (other targets do it when needed)
 	@scripts/setup.sh
@@ -22,6 +22,9 @@ test: setup controlplane ## All tests, with the coverage of what must be covered
 
 controlplane: setup ## Build etcd, the API server, controllers and kwok for the tests (once, about 7 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
+
+playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
+	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
 test-unit: setup ## Only the tests without engines and processes
 	@$(PY) -m pytest -q tests/unit

@@ -54,6 +54,23 @@ class ControlPlane(ApiServer):
         resources = {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}
         self.admin.patch("Node", node, {"status": resources}, subresource="status")
 
+    def add_volume_claim(self, namespace: str, name: str) -> None:
+        """A PersistentVolumeClaim that is bound: pods that mount it can be scheduled."""
+        volume, access = f"{namespace}-{name}", {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        requests = {"requests": {"storage": "1Gi"}}
+        claim |= {"spec": {**access, "volumeName": volume, "resources": requests}}
+        reference = {"apiVersion": "v1", "kind": claim["kind"], "name": name, "namespace": namespace}
+        spec = {**access, "capacity": {"storage": "1Gi"}, "hostPath": {"path": "/models"}, "claimRef": reference}
+        self.admin.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec})
+        self.admin.in_namespace(namespace).apply(claim)
+        bound = self.admin.in_namespace(namespace)
+        eventually(lambda: bound.get("PersistentVolumeClaim", name)["status"].get("phase") == "Bound", why="bound")
+
     def _start_all(self) -> None:
         super()._start_all()
         kubeconfig = self.kubeconfig

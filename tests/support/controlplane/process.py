@@ -64,7 +64,7 @@ class ChildProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                preexec_fn=lambda: _die_with(parent),
+                preexec_fn=lambda: die_with(parent),
                 # Ctrl-C belongs to the parent, which stops its children in order.
                 start_new_session=True,
             )
@@ -141,7 +141,8 @@ def listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """In a new process: be killed when `parent`, its parent, ends; end at once if it has ended already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,0 +1,171 @@
+"""Operators under test: real processes of `python -m omni_operator`, killed and restarted at will."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Self
+
+from support.controlplane.api import eventually
+from support.controlplane.process import ChildProcess, die_with
+
+_numbers = itertools.count()
+# The same holder after a restart, like a container that restarts in its pod: it need not wait for its own lease.
+_IDENTITY = "operator-under-test"
+
+
+class OperatorProcess:
+    """`python -m omni_operator` on free ports. As a context manager it is stopped (SIGTERM) at the end."""
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        directory: Path,
+        *arguments: str,
+        namespaces: Sequence[str] = (),
+        identity: str = _IDENTITY,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keeps its log and address file below `directory`."""
+        number = next(_numbers)
+        self._address_file = directory / f"operator-{number}.json"
+        self.log = directory / f"operator-{number}.log"
+        flags = ["--kubeconfig", str(kubeconfig), "--health-port=0", "--metrics-port=0"]
+        flags += ["--address-file", str(self._address_file), "--identity", identity]
+        flags += [part for namespace in namespaces for part in ("--namespace", namespace)]
+        self.flags = [*flags, *arguments]
+        self.child = ChildProcess(
+            "operator",
+            [sys.executable, "-m", "omni_operator", *self.flags],
+            self.log,
+            environment={**os.environ, **(environment or {})},
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, *, ready: bool = True) -> None:
+        """Start it; with `ready`, wait until its caches are filled."""
+        self._address_file.unlink(missing_ok=True)
+        self.child.start()
+        if ready:
+            self.child.wait_until(self.is_ready)
+
+    def stop(self) -> int | None:
+        """SIGTERM; the exit status."""
+        return self.child.stop(timeout_s=20)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.child.kill()
+
+    def is_ready(self) -> bool:
+        """Whether /readyz says so."""
+        return self.http("health", "/readyz")[0] == 200
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of /metrics by `name{labels}`."""
+        status, text = self.http("metrics", "/metrics")
+        if status != 200:
+            raise AssertionError(f"/metrics answered {status}")
+        lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in lines}
+
+    def http(self, port: str, path: str) -> tuple[int, str]:
+        """Status and body of a GET on its health or metrics port; status 0 when there is no answer."""
+        try:
+            address = json.loads(self._address_file.read_text())[port]
+            with urllib.request.urlopen(f"http://127.0.0.1:{address}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except (OSError, KeyError, ValueError):
+            return 0, ""
+
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+        pages = int(Path(f"/proc/{self.child.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_s(self) -> float:
+        """CPU time so far, user and system."""
+        fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class OperatorLives:
+    """Many short lives of one operator, for crash tests: forked from a server that has imported everything, so that a
+    life begins in milliseconds instead of seconds. It is the same `main`, and death is a real SIGKILL."""
+
+    def __init__(self, operator: OperatorProcess) -> None:
+        self._operator = operator
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["omni_operator.__main__"])
+        self._life: ForkServerProcess | None = None
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Begin a life."""
+        self._life = self._context.Process(
+            target=_live, args=(self._operator.flags, str(self._operator.log)), daemon=True
+        )
+        self._life.start()
+        self.count += 1
+
+    @property
+    def alive(self) -> bool:
+        """Whether the current life goes on."""
+        return self._life is not None and self._life.is_alive()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._life is not None:
+            self._life.kill()
+            self._life.join(10)
+
+
+def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
+    """Return once its count of API writes has not changed for `quiet_s`."""
+    last, since = -1.0, time.monotonic()
+
+    def quiet() -> bool:
+        nonlocal last, since
+        writes = sum(
+            value
+            for name, value in operator.metrics().items()
+            if name.startswith("omni_operator_api_calls_total") and any(v in name for v in ('"patch"', '"delete"'))
+        )
+        if writes != last:
+            last, since = writes, time.monotonic()
+        return time.monotonic() - since >= quiet_s
+
+    eventually(quiet, timeout_s=timeout_s, why="the operator stops writing")
+
+
+def _live(flags: list[str], log: str) -> None:
+    die_with(os.getppid())
+    with open(log, "ab", buffering=0) as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    from omni_operator.__main__ import main
+
+    os._exit(main(flags))
