@@ -191,6 +191,33 @@ def validate(pipeline_file: PipelineFile) -> None:
     print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")
 
 
+@app.command()
+def render(
+    pipeline_file: PipelineFile,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", "-n", help="Namespace. Default: the file's, else default.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Image of stages that name none. Default: the operator's.")] = None,
+    pod_monitors: Annotated[
+        bool, typer.Option("--pod-monitors", help="As in a cluster that has the PodMonitor API.")
+    ] = False,
+) -> None:
+    """Print the objects that the operator would make of a pipeline, as YAML. Needs no cluster.
+
+    \b
+    Examples:
+      omnipipe render manifests/samples/qwen25-omni.yaml
+      omnipipe render pipeline.yaml -n models --image registry.example/stage:1.2 | kubectl diff -f -
+    """
+    from omni_cli.render import format_manifests, render_children
+    from omni_operator.build_settings import DEFAULT_IMAGE, BuildSettings
+
+    pipeline = read_pipeline(pipeline_file)
+    settings = BuildSettings(default_image=image or DEFAULT_IMAGE, pod_monitors=pod_monitors)
+    manifests = render_children(pipeline, namespace or pipeline.metadata.namespace or "default", settings)
+    sys.stdout.write(format_manifests(manifests))
+
+
 @app.command("tiny-model")
 def tiny_model(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; made if it is missing.")],

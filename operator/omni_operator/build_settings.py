@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-DEFAULT_IMAGE: Final = "omnipipeline/stage:0.1.0"
+DEFAULT_IMAGE: Final = "omnipipeline-stage:0.1.0"
 """Image of stage servers where nobody names one."""
 
 

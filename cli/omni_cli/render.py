@@ -1,0 +1,44 @@
+"""`omnipipe render`: the objects that the operator would make, by the operator's own builders, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import yaml
+
+from omni_operator.build_settings import BuildSettings, Owner
+from omni_operator.desired import build_revision_set, build_shared
+from omni_operator.objects import Manifest
+from omni_operator.revision import compute_revision
+from omni_proto.pipeline import OmniPipeline
+
+
+def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSettings) -> list[Manifest]:
+    """Every child of the pipeline once its first revision serves. No ownerReference: there is no live owner."""
+    owner = Owner(pipeline.metadata.name, namespace)
+    revision = compute_revision(pipeline, settings.default_image)
+    return [
+        *build_shared(pipeline, owner, settings, serving=revision),
+        *build_revision_set(pipeline, revision, owner, settings),
+    ]
+
+
+def format_manifests(manifests: Iterable[Manifest]) -> str:
+    """The manifests as YAML documents; text of several lines stays readable."""
+    return yaml.dump_all(
+        manifests, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
+    )
+
+
+class _ManifestDumper(yaml.SafeDumper):
+    """Blocks for long text, and no aliases, which kubectl's users do not expect."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_ManifestDumper.add_representer(str, _represent_text)

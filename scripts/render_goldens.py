@@ -1,0 +1,55 @@
+"""Writes tests/golden/operator: what `omnipipe render` prints for each sample. `--check` writes nothing and fails when
+one is stale. A change there is a change of what runs in clusters: every changed pod template restarts pods."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omni_cli.render import format_manifests, render_children
+from omni_operator.build_settings import BuildSettings
+from omni_proto.pipeline import load_pipeline
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT / "manifests" / "samples"
+GOLDEN = ROOT / "tests" / "golden" / "operator"
+# The image is fixed, so that a release does not change every golden file.
+SETTINGS = BuildSettings(default_image="omnipipeline-stage:golden", pod_monitors=True)
+NAMESPACE = "golden"
+
+
+def render_goldens() -> dict[Path, str]:
+    """The text of each golden file."""
+    return {
+        GOLDEN / sample.name: format_manifests(render_children(load_pipeline(sample), NAMESPACE, SETTINGS))
+        for sample in sorted(SAMPLES.glob("*.yaml"))
+    }
+
+
+def list_stale() -> list[str]:
+    """Names of golden files that are missing, differ from what would be written, or belong to no sample."""
+    wanted = render_goldens()
+    stale = [file for file, text in wanted.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
+    left_over = [file for file in GOLDEN.glob("*.yaml") if file not in wanted]
+    return sorted(str(file.relative_to(ROOT)) for file in (*stale, *left_over))
+
+
+def main() -> int:
+    stale = list_stale()
+    if "--check" in sys.argv[1:]:
+        for name in stale:
+            sys.stderr.write(f"{name} is stale; run `make goldens` and look at the difference\n")
+        return 1 if stale else 0
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    wanted = render_goldens()
+    for name in stale:
+        file = ROOT / name
+        if file in wanted:
+            file.write_text(wanted[file], encoding="utf-8")
+        else:
+            file.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
