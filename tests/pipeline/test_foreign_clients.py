@@ -43,8 +43,10 @@ def test_grpcurl_lists_the_service_by_reflection(tiny_pipeline: RunningPipeline)
 
 
 def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
-    spoken = {"talker": {"ignoreEos": True, "maxTokens": 24}}
-    request = json.dumps({"start": {"text": "hello", "seed": 3, "sampling": spoken}}) + json.dumps({"end": {}})
+    # Greedy, the tiny model speaks on until its token limit; sampled, it may end before the first sound.
+    greedy = {"talker": {"temperature": 0, "repetitionPenalty": 1, "maxTokens": 24}}
+    start = {"text": "Tell me what the weather is like.", "seed": 3, "sampling": greedy}
+    request = json.dumps({"start": start}) + json.dumps({"end": {}})
     events = parse_objects(grpcurl(tiny_pipeline.endpoint, f"{SERVICE}/Generate", data=request))
     assert "accepted" in events[0]
     assert "summary" in events[-1]
@@ -55,7 +57,7 @@ def test_grpcurl_gets_text_and_sound(tiny_pipeline: RunningPipeline) -> None:
     samples = sum(len(base64.b64decode(chunk["data"])) // 2 for chunk in sound)
     finished = {e["stage"]: e["finished"] for e in events if "finished" in e}
     assert set(finished) == {"thinker", "talker", "token2wav"}
-    assert samples == int(finished["token2wav"]["usage"]["audioSamples"]) > 0
+    assert samples == int(finished["token2wav"]["usage"]["audio_samples"]) > 0
 
 
 def test_grpcurl_sees_the_error_with_its_details(tiny_pipeline: RunningPipeline) -> None:
