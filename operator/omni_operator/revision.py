@@ -6,14 +6,13 @@ alone. Pods of one revision call pods of that revision only, so a chain never mi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_operator.names import REVISION_LENGTH
 from omni_operator.objects import Manifest, content_hash
-from omni_proto.pipeline import API_VERSION, KIND, OmniPipeline, Stage, parse_pipeline
+from omni_proto.pipeline import API_VERSION, KIND, OmniPipeline, Stage, type_document
 
 DEFAULT_MODEL_REVISION: Final = "main"
 _HF_SCHEME: Final = "hf://"
@@ -81,7 +80,7 @@ def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
         },
         "spec": controller_revision["data"]["spec"],
     }
-    parsed = parse_pipeline(json.dumps(document), source=f"ControllerRevision {metadata['name']}")
+    parsed = type_document(document, f"ControllerRevision {metadata['name']}")
     return Snapshot(revision_of(controller_revision, pipeline), parsed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from omni_operator import names
 from omni_operator.build_settings import BuildSettings, Owner
@@ -12,7 +13,7 @@ from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
 from omni_proto.stage_config import StageConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: config_text is kept
 class StageBuild:
     """Input of the builders of a stage's children."""
 
@@ -54,7 +55,7 @@ class StageBuild:
         """GPUs of one pod."""
         return gpus_of(self.stage)
 
-    @property
+    @cached_property
     def config_text(self) -> str:
         """The stage file."""
         return self.config.to_yaml()
