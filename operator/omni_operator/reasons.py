@@ -1,0 +1,239 @@
+"""Every reason that a condition can have, each with what one sees, what it means and what to do.
+
+The table in docs/status.md is this one; a test holds them equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Reason(StrEnum):
+    """Reason of a condition, in one word for programs."""
+
+    # Ready=True
+    ALL_STAGES_READY = "AllStagesReady"
+    # Progressing=True
+    STARTING = "Starting"
+    UPDATING = "Updating"
+    SCALING = "Scaling"
+    ROLLING_OUT = "RollingOut"
+    ROLLOUT_NEEDS_CAPACITY = "RolloutNeedsCapacity"
+    WAITING_FOR_OLD_REVISION = "WaitingForOldRevision"
+    DRAINING_OLD_REVISION = "DrainingOldRevision"
+    SUSPENDING = "Suspending"
+    # Progressing=False
+    ROLLOUT_COMPLETE = "RolloutComplete"
+    # Degraded=False
+    AS_EXPECTED = "AsExpected"
+    # Ready=False, of the whole pipeline
+    SUSPENDED = "Suspended"
+    SCALED_TO_ZERO = "ScaledToZero"
+    INVALID_SPEC = "InvalidSpec"
+    CHILD_CONFLICT = "ChildConflict"
+    APPLY_FAILED = "ApplyFailed"
+    STAGES_NOT_READY = "StagesNotReady"
+    # Of pods
+    REPLICAS_MISSING = "ReplicasMissing"
+    UNSCHEDULABLE = "Unschedulable"
+    VOLUME_NOT_BOUND = "VolumeNotBound"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    PODS_REFUSED = "PodsRefused"
+    IMAGE_PULL_BACK_OFF = "ImagePullBackOff"
+    INVALID_IMAGE_NAME = "InvalidImageName"
+    MISSING_REFERENCE = "MissingReference"
+    CONTAINER_NOT_STARTED = "ContainerNotStarted"
+    VOLUMES_NOT_READY = "VolumesNotReady"
+    MODEL_NOT_FOUND = "ModelNotFound"
+    TOKEN_REJECTED = "TokenRejected"  # noqa: S105 - a reason, not a token
+    FETCH_FAILED = "FetchFailed"
+    CONFIG_REJECTED = "ConfigRejected"
+    ENGINE_DEAD = "EngineDead"
+    OOM_KILLED = "OOMKilled"
+    CRASH_LOOP_BACK_OFF = "CrashLoopBackOff"
+    PROBE_FAILING = "ProbeFailing"
+    NODE_LOST = "NodeLost"
+    EVICTED = "Evicted"
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A row of the table in the documentation."""
+
+    conditions: str
+    """The conditions that can have the reason, e.g. `Ready=False, Degraded=True`."""
+    symptom: str
+    """What one sees."""
+    remedy: str
+    """What to do."""
+
+
+_FAILS: Final = "Ready=False, Degraded=True"
+_WAITS: Final = "Ready=False, then Degraded=True"
+
+EXPLANATIONS: Final[dict[Reason, Explanation]] = {
+    Reason.ALL_STAGES_READY: Explanation("Ready=True", "Every stage has a ready pod.", "Nothing."),
+    Reason.STARTING: Explanation(
+        "Progressing=True",
+        "The pods of the revision start, and no other revision serves meanwhile.",
+        "Wait: pulling the image and loading the model take minutes. The message names the stages.",
+    ),
+    Reason.UPDATING: Explanation(
+        "Progressing=True",
+        "A compatible change replaces pods in place; the others go on serving.",
+        "Wait. If new pods find no room, let old ones go first: spec.rollout.maxSurge: 0, maxUnavailable: 1.",
+    ),
+    Reason.SCALING: Explanation("Progressing=True", "A stage has not all its replicas yet.", "Wait."),
+    Reason.ROLLING_OUT: Explanation(
+        "Progressing=True",
+        "A new revision starts beside the one that serves.",
+        "Wait: the Service is switched when every stage of it is available. To abandon it, restore the old spec.",
+    ),
+    Reason.ROLLOUT_NEEDS_CAPACITY: Explanation(
+        "Progressing=True",
+        "The new revision finds no room beside the one that serves, which goes on serving.",
+        "Add nodes or quota, or accept a pause in serving: spec.rollout.strategy: Recreate.",
+    ),
+    Reason.WAITING_FOR_OLD_REVISION: Explanation(
+        "Ready=False, Progressing=True",
+        "Strategy Recreate: the old revision ends before the new one starts.",
+        "Wait: requests in flight may take as long as spec.timeouts.request.",
+    ),
+    Reason.DRAINING_OLD_REVISION: Explanation(
+        "Progressing=True",
+        "The new revision serves; the old one ends, from the entry stage downwards.",
+        "Wait: requests in flight may take as long as spec.timeouts.request.",
+    ),
+    Reason.SUSPENDING: Explanation(
+        "Ready=False, Progressing=True", "spec.suspend is true and pods still end.", "Wait."
+    ),
+    Reason.ROLLOUT_COMPLETE: Explanation("Progressing=False", "What runs is what the spec asks for.", "Nothing."),
+    Reason.AS_EXPECTED: Explanation("Degraded=False", "Nothing failed.", "Nothing."),
+    Reason.SUSPENDED: Explanation(
+        "Ready=False, Progressing=False", "spec.suspend is true: no pod runs.", "Set spec.suspend: false to serve."
+    ),
+    Reason.SCALED_TO_ZERO: Explanation(
+        "Ready=False", "A stage has replicas: 0.", "Set replicas of that stage to 1 or more."
+    ),
+    Reason.INVALID_SPEC: Explanation(
+        _FAILS,
+        "The spec was accepted by an older version of the resource and is not valid any more. Nothing is changed.",
+        "Correct the fields in the message.",
+    ),
+    Reason.CHILD_CONFLICT: Explanation(
+        "Degraded=True, and Ready=False where the object is needed to serve",
+        "An object that is not this pipeline's has the name of one of its children. It is never touched.",
+        "Delete or rename that object, or give the pipeline another name.",
+    ),
+    Reason.APPLY_FAILED: Explanation(
+        "Degraded=True",
+        "The API server refuses an object (an admission policy, a quota on objects, missing rights).",
+        "Read the API server's answer in the message; it is tried again with growing pauses.",
+    ),
+    Reason.STAGES_NOT_READY: Explanation(
+        "Ready=False", "Stages have no ready pod, and no cause is known (yet).", "Wait; Progressing tells more."
+    ),
+    Reason.REPLICAS_MISSING: Explanation(
+        "Ready=False if none is left, Degraded=True",
+        "A stage that was complete has lost replicas; they are being replaced.",
+        "Wait; if it lasts, look at the pods: kubectl describe pod.",
+    ),
+    Reason.UNSCHEDULABLE: Explanation(
+        _WAITS,
+        "No node has room for a pod, most often no free GPUs.",
+        "Add nodes, free GPUs, or lower resources or replicas. The message says what is missing.",
+    ),
+    Reason.VOLUME_NOT_BOUND: Explanation(
+        _WAITS,
+        "A PersistentVolumeClaim does not exist or is not bound.",
+        "kubectl get pvc: create the claim, or the volume or StorageClass that it waits for.",
+    ),
+    Reason.QUOTA_EXCEEDED: Explanation(
+        _FAILS,
+        "The namespace's ResourceQuota has no room for a pod.",
+        "Raise the quota, or lower resources or replicas.",
+    ),
+    Reason.PODS_REFUSED: Explanation(
+        _FAILS,
+        "The API server refuses to create pods (a policy, a LimitRange, a missing PriorityClass).",
+        "Read the answer in the message and change the policy or the spec.",
+    ),
+    Reason.IMAGE_PULL_BACK_OFF: Explanation(
+        _FAILS,
+        "The image cannot be pulled.",
+        "Check the name and tag of the image, imagePullSecrets, and whether nodes reach the registry.",
+    ),
+    Reason.INVALID_IMAGE_NAME: Explanation(_FAILS, "The image's name is malformed.", "Correct image in the spec."),
+    Reason.MISSING_REFERENCE: Explanation(
+        _FAILS,
+        "A Secret or ConfigMap that a container needs, or a key of it, does not exist.",
+        "Create it, or correct tokenSecretRef.",
+    ),
+    Reason.CONTAINER_NOT_STARTED: Explanation(
+        _FAILS,
+        "The container runtime cannot start a container.",
+        "kubectl describe pod; check runtimeClassName and image.",
+    ),
+    Reason.VOLUMES_NOT_READY: Explanation(
+        _FAILS,
+        "A pod has a node, but its volumes or network have not been set up for minutes.",
+        "kubectl describe pod shows FailedMount or FailedCreatePodSandBox with the reason.",
+    ),
+    Reason.MODEL_NOT_FOUND: Explanation(
+        _FAILS,
+        "The checkpoint does not exist, is not complete, or is not one that the component reads.",
+        "Correct spec.model.uri or revision, or the component.",
+    ),
+    Reason.TOKEN_REJECTED: Explanation(
+        _FAILS,
+        "The model hub refuses access: the model is private or gated, its token missing or not allowed to read it.",
+        "Give a token that may read the model in spec.model.tokenSecretRef; accept the model's licence.",
+    ),
+    Reason.FETCH_FAILED: Explanation(
+        _FAILS,
+        "The checkpoint could not be downloaded; it is tried again and goes on where it stopped.",
+        "Check the network between pods and the hub, and the space in the cache.",
+    ),
+    Reason.CONFIG_REJECTED: Explanation(
+        _FAILS, "The stage server refuses its configuration (exit code 78).", "Correct the field in the message."
+    ),
+    Reason.ENGINE_DEAD: Explanation(
+        _FAILS, "The stage's engine died (exit code 70); the pod restarts.", "kubectl logs --previous shows why."
+    ),
+    Reason.OOM_KILLED: Explanation(
+        _FAILS, "A container used more memory than its limit.", "Raise resources.limits.memory of the stage."
+    ),
+    Reason.CRASH_LOOP_BACK_OFF: Explanation(
+        _FAILS, "A container ends again and again.", "Read the termination message, or kubectl logs --previous."
+    ),
+    Reason.PROBE_FAILING: Explanation(
+        _FAILS,
+        "Kubelet's probes fail: the stage did not become ready in time, hangs, or says that it does not serve.",
+        "kubectl logs; for a model that loads slowly use a faster volume.",
+    ),
+    Reason.NODE_LOST: Explanation(
+        _FAILS, "The node of a pod does not answer.", "Repair or remove the node; the pod is replaced after minutes."
+    ),
+    Reason.EVICTED: Explanation(
+        _FAILS,
+        "Pods are evicted or refused by their node (memory, disk, shutdown, preemption).",
+        "Set requests that the pods stay within, or priorityClassName.",
+    ),
+    Reason.PROGRESS_DEADLINE_EXCEEDED: Explanation(
+        _FAILS,
+        "Pods have not become ready for longer than any stage may take, and no other cause is known.",
+        "kubectl describe pod and kubectl logs.",
+    ),
+}
+"""Of every reason."""
+
+
+def render_table() -> str:
+    """The table of docs/status.md, in Markdown."""
+    rows = [
+        f"| `{reason}` | {item.conditions} | {item.symptom} | {item.remedy} |" for reason, item in EXPLANATIONS.items()
+    ]
+    return "\n".join(["| Reason | On | What one sees | What to do |", "|---|---|---|---|", *rows]) + "\n"
