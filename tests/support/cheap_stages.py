@@ -5,7 +5,7 @@
 One file: `run_stage`, as `python -m omni_stage serve` runs it, signals and exit codes included. Several: one event loop
 for all. Either way PORTS go to FILE.address.json, and /metrics has cheap_* gauges beside the product's own metrics.
 
-The engine makes max_tokens steps, one each min_tokens milliseconds (0: at once); token2wav makes its sound after
+The engine makes max_tokens steps, one each top_k milliseconds (0: at once); token2wav makes its sound after
 num_inference_steps x 10 ms.
 """
 
@@ -43,7 +43,7 @@ WORD = "w" * 1023 + " "
 
 
 async def _steps(request: StageRequest) -> AsyncIterator[int]:
-    pause = (request.sampling.min_tokens or 0) / 1000
+    pause = (request.sampling.top_k or 0) / 1000
     for number in range(request.sampling.max_tokens or 1):
         await asyncio.sleep(pause)
         yield number

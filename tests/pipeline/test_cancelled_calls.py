@@ -1,0 +1,99 @@
+"""10,000 cancelled calls leave nothing: no memory, task, stream or request, in any stage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
+
+import pytest
+
+from omni_proto.client import AsyncOmniClient
+from support.cheap_stages import WORD
+from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+
+pytestmark = pytest.mark.pipeline
+
+WARM_UP, CALLS, AT_ONCE = 2_000, 10_000, 32
+GROWTH = 1.05
+EVENTS = 8
+"""Calls are cancelled before Start arrived, or after 1 to 7 events of at least 7."""
+GAUGES = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes", "cheap_unfinished")
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
+    """Three stages in one process, so that its memory is that of all."""
+    configs = chain_configs(pick_chain_ports())
+    with StageProcess(list(configs.values()), tmp_path_factory.mktemp("cancelled"), CHEAP) as process:
+        yield process.start()
+
+
+async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) -> int:
+    """How many of the calls had already ended when they were to be cancelled."""
+    ended = 0
+    numbers = iter(range(count))
+
+    async def one() -> None:
+        nonlocal ended
+        # Most through the first stage only, to save time.
+        modalities = () if rng.random() < 0.3 else ("text",)
+        stop_after = rng.randrange(EVENTS)
+        sampling = {"thinker": {"max_tokens": 4, "top_k": 1}}
+        async with aclosing(client.generate(text="hello", modalities=modalities, sampling=sampling)) as events:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rng.uniform(0.0, 0.02) if stop_after == 0 else 60):
+                    async for _ in events:
+                        stop_after -= 1
+                        if stop_after == 0:
+                            return
+                    ended += 1
+
+    async def worker() -> None:
+        for _ in numbers:
+            await one()
+
+    await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+    return ended
+
+
+async def settle(process: StageProcess) -> None:
+    deadline = time.monotonic() + 10
+    while left := [(s, name) for s in process.ports for name in GAUGES if process.metric(s, name) != 0]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        await asyncio.sleep(0.05)
+
+
+async def count_tasks(process: StageProcess, at_most: float) -> float:
+    """Tasks of the process, once there are no more than at_most: the last callbacks of grpc.aio take a moment."""
+    deadline = time.monotonic() + 10
+    while (tasks := process.metric("thinker", "cheap_tasks")) > at_most and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    return tasks
+
+
+async def test_cancelled_calls_leave_nothing(chain: StageProcess) -> None:
+    rng = random.Random(4)
+    async with AsyncOmniClient(f"127.0.0.1:{chain.ports['thinker']['grpc']}") as client:
+        assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+        await settle(chain)
+        idle_tasks, own_tasks = chain.metric("thinker", "cheap_tasks"), len(asyncio.all_tasks())
+        await cancel_calls(client, WARM_UP, rng)
+        await settle(chain)
+        before = chain.rss_bytes()
+        ended = await cancel_calls(client, CALLS, rng)
+        await settle(chain)
+        after = chain.rss_bytes()
+        reached = {stage: chain.metric(stage, "cheap_executions") for stage in chain.ports}
+        sys.stdout.write(f"{CALLS - ended} cancelled, reached {reached}, {before >> 20} -> {after >> 20} MiB\n")
+        assert ended < CALLS / 4, "too few calls were cancelled"
+        assert min(reached.values()) > CALLS / 100, "too few calls came as far as the last stage"
+        assert after < before * GROWTH
+        assert await count_tasks(chain, idle_tasks) <= idle_tasks
+        assert len(asyncio.all_tasks()) <= own_tasks + 1
+        assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+    assert "Traceback" not in chain.read_log()
+    assert "never retrieved" not in chain.read_log()

@@ -1,0 +1,68 @@
+"""SIGTERM to a stage server: what is in flight ends well, the exit code is 0; a second SIGTERM aborts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from omni_proto.client import Accepted, AsyncOmniClient, OmniRequestError
+from support.cheap_stages import WORD
+from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+
+pytestmark = pytest.mark.pipeline
+
+SLOWLY = {"thinker": {"max_tokens": 20, "top_k": 100}}
+"""Two seconds."""
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Iterator[StageProcess]:
+    config = chain_configs(pick_chain_ports(), timeouts={"drainNotice": 0.5})["thinker"]
+    with StageProcess([config], tmp_path, CHEAP) as process:
+        yield process.start()
+
+
+async def collect_text(client: AsyncOmniClient, begun: asyncio.Event) -> str:
+    text = ""
+    async for event in client.generate(text="hello", modalities=["text"], sampling=SLOWLY, timeout=30):
+        if isinstance(event, Accepted):
+            begun.set()
+        text += getattr(event, "text", "")
+    return text
+
+
+async def test_sigterm_lets_calls_end_and_exits_with_0(entry: StageProcess) -> None:
+    async with AsyncOmniClient(f"127.0.0.1:{entry.ports['thinker']['grpc']}") as client:
+        begun = [asyncio.Event() for _ in range(8)]
+        running = [asyncio.create_task(collect_text(client, event)) for event in begun]
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 10)
+        entry.send(signal.SIGTERM)
+        texts = await asyncio.gather(*running)
+    assert texts == [WORD * 20] * 8
+    assert await asyncio.to_thread(entry.wait, 20) == 0
+
+
+async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
+    async with AsyncOmniClient(f"127.0.0.1:{entry.ports['thinker']['grpc']}") as client:
+        begun = asyncio.Event()
+        running = asyncio.create_task(collect_text(client, begun))
+        await asyncio.wait_for(begun.wait(), 10)
+        entry.send(signal.SIGTERM)
+        # Signals of one kind that are pending together are one.
+        await asyncio.to_thread(wait_until_draining, entry)
+        entry.send(signal.SIGTERM)
+        with pytest.raises(OmniRequestError) as caught:
+            await running
+    assert (caught.value.code.name, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
+    assert await asyncio.to_thread(entry.wait, 20) == 143
+
+
+def wait_until_draining(entry: StageProcess) -> None:
+    for _ in range(200):
+        if entry.health("thinker", "readiness") == "NOT_SERVING":
+            return
+    pytest.fail("SIGTERM had no effect")
