@@ -1,0 +1,85 @@
+"""Pipelines and their children for tests of the operator's pure parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from omni_operator.build_settings import BuildSettings, Owner
+from omni_operator.desired import build_revision_set, build_shared
+from omni_operator.objects import Manifest
+from omni_operator.revision import compute_revision
+from omni_proto.pipeline import OmniPipeline, parse_pipeline
+
+OWNER = Owner(name="demo", namespace="models", uid="0b1c")
+SETTINGS = BuildSettings(default_image="stage:1", pod_monitors=True)
+GPU = {"limits": {"nvidia.com/gpu": 1}}
+
+Spec = dict[str, Any]
+
+
+def make_stages() -> list[Spec]:
+    """thinker -> talker -> token2wav."""
+    return [
+        {"name": "thinker", "component": "qwen2_5_omni/thinker", "outputs": ["Text"]},
+        {"name": "talker", "component": "qwen2_5_omni/talker", "inputs": [{"from": "thinker", "mode": "Stream"}]},
+        {
+            "name": "token2wav",
+            "component": "qwen2_5_omni/token2wav",
+            "inputs": [{"from": "talker", "mode": "Full"}],
+            "outputs": ["Audio"],
+        },
+    ]
+
+
+def make_pipeline(
+    stages: Sequence[Spec] | None = None, *, name: str = OWNER.name, generation: int = 1, **spec: Any
+) -> OmniPipeline:
+    """A valid pipeline; spec fields are laid over a file:// model and three stages."""
+    document = {
+        "apiVersion": "omnipipeline.io/v1alpha1",
+        "kind": "OmniPipeline",
+        "metadata": {"name": name, "namespace": OWNER.namespace, "generation": generation},
+        "spec": {"model": {"uri": "file:///models/tiny"}, "stages": list(stages or make_stages()), **spec},
+    }
+    return parse_pipeline(json.dumps(document))
+
+
+def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
+    """A pipeline of one stage `llm`; `spec` holds what is not the stage's."""
+    spec = stage.pop("spec", {})
+    return make_pipeline([{"name": "llm", "component": "generic/llm", "outputs": ["Text"], **stage}], name=name, **spec)
+
+
+def build_set(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, **options: Any) -> list[Manifest]:
+    """The children of the pipeline's own revision."""
+    owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
+    revision = compute_revision(pipeline, settings.default_image)
+    return build_revision_set(pipeline, revision, owner, settings, **options)
+
+
+def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, **options: Any) -> list[Manifest]:
+    """Every child once the pipeline's revision serves."""
+    owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
+    revision = compute_revision(pipeline, settings.default_image)
+    return [*build_shared(pipeline, owner, settings, revision), *build_set(pipeline, settings, **options)]
+
+
+def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:
+    """The one child of a kind, and of a stage if one is named."""
+    found = [
+        child
+        for child in children
+        if child["kind"] == kind
+        and (stage is None or child["metadata"]["labels"].get("omnipipeline.io/stage") == stage)
+    ]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} children of kind {kind}, stage {stage}")
+    return found[0]
+
+
+def pod_spec(children: Sequence[Manifest], stage: str = "llm") -> Manifest:
+    """The pod spec of a stage's Deployment."""
+    spec: Manifest = pick(children, "Deployment", stage)["spec"]["template"]["spec"]
+    return spec
