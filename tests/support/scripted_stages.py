@@ -72,6 +72,7 @@ class ScriptedEngine:
     component: ScriptedComponent
     script: Script
     max_model_len: int = 64
+    max_streamed: int | None = None
     is_dead: bool = False
     unfinished_requests: int = 0
     last_step_monotonic: float = 0.0

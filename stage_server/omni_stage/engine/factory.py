@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from omni_proto.stage_config import StageConfig
+from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import Component
+from omni_stage.models.component import Component, TakesStreams
 from omni_stage.models.registry import get_component_factory
 from omni_stage.vllm_adapter.env import apply_environment
 
@@ -27,6 +27,12 @@ def build_component(config: StageConfig) -> Component:
     if config.input is None and component.input_schema is not None:
         raise ConfigurationError(
             f"stage {config.stage}: component {component.id} reads another stage; name it under inputs", field="input"
+        )
+    if config.input is not None and config.input.mode is EdgeMode.STREAM and not isinstance(component, TakesStreams):
+        raise ConfigurationError(
+            f"stage {config.stage}: component {component.id} cannot start before its input is complete; set the mode "
+            "of its input to Full",
+            field="input.mode",
         )
     if config.downstream and component.output_schema is None:
         raise ConfigurationError(

@@ -19,13 +19,18 @@ class StageEngine(Protocol):
         ...
 
     @property
+    def max_streamed(self) -> int | None:
+        """Requests with streamed input that run at once; more wait. None: no bound of their own."""
+        ...
+
+    @property
     def is_dead(self) -> bool:
         """Whether the engine can no longer serve; set for good."""
         ...
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that were submitted and have not ended."""
+        """Requests that the engine has work for: submitted, not ended, and not waiting for more streamed input."""
         ...
 
     @property

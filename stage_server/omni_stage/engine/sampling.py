@@ -22,6 +22,7 @@ MAX_TEMPERATURE = 2.0
 _DIFFUSION_FIELDS = frozenset({"num_inference_steps", "guidance_scale"})
 _TEXT_FIELDS = frozenset({"stop"})
 _SHARED_FIELDS = frozenset({"seed"})
+_NOT_STREAMED = ("frequency_penalty", "min_tokens", "presence_penalty", "stop")
 
 
 def resolve_sampling(
@@ -71,6 +72,21 @@ def check_stage_sampling(sampling: SamplingDefaults, kind: EngineKind, *, writes
             field=_path(field, "min_tokens"),
             limit=sampling.max_tokens,
         )
+
+
+def check_streamed_sampling(sampling: SamplingDefaults, *, field: str = "") -> None:
+    """Refuse, by name, what would mean something else on a stage whose input is streamed.
+
+    There earlier output counts as prompt: output penalties and min_tokens would see the last part alone, and vLLM takes
+    no stop texts. `field` is the path of the sampling in the request. Raises InvalidRequestError.
+    """
+    for name in _NOT_STREAMED:
+        if getattr(sampling, name):
+            raise InvalidRequestError(
+                f"{name} cannot be honoured by a stage that starts before its input is complete; leave it out, or set "
+                "the stage's input mode to Full",
+                field=_path(field, name),
+            )
 
 
 def sampling_kwargs(

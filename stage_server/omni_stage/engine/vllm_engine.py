@@ -6,20 +6,22 @@ request -> prepare (a thread) -> OmniEngineCoreRequest -> EngineCore -> EngineSt
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
-from vllm import PoolingParams, SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from omni_proto.stage_config import StageConfig
+from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args, load_model_config
-from omni_stage.engine.requests import EngineTraits, OmniEngineCoreRequest
-from omni_stage.engine.sampling import check_stage_sampling, lower_sampling
+from omni_stage.engine.lowering import Lowering
+from omni_stage.engine.requests import EngineTraits
+from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling
+from omni_stage.engine.steps import engine_step, finish_reason
+from omni_stage.engine.streamed import StreamedRuns
+from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import (
     ConfigurationError,
     EngineDeadStageError,
@@ -30,18 +32,14 @@ from omni_stage.errors import (
 from omni_stage.models.component import (
     Component,
     EngineKind,
-    EngineStep,
-    FinishReason,
-    StageInput,
     StageRequest,
     StageStep,
 )
+from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.vllm_adapter import select
 from omni_stage.vllm_adapter.async_llm import AsyncEngineCore
-from omni_stage.vllm_adapter.core import CoreOutput, EngineCore, Params
+from omni_stage.vllm_adapter.core import EngineCore
 from omni_stage.vllm_adapter.inproc import InprocEngineCore
-
-_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
 
 
 class VllmStageEngine:
@@ -56,14 +54,19 @@ class VllmStageEngine:
         _check_default_sampling(config, component)
         core_type = InprocEngineCore if in_process else AsyncEngineCore
         self._core: EngineCore = core_type(self._create_vllm_config)
-        self._traits: EngineTraits | None = None
-        self._unfinished: set[str] = set()
-        self._last_step = time.monotonic()
+        self._runs: StreamedRuns | None = None
+        """Set once the engine started."""
+        self._work = WorkLedger()
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt and output together. Raises NotReadyError before start."""
         return self._core.max_model_len
+
+    @property
+    def max_streamed(self) -> int | None:
+        """Requests with streamed input that run at once; more wait. Raises NotReadyError before start."""
+        return None if self.component.kind is EngineKind.DIFFUSION else self._core.max_sessions
 
     @property
     def is_dead(self) -> bool:
@@ -73,12 +76,12 @@ class VllmStageEngine:
     @property
     def unfinished_requests(self) -> int:
         """Requests that the engine has and that have not ended."""
-        return len(self._unfinished)
+        return len(self._work)
 
     @property
     def last_step_monotonic(self) -> float:
         """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
-        return self._last_step
+        return self._work.last_step
 
     async def start(self) -> None:
         """Load the model and run one warm-up request."""
@@ -91,9 +94,9 @@ class VllmStageEngine:
     async def _start(self) -> None:
         core = self._core
         await core.start()
-        self._traits = EngineTraits(
-            max_model_len=core.max_model_len, vocab_size=core.vocab_size, uses_mrope=core.uses_mrope
-        )
+        traits = EngineTraits(max_model_len=core.max_model_len, vocab_size=core.vocab_size, uses_mrope=core.uses_mrope)
+        lowering = Lowering(self.component, traits, core.generation_defaults, self._args.captures_rows)
+        self._runs = StreamedRuns(core, lowering, self._work, asyncio.Semaphore(core.max_sessions))
         try:
             async with aclosing(self.generate(self.component.warmup_request())) as steps:
                 async for _ in steps:
@@ -105,23 +108,35 @@ class VllmStageEngine:
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it in the engine."""
-        component = self.component
+        async with aclosing(self._run(request)) as steps:
+            async for step in steps:
+                yield step
+
+    def _run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        component, stream = self.component, request.source
         check_stage_sampling(request.sampling, component.kind, writes_text=component.writes_text, field="sampling")
         component.check_sampling(request.sampling)
-        prepared = await asyncio.to_thread(component.prepare, request)
+        if not isinstance(stream, EdgeStream):
+            return self._run_whole(request)
+        check_streamed_sampling(request.sampling, field="sampling")
+        if component.kind is EngineKind.DIFFUSION:
+            return self._started.run_windows(request, stream)
+        return self._started.run_session(request, stream)
+
+    async def _run_whole(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """A request whose input is complete."""
+        lowering = self._started.lowering
+        prepared = await asyncio.to_thread(self.component.prepare, request)
         if prepared.finished is not None:
             yield StageStep(finish_reason=prepared.finished)
             return
-        prompt, params = self._lower(request, prepared)
-        emitter = component.emitter(request, prepared)
-        self._begin(request.request_id)
-        try:
+        prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
+        emitter = self.component.emitter(request, prepared)
+        with self._work.open(request.request_id):
             async with aclosing(self._core.stream(request.request_id, prompt, params)) as outputs:
                 async for output in outputs:
-                    self._last_step = time.monotonic()
-                    yield emitter.emit(_engine_step(output))
-        finally:
-            self._unfinished.discard(request.request_id)
+                    self._work.note_step()
+                    yield emitter.emit(engine_step(output, finish_reason(output)))
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever reads its steps gets a ModelExecutionError. Unknown ids are ignored."""
@@ -131,39 +146,11 @@ class VllmStageEngine:
         """End the engine and its processes. Idempotent."""
         await self._core.shutdown()
 
-    def _begin(self, request_id: str) -> None:
-        if request_id in self._unfinished:
-            raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
-        if not self._unfinished:
-            self._last_step = time.monotonic()
-        self._unfinished.add(request_id)
-
-    def _lower(self, request: StageRequest, prepared: StageInput) -> tuple[dict[str, object], Params]:
-        """vLLM's prompt and parameters. Raises InvalidRequestError and its kin."""
-        if self._traits is None:
+    @property
+    def _started(self) -> StreamedRuns:
+        if self._runs is None:
             raise NotReadyError("the engine is still loading")
-        lowered = OmniEngineCoreRequest.from_stage_input(
-            request.request_id, prepared, self._params(request, prepared), want_rows=self._wants_rows(request)
-        )
-        return lowered.lower(self._traits)
-
-    def _wants_rows(self, request: StageRequest) -> bool:
-        return request.want_tensors and self._args.captures_rows
-
-    def _params(self, request: StageRequest, prepared: StageInput) -> SamplingParams | PoolingParams:
-        if self.component.kind is EngineKind.DIFFUSION:
-            return PoolingParams()
-        token_ids = prepared.prompt.get("prompt_token_ids")
-        has_media = bool(prepared.prompt.get("multi_modal_data"))
-        return lower_sampling(
-            request.sampling,
-            generation_defaults=self._core.generation_defaults,
-            max_model_len=self._core.max_model_len,
-            # Placeholders of media grow in the engine, so the length is not known here.
-            prompt_len=None if token_ids is None or has_media else len(token_ids),
-            writes_text=self.component.writes_text,
-            stop_token_ids=prepared.stop_token_ids,
-        )
+        return self._runs
 
     def _create_vllm_config(self) -> VllmConfig:
         """Runs on the engine's thread. Raises ConfigurationError."""
@@ -192,21 +179,11 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
         check_stage_sampling(
             config.default_sampling, component.kind, writes_text=component.writes_text, field="defaultSampling"
         )
+        if config.input is not None and config.input.mode is EdgeMode.STREAM:
+            check_streamed_sampling(config.default_sampling, field="defaultSampling")
         component.check_sampling(config.default_sampling)
     except InvalidRequestError as error:
         raise ConfigurationError(f"defaultSampling: {error}", field=error.details.field or "defaultSampling") from error
-
-
-def _engine_step(output: CoreOutput) -> EngineStep:
-    return EngineStep(
-        token_ids=output.token_ids,
-        text=output.text,
-        prompt_token_ids=output.prompt_token_ids,
-        tensors=output.tensors,
-        finish_reason=None if output.finish_reason is None else _FINISH_REASONS[output.finish_reason],
-        stop_reason=output.stop_reason,
-        scheduled_ns=output.scheduled_ns,
-    )
 
 
 def _first_lines(error: Exception) -> str:

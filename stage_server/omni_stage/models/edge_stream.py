@@ -97,3 +97,15 @@ class InputFeed(Protocol):
         Once rows have ended it is never None, up to the last part. Raises OmniStageError.
         """
         ...
+
+
+async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = False) -> InputPart:
+    """The next part, once the rows for it are there. `in_thread`: compute it beside the event loop.
+
+    Raises OmniStageError.
+    """
+    while True:
+        part = await asyncio.to_thread(feed.next_part) if in_thread else feed.next_part()
+        if part is not None:
+            return part
+        feed.add(await stream.read())

@@ -14,6 +14,7 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
 - `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
 - `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
+- `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
   computed, for whom, and which requests sample in it. Public hooks for this do not exist.
 - `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows ride on the same.
@@ -147,15 +148,32 @@ class OmniARRunnerMixin(_Base):
         """Sample as vLLM does, and attach rows and errors to `pooler_output` beside the sampled tokens."""
         state = self.execute_model_state
         if state is None or not (self._ledger or self._failures):
-            return super().sample_tokens(grammar_output)
+            return self._sample_kept(grammar_output)
         # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
         step = self._capture(state)
-        output = super().sample_tokens(grammar_output)
+        output = self._sample_kept(grammar_output)
         if isinstance(output, AsyncModelRunnerOutput):
             return AsyncRowsOutput(output, step)
         if isinstance(output, ModelRunnerOutput):
             step.attach(output)
         return output
+
+    def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
+        """Sample as vLLM does, without drawing from the seeded generators of requests that stay in their prefill.
+
+        vLLM draws for them too and then rewinds their generators. Generators of the CPU cannot be rewound: a seeded
+        prompt of several steps would end the engine.
+        """
+        generators = self.input_batch.generators
+        hidden = {
+            index: generators.pop(index)
+            for index in np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0].tolist()
+            if index in generators
+        }
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(hidden)
 
     def _capture(self, state: ExecuteModelState) -> StepOutput:
         """Start this step's copy and decide, from what the host knows already, which requests send what."""

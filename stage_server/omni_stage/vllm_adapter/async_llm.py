@@ -14,14 +14,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vllm import PoolingParams
 from vllm.config import VllmConfig
+from vllm.engine.protocol import StreamingInput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
-from omni_stage.vllm_adapter.core import CoreOutput, Params, convert_output, translate_error
+from omni_stage.vllm_adapter.core import (
+    Capture,
+    CoreOutput,
+    CorePart,
+    Params,
+    convert_output,
+    count_sessions,
+    translate_error,
+)
 from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
@@ -48,6 +59,16 @@ class OmniAsyncLLM(AsyncLLM):
         # The first call comes from AsyncLLM.__init__, when the processor is not ours yet.
         if isinstance(self.output_processor, OmniOutputProcessor):
             super()._run_output_handler()
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A request that vLLM may know."""
+
+    capture: Capture
+    outputs: AsyncGenerator[Any, None] | None = None
+    first: bool = True
+    finished: bool = False
 
 
 class AsyncEngineCore:
@@ -82,6 +103,11 @@ class AsyncEngineCore:
         return bool(self._engine.model_config.uses_mrope)
 
     @property
+    def max_sessions(self) -> int:
+        """Requests with input in parts that can be open at once."""
+        return count_sessions(self._engine.vllm_config)
+
+    @property
     def generation_defaults(self) -> Mapping[str, Any]:
         """Sampling parameters of generation_config.json."""
         return self._generation_defaults
@@ -104,27 +130,74 @@ class AsyncEngineCore:
     ) -> AsyncGenerator[CoreOutput, None]:
         """Run one request; closing the generator aborts it."""
         llm = self._engine
-        capture = llm.output_processor.open_capture(request_id)
         run = llm.encode if isinstance(params, PoolingParams) else llm.generate
-        outputs = run(prompt, params, request_id)
-        first = True
-        finished = False
+        async with self._opened(request_id) as opened:
+            opened.outputs = run(prompt, params, request_id)
+            while (output := await self._next(opened)) is not None:
+                yield output
+
+    async def stream_parts(
+        self, request_id: str, parts: AsyncGenerator[CorePart, None]
+    ) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request whose input comes in parts; closing the generator aborts it."""
+        llm = self._engine
+        inbox: asyncio.Queue[CorePart] = asyncio.Queue()
+
+        async def inputs() -> AsyncGenerator[StreamingInput, None]:
+            # vLLM iterates this on a task of its own, which it cancels when the request is aborted.
+            last = False
+            while not last:
+                part = await inbox.get()
+                last = part.last
+                yield StreamingInput(prompt=part.prompt, sampling_params=part.params)
+
+        async with self._opened(request_id) as opened, aclosing(parts):
+            async for part in parts:
+                inbox.put_nowait(part)
+                if opened.outputs is None:
+                    # What vLLM sends to tell the end: without the first part's rows.
+                    closing = part.params.clone()
+                    closing.extra_args = None
+                    opened.outputs = llm.generate(inputs(), closing, request_id)
+                while (output := await self._next(opened)) is not None:
+                    yield output
+                    if output.finish_reason is not None:
+                        break
+                if part.last or output is None:
+                    return
+
+    @asynccontextmanager
+    async def _opened(self, request_id: str) -> AsyncGenerator[_Opened, None]:
+        """A request's capture, and its end in every table, whatever ends it."""
+        llm = self._engine
+        opened = _Opened(llm.output_processor.open_capture(request_id))
         try:
-            async for output in outputs:
-                finished = output.finished
-                yield convert_output(output, capture, first=first)
-                first = False
-        except Exception as error:
-            if llm.errored:
-                raise EngineDeadStageError("the engine's process ended; the stage restarts") from error
-            raise translate_error(error) from error
+            yield opened
         finally:
             # Closing aborts what vLLM knows to be unfinished; a call that is cancelled while it is being added is
             # aborted only by the line below (vLLM 0.32 has registered it but not returned its queue yet).
-            await outputs.aclose()
+            if opened.outputs is not None:
+                await opened.outputs.aclose()
             llm.output_processor.close_capture(request_id)
-            if not finished and not llm.errored:
+            if not opened.finished and not llm.errored:
                 await llm.abort(request_id)
+
+    async def _next(self, opened: _Opened) -> CoreOutput | None:
+        """vLLM's next output, converted; None if there are no more. Raises OmniStageError."""
+        if opened.outputs is None:
+            return None
+        try:
+            output = await anext(opened.outputs, None)
+            if output is None:
+                return None
+            opened.finished = output.finished
+            converted = convert_output(output, opened.capture, first=opened.first)
+        except Exception as error:
+            if self._engine.errored:
+                raise EngineDeadStageError("the engine's process ended; the stage restarts") from error
+            raise translate_error(error) from error
+        opened.first = False
+        return converted
 
     async def abort(self, request_id: str) -> None:
         """End a request."""

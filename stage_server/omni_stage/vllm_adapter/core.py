@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from vllm import PoolingParams, SamplingParams
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.outputs import PoolingRequestOutput, RequestOutput
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -47,6 +48,18 @@ _ERROR_KINDS: dict[str, type[OmniStageError]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CorePart:
+    """A part of a request whose input comes in parts (vLLM 0.32: resumable requests)."""
+
+    prompt: Mapping[str, Any]
+    """Token ids that follow what is there. vLLM drops the last token that it sampled: later parts begin with it."""
+    params: SamplingParams
+    """Of this part: max_tokens counts its own tokens."""
+    last: bool
+    """Whether no part follows."""
+
+
 @dataclass(slots=True)
 class Capture:
     """What the output processor kept of one request beside vLLM's own outputs."""
@@ -72,7 +85,7 @@ class CoreOutput:
     """As the engine saw it; None after the first output."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     finish_reason: str | None = None
-    """vLLM's: "stop", "length"; "diffusion_done" of a diffusion request."""
+    """vLLM's: "stop", "length"; "diffusion_done" of a diffusion request. Of input in parts: how the part ended."""
     stop_reason: str = ""
     scheduled_ns: int | None = None
     """time.monotonic_ns() when the scheduler first took the request, where known."""
@@ -106,12 +119,30 @@ class EngineCore(Protocol):
         """Sampling parameters of the checkpoint's generation_config.json, by vLLM's names."""
         ...
 
+    @property
+    def max_sessions(self) -> int:
+        """Requests with input in parts that can be open at once and all still reach the longest sequence.
+
+        A request that waits for its next part keeps its KV and cannot be preempted: more of them could all wait for
+        each other's KV for ever.
+        """
+        ...
+
     async def start(self) -> None:
         """Load the model. Raises ConfigurationError or EngineDeadStageError."""
         ...
 
     def stream(self, request_id: str, prompt: Mapping[str, Any], params: Params) -> AsyncGenerator[CoreOutput, None]:
         """Run one request; closing the generator aborts it. Raises OmniStageError."""
+        ...
+
+    def stream_parts(self, request_id: str, parts: AsyncGenerator[CorePart, None]) -> AsyncGenerator[CoreOutput, None]:
+        """Run one autoregressive request whose input comes in parts; closing the generator aborts it.
+
+        A part is asked for once the one before has ended, that is, once its last output (with a finish_reason) was
+        consumed. The request ends after the part that says it is the last, or when there are no more. Closes `parts`.
+        Raises OmniStageError, and what `parts` raises.
+        """
         ...
 
     async def abort(self, request_id: str) -> None:
@@ -121,6 +152,20 @@ class EngineCore(Protocol):
     async def shutdown(self) -> None:
         """End the engine. Idempotent."""
         ...
+
+
+def count_sessions(config: VllmConfig) -> int:
+    """EngineCore.max_sessions of an engine that has its KV cache; at least 1."""
+    cache, most = config.cache_config, int(config.scheduler_config.max_num_seqs)
+    blocks = cache.num_gpu_blocks or 0
+    if not blocks:
+        return most
+    length = int(config.model_config.max_model_len)
+    # One block is vLLM's null block. kv_cache_size_tokens knows of models whose layers differ.
+    fitting = (blocks - 1) // -(-length // cache.block_size)
+    if cache.kv_cache_size_tokens is not None:
+        fitting = min(fitting, cache.kv_cache_size_tokens // length)
+    return max(1, min(most, fitting))
 
 
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> CoreOutput:
@@ -141,7 +186,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
             text=completion.text,
             prompt_token_ids=prompt_token_ids,
             tensors=tensors,
-            finish_reason=completion.finish_reason if output.finished else None,
+            finish_reason=completion.finish_reason,
             stop_reason=stop_reason,
             scheduled_ns=_scheduled_ns(output),
         )

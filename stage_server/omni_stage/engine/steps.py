@@ -1,0 +1,26 @@
+"""Outputs of the core as the plain steps that components read."""
+
+from __future__ import annotations
+
+from omni_stage.models.component import EngineStep, FinishReason
+from omni_stage.vllm_adapter.core import CoreOutput
+
+_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
+
+
+def finish_reason(output: CoreOutput) -> FinishReason | None:
+    """How the request, or the part, of this output ended; None if it goes on."""
+    return None if output.finish_reason is None else _FINISH_REASONS[output.finish_reason]
+
+
+def engine_step(output: CoreOutput, ended: FinishReason | None) -> EngineStep:
+    """The step of an output. `ended`: how the whole request ended, if it did."""
+    return EngineStep(
+        token_ids=output.token_ids,
+        text=output.text,
+        prompt_token_ids=output.prompt_token_ids,
+        tensors=output.tensors,
+        finish_reason=ended,
+        stop_reason=output.stop_reason,
+        scheduled_ns=output.scheduled_ns,
+    )

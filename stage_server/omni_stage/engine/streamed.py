@@ -1,0 +1,104 @@
+"""Requests that start before their input is complete: thin shells around part_plan, a component's feed and the core."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from vllm import SamplingParams
+
+from omni_stage.engine.lowering import Lowering
+from omni_stage.engine.part_plan import PartPlan
+from omni_stage.engine.steps import engine_step, finish_reason
+from omni_stage.engine.work import Work, WorkLedger
+from omni_stage.errors import InvalidRequestError
+from omni_stage.models.component import StageRequest, StageStep, TakesStreams
+from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
+from omni_stage.vllm_adapter.core import CorePart, EngineCore
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedRuns:
+    """Runs the streamed requests of one started engine."""
+
+    core: EngineCore
+    lowering: Lowering
+    work: WorkLedger
+    sessions: asyncio.Semaphore
+    """Sessions that may be open at once (EngineCore.max_sessions); more wait here, outside the engine."""
+
+    async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
+        """An autoregressive request; see part_plan. Closing the generator aborts it."""
+        feed, part = await self._open_feed(request, stream)
+        if part.input.finished is not None:
+            yield StageStep(finish_reason=part.input.finished)
+            return
+        emitter = self.lowering.component.emitter(request, part.input)
+        params = self.lowering.sampling_params(request, part.input)
+        plan = PartPlan(params.max_tokens or 1)
+        final: StageStep | None = None
+        async with self.sessions:
+            with self.work.open(request.request_id) as work:
+                parts = self._parts(request, plan, params, part, stream, feed, work)
+                async with aclosing(self.core.stream_parts(request.request_id, parts)) as outputs:
+                    async for output in outputs:
+                        self.work.note_step()
+                        if output.finish_reason is not None:
+                            work.rest()
+                        ended = plan.observe(output.token_ids, finish_reason(output))
+                        step = emitter.emit(engine_step(output, ended))
+                        if ended is not None:
+                            final = step
+                            break
+                        yield step
+        if final is not None:
+            # Behind the block: whoever reads slowly holds no KV.
+            yield final
+
+    async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
+        """A diffusion request: each part is an engine request, one after another. Closing the generator aborts it."""
+        feed, part = await self._open_feed(request, stream)
+        if part.input.finished is not None:
+            yield StageStep(finish_reason=part.input.finished)
+            return
+        emitter = self.lowering.component.emitter(request, part.input)
+        for window in itertools.count():
+            prompt, params = self.lowering.lower(request, part.input, self.lowering.params(request, part.input))
+            core_id = f"{request.request_id}.{window}"
+            with self.work.open(core_id):
+                async with aclosing(self.core.stream(core_id, prompt, params)) as outputs:
+                    async for output in outputs:
+                        self.work.note_step()
+                        yield emitter.emit(engine_step(output, finish_reason(output) if part.last else None))
+            if part.last:
+                return
+            part = await read_part(stream, feed)
+
+    async def _open_feed(self, request: StageRequest, stream: EdgeStream) -> tuple[InputFeed, InputPart]:
+        """The request's feed and its first part, once the rows for it are there."""
+        component = self.lowering.component
+        if not isinstance(component, TakesStreams):
+            raise InvalidRequestError(f"component {component.id} cannot start before its input is complete")
+        feed = component.open_feed(request)
+        # The first part may hold a long prompt.
+        return feed, await read_part(stream, feed, in_thread=True)
+
+    async def _parts(
+        self,
+        request: StageRequest,
+        plan: PartPlan,
+        params: SamplingParams,
+        part: InputPart,
+        stream: EdgeStream,
+        feed: InputFeed,
+        work: Work,
+    ) -> AsyncGenerator[CorePart, None]:
+        """The parts of a session, each when the engine asks for it. Whoever reads the outputs ends it."""
+        while True:
+            planned = plan.next(part)
+            work.begin()
+            yield self.lowering.lower_part(request, planned, params)
+            part = await read_part(stream, feed)

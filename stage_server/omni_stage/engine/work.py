@@ -1,0 +1,67 @@
+"""Which requests an engine has work for, and when it last gave an output: what the watchdog judges it by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from omni_stage.errors import InvalidRequestError
+
+
+@dataclass(slots=True)
+class Work:
+    """One request in the engine. It rests while it waits for more of its streamed input."""
+
+    ledger: WorkLedger
+    request_id: str
+
+    def begin(self) -> None:
+        """The engine has something to do for it. Idempotent."""
+        self.ledger.set_busy(self.request_id, True)
+
+    def rest(self) -> None:
+        """The engine waits for it, and not it for the engine. Idempotent."""
+        self.ledger.set_busy(self.request_id, False)
+
+
+class WorkLedger:
+    """The requests of one engine. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._open: set[str] = set()
+        self._busy: set[str] = set()
+        self.last_step = time.monotonic()
+        """time.monotonic() of the last output of any request, or of the beginning of work after idleness."""
+
+    def __len__(self) -> int:
+        """Requests that the engine has work for."""
+        return len(self._busy)
+
+    def note_step(self) -> None:
+        """The engine gave an output."""
+        self.last_step = time.monotonic()
+
+    @contextmanager
+    def open(self, request_id: str) -> Iterator[Work]:
+        """A request in the engine, busy at first. Raises InvalidRequestError if its id is in use."""
+        if request_id in self._open:
+            raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
+        self._open.add(request_id)
+        work = Work(self, request_id)
+        work.begin()
+        try:
+            yield work
+        finally:
+            work.rest()
+            self._open.discard(request_id)
+
+    def set_busy(self, request_id: str, busy: bool) -> None:
+        """Count a request or not."""
+        if not busy:
+            self._busy.discard(request_id)
+        elif request_id not in self._busy:
+            if not self._busy:
+                self.last_step = time.monotonic()
+            self._busy.add(request_id)

@@ -1,0 +1,117 @@
+"""Streamed input where room is short: an upstream that is preempted, more sessions than KV, prompts in many steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_stage.models.component import UserPrompt
+from omni_stage.models.edge_stream import EdgeStream
+from support.omni_stages import run_omni_stages
+from support.reference import ReferencePrompt
+from support.streams import HEAD, collect, run_live, stage_request, until_empty
+
+pytestmark = pytest.mark.engine
+
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
+SEEDED = {"temperature": 1.1, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
+    """Seed 0 of shape "gqa"."""
+    return make_tiny_checkpoint(0, "gqa")
+
+
+def count_preemptions(engine: Any) -> list[str]:
+    """Ids of the requests that the engine preempts from now on."""
+    scheduler = engine._core.llm.engine_core.engine_core.scheduler
+    preempt, seen = scheduler._preempt_request, []
+
+    def note(request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = note
+    return seen
+
+
+async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
+    """Six replies of which the thinker's KV holds about five: rows still come once each, and in order."""
+    prompts = [
+        ReferencePrompt(text).to_user_prompt() for text in ("Hello", "Hi", "One", "Two", "Three words here", "?")
+    ]
+    thinks = [{**SEEDED, "seed": index, "max_tokens": 100, "ignore_eos": True} for index in range(len(prompts))]
+    talks = {**SEEDED, "max_tokens": 40, "ignore_eos": True}
+    async with (
+        run_omni_stages(checkpoint, "thinker", max_model_len=256, kv_cache_memory_mib=1, block_size=32) as small,
+        run_omni_stages(checkpoint, "thinker", "talker", max_model_len=256) as roomy,
+    ):
+        thinker, talker = small.engines["thinker"], roomy.engines["talker"]
+
+        async def ask_whole(prompt: UserPrompt, sampling: dict[str, Any]) -> tuple[list[int], list[int]]:
+            wrote = await roomy.ask("thinker", prompt, **sampling)
+            return wrote.token_ids, (await roomy.ask("talker", wrote.tensors, **talks)).token_ids
+
+        jobs = list(zip(prompts, thinks, strict=True))
+        expected = await asyncio.gather(*(ask_whole(*job) for job in jobs))
+        preempted = count_preemptions(thinker)
+        together = await asyncio.gather(*(run_live(thinker, talker, *job, talks) for job in jobs))
+        assert preempted, "otherwise this test shows nothing"
+        assert [(wrote.token_ids, spoke.token_ids) for wrote, spoke, _ in together] == expected
+        for engine in (thinker, talker):
+            assert await until_empty(engine) == {}
+
+
+async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
+    """Seven half-fed sessions where the KV holds four at full length: they take turns, and none waits for ever."""
+    async with (
+        run_omni_stages(checkpoint, "talker", max_model_len=160, kv_cache_memory_mib=1, block_size=32) as stages,
+        run_omni_stages(checkpoint, "thinker", max_model_len=160) as upstream,
+    ):
+        talker = stages.engines["talker"]
+        thought = await upstream.ask(
+            "thinker", ReferencePrompt("Hello").to_user_prompt(), **GREEDY, max_tokens=40, ignore_eos=True
+        )
+        prompt, rows = len(thought.tensors["mrope_positions"]), thought.tensors["x"]
+        most = talker.max_streamed
+        assert most is not None
+        assert 1 <= most < 7, "otherwise this test shows nothing"
+        preempted = count_preemptions(talker)
+        sampling = {**GREEDY, "max_tokens": 100_000, "ignore_eos": True}
+        streams = [EdgeStream() for _ in range(7)]
+        tasks = [asyncio.create_task(collect(talker, stage_request(talker, stream, **sampling))) for stream in streams]
+        for stream in streams:
+            stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
+        await asyncio.sleep(0.3)
+        core = talker._core.llm.engine_core.engine_core  # type: ignore[attr-defined]
+        assert len(core.scheduler.requests) == most, "the others wait outside the engine"
+        for stream in streams:
+            stream.put({"x": rows[prompt + 5 :]})
+            stream.end()
+        spoken = await asyncio.wait_for(asyncio.gather(*tasks), 100)
+        full = await stages.ask("talker", thought.tensors, **sampling)
+        assert [item.token_ids for item in spoken] == [full.token_ids] * len(streams)
+        assert len(full.token_ids) + prompt + 2 == 160, "every one reached the longest sequence"
+        assert not preempted
+        assert await until_empty(talker) == {}
+
+
+async def test_seeds_hold_for_prompts_of_several_steps(checkpoint: Path) -> None:
+    """vLLM 0.32 on the CPU ends the engine here: it rewinds a generator that cannot be rewound."""
+    async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=512, max_num_batched_tokens=512) as wide:
+        prompt = ReferencePrompt("word " * 60).to_user_prompt()
+        thinker_sampling = {**SEEDED, "max_tokens": 20, "ignore_eos": True}
+        wrote = await wide.ask("thinker", prompt, **thinker_sampling)
+        sampling = {**SEEDED, "max_tokens": 30, "ignore_eos": True}
+        spoken = await wide.ask("talker", wrote.tensors, **sampling)
+    async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=512, max_num_batched_tokens=48) as narrow:
+        engines = narrow.engines["thinker"], narrow.engines["talker"]
+        live_wrote, live_spoken, _ = await run_live(*engines, prompt, thinker_sampling, sampling)
+        assert live_wrote.token_ids == wrote.token_ids
+        assert live_spoken.token_ids == spoken.token_ids
+        assert (await narrow.ask("talker", wrote.tensors, **sampling)).token_ids == spoken.token_ids

@@ -1,0 +1,125 @@
+"""Feeds a stage's engine row by row, as a stage server does, and looks into the tables of engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from itertools import count, pairwise
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.engine.sampling import resolve_sampling
+from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.models.edge_stream import EdgeStream
+from support.omni_stages import Collected
+
+_ids = count()
+HEAD = ("mrope_positions", "mrope_delta")
+
+
+def stage_request(
+    engine: StageEngine, source: UserPrompt | EdgeStream, voice: str = "", **sampling: Any
+) -> StageRequest:
+    """A request with the component's defaults."""
+    resolved = resolve_sampling(
+        SamplingDefaults(**sampling),
+        seed=None,
+        config_default=SamplingDefaults(),
+        component_default=engine.component.default_sampling,
+    )
+    return StageRequest(f"stream-{next(_ids)}", source, resolved, voice, want_tensors=True)
+
+
+async def collect(engine: StageEngine, request: StageRequest) -> Collected:
+    """All that a stage gives for one request."""
+    collected = Collected()
+    async with aclosing(engine.generate(request)) as steps:
+        async for step in steps:
+            collected.add(step)
+    return collected
+
+
+async def run_live(
+    thinker: StageEngine,
+    talker: StageEngine,
+    prompt: UserPrompt,
+    thinker_sampling: Mapping[str, Any],
+    talker_sampling: Mapping[str, Any],
+) -> tuple[Collected, Collected, list[str]]:
+    """Thinker and talker side by side; what each gave, and the order in which they gave tokens."""
+    stream, order, wrote = EdgeStream(), [], Collected()
+
+    async def think() -> None:
+        async with aclosing(thinker.generate(stage_request(thinker, prompt, **thinker_sampling))) as steps:
+            async for step in steps:
+                wrote.add(step)
+                order.extend("thinker" for _ in step.token_ids)
+                stream.put(step.tensors, step.complete_tensors)
+        stream.end()
+
+    async def talk() -> Collected:
+        spoke = Collected()
+        async with aclosing(talker.generate(stage_request(talker, stream, **talker_sampling))) as steps:
+            async for step in steps:
+                spoke.add(step)
+                order.extend("talker" for _ in step.token_ids)
+        return spoke
+
+    _, spoke = await asyncio.gather(think(), talk())
+    return wrote, spoke, order
+
+
+def put_cut(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]) -> None:
+    """Put a thinker's tensors with x cut at these rows, all at once, and end."""
+    stream.put({name: tensors[name] for name in HEAD}, HEAD)
+    for begin, end in pairwise([0, *cuts, len(tensors["x"])]):
+        stream.put({"x": tensors["x"][begin:end]})
+    stream.end()
+
+
+async def feed_slowly(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], sizes: Sequence[int]) -> None:
+    """Put a thinker's tensors in pieces of x of these sizes, in turns, giving the consumer time between them."""
+    stream.put({name: tensors[name] for name in HEAD}, HEAD)
+    begin, turn = 0, 0
+    while begin < len(tensors["x"]):
+        end = begin + sizes[turn % len(sizes)]
+        stream.put({"x": tensors["x"][begin:end]})
+        begin, turn = end, turn + 1
+        await asyncio.sleep(0.005)
+    stream.end()
+
+
+def table_sizes(engine: Any) -> dict[str, int]:
+    """Entries that belong to requests in every table of an in-process engine."""
+    llm = engine._core.llm
+    core = llm.engine_core.engine_core
+    scheduler, runner = core.scheduler, core.model_executor.driver_worker.worker.model_runner
+    rows = runner._input_rows
+    return {
+        "frontend": len(llm.output_processor.request_states),
+        "captures": len(llm.output_processor._captures),
+        "sinks": len(llm._sinks),
+        "sessions": len(llm._sessions),
+        "scheduler": len(scheduler.requests),
+        "waiting for input": scheduler.num_waiting_for_streaming_input,
+        "runner": len(runner.requests),
+        "rows": 0 if rows is None else len(rows._requests),
+        "positions": len(runner._mrope),
+        "used blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        - scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        + 1,
+    }
+
+
+async def until_empty(engine: Any) -> dict[str, int]:
+    """What is left in the tables a second after the requests ended; {} if nothing is."""
+    for _ in range(100):
+        left = {name: number for name, number in table_sizes(engine).items() if number}
+        if not left:
+            return {}
+        await asyncio.sleep(0.01)
+    return left
