@@ -153,7 +153,10 @@ class ApiClient:
         return await self._write("patch", "PATCH", path, manifest, _APPLY)
 
     async def apply_status(self, kind: ChildKind, manifest: Manifest) -> Manifest:
-        """Server-side apply of the status subresource; metadata should hold the uid, so that no successor gets it."""
+        """Server-side apply of the status subresource.
+
+        With a resourceVersion in metadata it raises ConflictError for a later or another object (a uid is ignored).
+        """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"]) + "/status"
         return await self._write("patch", "PATCH", path, manifest, _APPLY)

@@ -137,6 +137,8 @@ def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | N
     kind = _CLASSES.get(status) or (ServerError if status >= 500 else ApiError)
     if kind is ForbiddenError and _is_terminating(details, message):
         kind = BeingTerminatedError
+    if status == 500 and "failed to create typed patch object" in message:
+        kind = InvalidError  # so server-side apply answers to a field that it does not know
     pause = _parse_seconds(retry_after) if retry_after else _parse_seconds(details.get("retryAfterSeconds"))
     return kind(message, status=status, reason=str(document.get("reason") or ""), retry_after_s=pause, call=call)
 

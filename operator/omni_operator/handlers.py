@@ -45,7 +45,7 @@ class PipelineWatcher(Protocol):
 
 
 def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
-    """kopf's settings: no peering (leadership is a Lease), no events of its own, no scanning for CRDs and namespaces."""
+    """kopf's settings: no peering (leadership is a Lease), no events of its own, no scanning of CRDs."""
     result = kopf.OperatorSettings()
     result.peering.standalone = True
     result.posting.enabled = False

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -16,6 +24,7 @@ class Metrics:
     """All counters of one process, in a registry of their own."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a series of its own for each counter, which nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._duration = Histogram(

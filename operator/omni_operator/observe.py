@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from omni_operator.client import ApiClient
@@ -52,17 +53,16 @@ def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
 
 def add_children(observed: Observed, found: Iterable[Manifest]) -> Observed:
     """The same with further children."""
-    return Observed(
-        pipeline=observed.pipeline,
-        children={**observed.children, **{key_of(manifest): manifest for manifest in found}},
-        pods=observed.pods,
-        replica_sets=observed.replica_sets,
-        endpoints=observed.endpoints,
-    )
+    return replace(observed, children={**observed.children, **{key_of(manifest): manifest for manifest in found}})
+
+
+def update_children(observed: Observed, newer: Observed | None) -> Observed:
+    """The same pipeline with what belongs to it taken from a later observation, None if there is none."""
+    return observed if newer is None else replace(newer, pipeline=observed.pipeline)
 
 
 def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
-    """Ready endpoints by Service; one that several slices list (dual-stack, or while they are rebalanced) counts once."""
+    """Ready endpoints by Service; one that several slices list (both IP families, rebalancing) counts once."""
     ready: dict[str, set[str]] = {}
     for endpoint_slice in slices:
         service = (endpoint_slice["metadata"].get("labels") or {}).get(_SERVICE_NAME_LABEL)

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NoReturn, cast
 
+from omni_operator.build_settings import DEFAULT_IMAGE
 from omni_operator.errors import SettingsError
 from omni_operator.logs import LogFormat
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"
-DEFAULT_IMAGE: Final = "omnipipeline-stage:0.1.0"
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_HTTP_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
@@ -36,10 +37,12 @@ class OperatorSettings:
     """Namespaces to serve; empty is the whole cluster."""
     default_image: str = DEFAULT_IMAGE
     """Image of stages that name none."""
-    image_pull_policy: PullPolicy = "IfNotPresent"
-    """Pull policy of stage pods."""
+    image_pull_policy: PullPolicy | None = None
+    """Pull policy of stage pods. None: Kubernetes' choice by the image's tag."""
     cluster_domain: str = "cluster.local"
     """DNS domain of the cluster."""
+    hub_endpoint: str | None = None
+    """URL of a mirror of the model hub; None is the public hub."""
     pod_monitors: bool = True
     """Write PodMonitors where the cluster has that API."""
     log_format: LogFormat = "json"
@@ -84,6 +87,8 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Oper
     _check(
         bool(_DNS_NAME.fullmatch(options.cluster_domain)), "--cluster-domain", options.cluster_domain, "is no domain"
     )
+    hub = options.hub_endpoint
+    _check(hub is None or bool(_HTTP_URL.fullmatch(hub)), "--hub-endpoint", hub, "must be an http or https URL")
     _check(bool(_DNS_NAME.fullmatch(options.lease_name)), "--lease-name", options.lease_name, "is no object name")
     _check(0.1 <= options.api_qps <= 100_000, "--api-qps", options.api_qps, "must be from 0.1 to 100000")
     _check(1 <= options.workers <= 64, "--workers", options.workers, "must be from 1 to 64")
@@ -99,6 +104,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Oper
         default_image=options.default_image,
         image_pull_policy=options.image_pull_policy,
         cluster_domain=options.cluster_domain,
+        hub_endpoint=options.hub_endpoint,
         pod_monitors=options.pod_monitors,
         log_format=options.log_format,
         log_level=options.log_level,
@@ -138,10 +144,10 @@ def _build_parser() -> argparse.ArgumentParser:
     add(
         "--image-pull-policy",
         choices=("Always", "IfNotPresent", "Never"),
-        default=defaults.image_pull_policy,
-        help="pull policy of stage pods (%(default)s)",
+        help="pull policy of stage pods; default: Kubernetes' choice by the image's tag",
     )
     add("--cluster-domain", default=defaults.cluster_domain, help="DNS domain of the cluster (%(default)s)")
+    add("--hub-endpoint", help="URL of a mirror of the model hub; default: the public hub")
     add(
         "--pod-monitors",
         action=argparse.BooleanOptionalAction,

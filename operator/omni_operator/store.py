@@ -186,8 +186,8 @@ class Store:
 class Listing:
     """Makes a collection equal to a list, page by page: deletions that no watch reported are found at its end.
 
-    Copies that the list lacks go. What was put or removed since the list began and is newer than it stays so. Versions may
-    have gone back (a restored etcd): the list wins.
+    Copies that the list lacks go. What was put or removed since the list began and is newer than it stays so.
+    Versions may have gone back (a restored etcd): the list wins.
     """
 
     def __init__(self, store: Store, kind: str, scope: str) -> None:
