@@ -58,7 +58,7 @@ class RateLimiter:
     def __init__(self, rate: float, burst: float) -> None:
         self._interval_s = 1.0 / rate
         self._ahead_s = (burst - 1.0) / rate
-        self._next = 0.0  # when the calls admitted so far would have been due at the even rate
+        self._next = float("-inf")  # when the calls admitted so far would have been due at the even rate
 
     def reserve(self, now: float) -> float:
         """Seconds that the next call has to wait; it counts as made."""
