@@ -50,7 +50,7 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     result.peering.standalone = True
     result.posting.enabled = False
     result.scanning.disabled = True
-    result.networking.error_backoffs = EndlessBackoffs()  # type: ignore[assignment]  # any re-iterable
+    result.networking.error_backoffs = EndlessBackoffs()
     result.networking.request_timeout = 30
     result.networking.connect_timeout = 5
     result.watching.server_timeout = WATCH_TIMEOUT_S
