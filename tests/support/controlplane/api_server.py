@@ -234,7 +234,7 @@ class ApiServer:
             return False
 
     def _established(self, crd: str) -> bool:
-        conditions = self.admin.get("CustomResourceDefinition", crd).get("status", {}).get("conditions", [])
+        conditions = self.admin.get("CustomResourceDefinition", crd).get("status", {}).get("conditions") or []
         return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
     def _write_kubeconfig(self, path: Path, credentials: Mapping[str, str], server: str | None) -> Path:

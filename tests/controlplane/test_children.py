@@ -1,0 +1,225 @@
+"""Every child under a real API server: accepted strictly, kept as written, admitted by Pod Security `restricted`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_operator.build_settings import BuildSettings
+from omni_operator.matching import find_difference
+from omni_operator.objects import CHILD_KINDS
+from omni_proto.pipeline import OmniPipeline, load_pipeline
+from support.controlplane.api import Api, ApiError
+from support.controlplane.api_server import ApiServer
+from support.controlplane.binaries import find_binaries
+from support.controlplane.schemas import LOCATION, write_schemas
+from support.operator_pipelines import build_all, make_pipeline, make_single, make_stages, pick
+
+pytestmark = pytest.mark.controlplane
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
+POD_MONITOR_CRD = ROOT / "tests" / "support" / "controlplane" / "pod_monitor_crd.yaml"
+_numbers = itertools.count()
+RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
+
+EVERYTHING: dict[str, Any] = {
+    "model": {"uri": "hf://org/model", "revision": "refs/pr/1", "tokenSecretRef": {"name": "hub"}},
+    "defaults": {
+        "image": "registry.example/stage:1",
+        "imagePullSecrets": [{"name": "registry"}],
+        "runtimeClassName": "nvidia",
+        "nodeSelector": {"gpu": "h100", "empty": ""},
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "spot", "value": "true", "effect": "NoExecute", "tolerationSeconds": 0},
+        ],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["a", "b"]}]}
+                    ]
+                },
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 5, "preference": {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}}
+                ],
+            },
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {"weight": 1, "podAffinityTerm": {"labelSelector": {}, "topologyKey": "kubernetes.io/hostname"}}
+                ]
+            },
+        },
+        "priorityClassName": "serving",
+        "podLabels": {"team": "speech", "blank": ""},
+        "podAnnotations": {"example.com/note": "kept"},
+        "topology": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}],
+    },
+    "timeouts": {"request": 12.5},
+    "rollout": {"maxSurge": "25%", "maxUnavailable": 1},
+}
+RESOURCES = {
+    "limits": {"nvidia.com/gpu": 2, "memory": "1024Mi", "cpu": "3000m", "ephemeral-storage": "1.5Gi"},
+    "requests": {"cpu": "0.5"},
+}
+
+PIPELINES = {
+    **{sample.stem: load_pipeline(sample) for sample in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))},
+    "everything": make_pipeline(
+        [{**stage, "replicas": 2, "resources": RESOURCES} for stage in make_stages()], **EVERYTHING
+    ),
+    "claim": make_single(spec={"model": {"uri": "pvc://models/qwen"}}),
+    "shared cache": make_single(
+        spec={"model": {"uri": "hf://org/model", "cache": {"persistentVolumeClaim": "models"}}}
+    ),
+    "suspended": make_single(replicas=0, spec={"suspend": True}),
+    "mirror": make_single(spec={"model": {"uri": "hf://org/model"}}),
+}
+SETTINGS = BuildSettings(
+    default_image="stage:1", pod_monitors=True, image_pull_policy="IfNotPresent", hub_endpoint="http://hub.svc:8080"
+)
+
+
+@pytest.fixture(scope="module")
+def server(api_server: ApiServer) -> ApiServer:
+    """The API server, with a PodMonitor API."""
+    api_server.apply_crds(POD_MONITOR_CRD)
+    return api_server
+
+
+@pytest.fixture
+def namespace(server: ApiServer) -> Iterator[Api]:
+    """A namespace that enforces Pod Security `restricted`, and warns of it."""
+    name = f"children-{next(_numbers)}"
+    client = server.create_namespace(name, labels=RESTRICTED)
+    yield client
+    server.admin.delete("Namespace", name)
+
+
+def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
+    """The children, moved to the namespace. Nothing here collects what has no owner."""
+    children = copy.deepcopy(build_all(pipeline, SETTINGS))
+    for child in children:
+        child["metadata"]["namespace"] = api.namespace
+    return children
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
+def test_children_are_accepted_strictly_and_kept_as_written(namespace: Api, pipeline: OmniPipeline) -> None:
+    """No unknown field, no value that the server drops or spells otherwise: else every resync would write."""
+    for child in children_in(namespace, pipeline):
+        live = namespace.apply(child, strict=True)
+        assert find_difference(child, live) is None
+        again = namespace.apply(child, strict=True)
+        assert again["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
+def test_pods_are_admitted_where_restricted_is_enforced_without_a_warning(
+    server: ApiServer, namespace: Api, pipeline: OmniPipeline
+) -> None:
+    children = children_in(namespace, pipeline)
+    namespace.apply(pick(children, "ServiceAccount"))
+    for deployment in (child for child in children if child["kind"] == "Deployment"):
+        template = deployment["spec"]["template"]
+        spec = {key: value for key, value in template["spec"].items() if key not in CLUSTER_SCOPED}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": deployment["metadata"]["name"], **template["metadata"]},
+            "spec": spec,
+        }
+        for manifest in (pod, {**deployment, "metadata": {**deployment["metadata"], "namespace": namespace.namespace}}):
+            # kubectl prints the server's warnings.
+            result = server.kubectl(
+                "apply", "--server-side", "--dry-run=server", "-f", "-", stdin=manifest, namespace=namespace.namespace
+            )
+            assert "Warning" not in result.stderr
+
+
+CLUSTER_SCOPED = ("runtimeClassName", "priorityClassName")
+"""Name objects that admission looks up."""
+
+
+def test_the_namespace_does_enforce_and_warn(server: ApiServer, namespace: Api) -> None:
+    """Else the test above would show nothing."""
+    children = children_in(namespace, make_single())
+    namespace.apply(pick(children, "ServiceAccount"))
+    deployment = pick(children, "Deployment")
+    template = deployment["spec"]["template"]
+    del template["spec"]["securityContext"]["seccompProfile"]
+    metadata = {"name": "p", **template["metadata"]}
+    with pytest.raises(ApiError, match="seccompProfile"):
+        namespace.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+    result = server.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=deployment)
+    assert "Warning: would violate PodSecurity" in result.stderr
+
+
+def test_a_snapshot_cannot_be_changed_so_another_spec_is_another_object(namespace: Api) -> None:
+    first = pick(children_in(namespace, make_single()), "ControllerRevision")
+    namespace.apply(first)
+    changed = {**first, "data": {"spec": {}}}
+    with pytest.raises(ApiError, match="immutable"):
+        namespace.apply(changed)
+    assert namespace.apply({**first, "revision": 9})["revision"] == 9
+    second = pick(children_in(namespace, make_single(limits={"maxConcurrentRequests": 2})), "ControllerRevision")
+    namespace.apply(second)
+    assert len(namespace.list("ControllerRevision")) == 2
+
+
+def test_a_config_map_cannot_be_changed(namespace: Api) -> None:
+    config_map = pick(children_in(namespace, make_single()), "ConfigMap")
+    namespace.apply(config_map)
+    with pytest.raises(ApiError, match="immutable"):
+        namespace.apply({**config_map, "data": {"stage.yaml": "other"}})
+
+
+@pytest.mark.parametrize("name", ["namespaced", "cluster"])
+def test_roles_are_accepted(server: ApiServer, name: str) -> None:
+    for document in yaml.safe_load_all((ROOT / "manifests" / "rbac" / f"{name}.yaml").read_text()):
+        namespace = document["metadata"].get("namespace")
+        if namespace and server.admin.find("Namespace", namespace) is None:
+            server.create_namespace(namespace)
+        server.admin.apply(document, dry_run=True, strict=True)
+
+
+class TestKubeconform:
+    """The golden files against closed schemas of the pinned Kubernetes version."""
+
+    @pytest.fixture(scope="class")
+    def schemas(self, server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("schemas")
+        write_schemas(server.admin, directory, [(kind.api_version, kind.kind) for kind in CHILD_KINDS])
+        return directory
+
+    def check(self, schemas: Path, text: str) -> subprocess.CompletedProcess[str]:
+        program = find_binaries("kubeconform")["kubeconform"]
+        command = [str(program), "-strict", "-summary", "-schema-location", str(schemas / LOCATION), "-"]
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+
+    @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+    def test_goldens(self, schemas: Path, golden: Path) -> None:
+        result = self.check(schemas, golden.read_text())
+        assert result.returncode == 0, result.stdout + result.stderr
+        count = len(list(yaml.safe_load_all(golden.read_text())))
+        assert f"Valid: {count}, Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            pytest.param("terminationGracePeriodSeconds:", "terminationGracePeriod:", id="unknown field"),
+            pytest.param("automountServiceAccountToken: false", "automountServiceAccountToken: 'no'", id="type"),
+        ],
+    )
+    def test_it_would_find_a_mistake(self, schemas: Path, old: str, new: str) -> None:
+        text = GOLDEN[0].read_text()
+        assert old in text
+        assert self.check(schemas, text.replace(old, new)).returncode != 0
