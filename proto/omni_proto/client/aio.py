@@ -22,6 +22,7 @@ from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.client.retry import compute_retry_wait_s
 from omni_proto.client.timing import check_timeout, remaining_s
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -136,7 +137,8 @@ class AsyncOmniClient:
         while True:
             attempt += 1
             accepted = False
-            call = self._stub.Generate(prepared.messages(), timeout=remaining_s(deadline), metadata=metadata)
+            gate = asyncio.Event()
+            call = self._stub.Generate(_write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata)
             status = StatusKeeper(call)
             try:
                 async for response in call:
@@ -146,6 +148,7 @@ class AsyncOmniClient:
                     if not accepted and not isinstance(event, Accepted):
                         raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
                     accepted = True
+                    gate.set()
                     if event is not None:
                         yield event
             except grpc.aio.AioRpcError as caught:
@@ -155,6 +158,7 @@ class AsyncOmniClient:
                 wait = self._wait_or_raise(None, accepted, attempt, deadline)
             finally:
                 call.cancel()  # no effect on a call that is over
+                gate.set()
             if wait is None:
                 return
             await asyncio.sleep(wait)
@@ -180,3 +184,16 @@ class AsyncOmniClient:
         if wait is None:
             raise failure from rpc_error
         return wait
+
+
+async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:
+    """Start, and the rest once the gate opens, which is when the client saw Accepted.
+
+    A stage works only after End, so a retry, which happens only before Accepted, never makes a request run twice, even
+    if an Accepted was lost on its way; and no media are sent to a stage that refuses the request.
+    """
+    messages = prepared.messages()
+    yield next(messages)
+    await gate.wait()
+    for message in messages:
+        yield message

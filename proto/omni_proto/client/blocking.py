@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Generator, Sequence
 from types import TracebackType
@@ -19,6 +20,7 @@ from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.client.retry import compute_retry_wait_s
 from omni_proto.client.timing import check_timeout, remaining_s
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -130,13 +132,15 @@ class OmniClient:
         while True:
             attempt += 1
             accepted = False
-            call = self._stub.Generate(prepared.messages(), timeout=remaining_s(deadline), metadata=metadata)
+            gate = threading.Event()
+            call = self._stub.Generate(_write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata)
             try:
                 for response in call:
                     event = event_from_response(response)
                     if not accepted and not isinstance(event, Accepted):
                         raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
                     accepted = True
+                    gate.set()
                     if event is not None:
                         yield event
             except grpc.RpcError as rpc_error:
@@ -155,4 +159,13 @@ class OmniClient:
                 return
             finally:
                 call.cancel()  # no effect on a call that is over
+                gate.set()
             time.sleep(wait)
+
+
+def _write(prepared: PreparedRequest, gate: threading.Event) -> Generator[GenerateRequest, None, None]:
+    """Start, and the rest once the gate opens: see the asyncio client. Runs on a thread of gRPC's."""
+    messages = prepared.messages()
+    yield next(messages)
+    gate.wait()
+    yield from messages

@@ -146,9 +146,16 @@ async def test_messages_arrive_in_order_and_whole(run: Run) -> None:
     seen: list[GenerateRequest] = []
 
     async def script(call: Call) -> None:
+        seen.append(await anext(call.requests))
+        # What comes after Start waits for Accepted: a stage that refuses is sent no media.
+        second = asyncio.ensure_future(anext(call.requests))
+        done, _ = await asyncio.wait({second}, timeout=0.2)
+        assert not done
+        await call.accept()
+        seen.append(await second)
         async for request in call.requests:
             seen.append(request)
-        await hello(call)
+        await call.say(text=events_pb2.TextDelta(text="hello"))
 
     large = b"\x89PNG\r\n\x1a\n" + bytes(5 * 1024 * 1024)
     async with serving(script) as (_, target):

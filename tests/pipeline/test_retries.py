@@ -1,0 +1,155 @@
+"""Retries over 1,000 faults: only before Accepted, at most three attempts, and nothing ever runs twice.
+
+The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections: an Accepted may be lost
+on its way. What it counts as a run is what a stage runs on: End, after its Accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_status import rpc_status
+
+from omni_proto.channel import server_options
+from omni_proto.client import AsyncOmniClient, OmniRequestError
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from support.scripted_stages import EDGE_A, Kit, ScriptedComponent
+from support.tcp_proxy import TcpProxy
+
+FAULTS, AT_ONCE, CHANNELS = 1_000, 40, 8
+BEFORE, AFTER = ("unavailable", "exhausted", "internal", "cut"), ("unavailable late", "exhausted late", "cut late")
+
+
+class FaultyPeer(stage_service_pb2_grpc.StageServiceServicer):
+    """Breaks two calls of three, at a random place."""
+
+    def __init__(self, stage: str, seed: int) -> None:
+        self.stage = stage
+        self.proxies: dict[str, TcpProxy] = {}
+        self.faults: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
+        self._rng = random.Random(seed)
+
+    async def Generate(self, requests: AsyncIterator[pb.GenerateRequest], context: Any) -> None:
+        metadata = dict(context.invocation_metadata())
+        request_id = metadata["x-request-id"]
+        fault = self._rng.choice((*BEFORE, *AFTER, *[""] * 4))
+        if fault:
+            self.faults[fault] += 1
+        await anext(requests)
+        await self._break(fault, BEFORE, request_id, context)
+        self.accepted[request_id] += 1
+        await context.write(pb.GenerateResponse(stage=self.stage, accepted=events_pb2.Accepted(request_id=request_id)))
+        async for request in requests:
+            if request.WhichOneof("message") == "end":
+                self.runs[request_id] += 1
+        await self._break(fault.removesuffix(" late"), BEFORE if fault in AFTER else (), request_id, context)
+        finished = events_pb2.StageFinished(finish_reason=events_pb2.FINISH_REASON_STOP)
+        await context.write(pb.GenerateResponse(stage=self.stage, finished=finished))
+
+    async def _break(self, fault: str, kinds: tuple[str, ...], request_id: str, context: Any) -> None:
+        if fault not in kinds:
+            return
+        if fault == "cut":
+            # Whatever is on its way on that connection is lost, of this call and of others.
+            proxies = list(self.proxies.values())
+            proxies[hash(request_id) % len(proxies)].cut()
+            return
+        code = {"unavailable": 14, "exhausted": 8, "internal": 13}[fault]
+        status = status_pb2.Status(code=code, message=fault)
+        if fault != "internal":
+            retry = error_details_pb2.RetryInfo()
+            retry.retry_delay.FromMilliseconds(20)
+            status.details.add().Pack(retry)
+        status.details.add().Pack(
+            error_details_pb2.ErrorInfo(domain="omnipipeline.io", reason="NOT_READY", metadata={"stage": self.stage})
+        )
+        await context.abort_with_status(rpc_status.to_status(status))
+
+
+@asynccontextmanager
+async def serving(peer: FaultyPeer) -> AsyncIterator[str]:
+    server = grpc.aio.server(options=server_options())
+    stage_service_pb2_grpc.add_StageServiceServicer_to_server(peer, server)
+    health = HealthServicer()
+    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+def check(peer: FaultyPeer, outcomes: dict[str, str]) -> None:
+    assert sum(peer.faults.values()) >= FAULTS
+    assert set(peer.faults) == {*BEFORE, *AFTER}
+    assert max(peer.runs.values()) == 1, "a request ran twice"
+    codes = Counter(outcomes.values())
+    assert codes["OK"] > len(outcomes) / 4
+    assert set(codes) <= {"OK", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "INTERNAL"}
+    # What the caller was told is true: an answer means that it ran, once.
+    assert all(peer.runs[request_id] == 1 for request_id, code in outcomes.items() if code == "OK")
+    lost = [request_id for request_id, count in peer.accepted.items() if count > 1]
+    assert lost, "no Accepted was lost on its way: the hard case did not occur"
+
+
+async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], **arguments: Any) -> dict[str, str]:
+    """Requests until there were enough faults: request id -> code."""
+    outcomes: dict[str, str] = {}
+
+    async def worker(number: int) -> None:
+        client, count = clients[number % len(clients)], 0
+        while sum(peer.faults.values()) < FAULTS:
+            request_id, count = f"{number}-{count}", count + 1
+            try:
+                await client.run(text="hello", request_id=request_id, timeout=30, **arguments)
+                outcomes[request_id] = "OK"
+            except OmniRequestError as error:
+                outcomes[request_id] = error.code.name
+
+    await asyncio.gather(*(worker(number) for number in range(AT_ONCE)))
+    return outcomes
+
+
+@pytest.mark.timeout(120)
+async def test_the_client_never_makes_a_request_run_twice() -> None:
+    async with AsyncExitStack() as stack:
+        peer = FaultyPeer("thinker", seed=1)
+        target = await stack.enter_async_context(serving(peer))
+        clients = []
+        for number in range(CHANNELS):
+            peer.proxies[str(number)] = stack.enter_context(TcpProxy(target))
+            clients.append(await stack.enter_async_context(AsyncOmniClient(peer.proxies[str(number)].target)))
+        check(peer, await run_until_enough(peer, clients))
+
+
+@pytest.mark.timeout(120)
+async def test_a_stage_never_makes_the_stage_below_run_twice() -> None:
+    async with AsyncExitStack() as stack:
+        peer = FaultyPeer("talker", seed=2)
+        target = await stack.enter_async_context(serving(peer))
+        clients, entries = [], []
+        for number in range(CHANNELS):
+            proxy = peer.proxies[str(number)] = stack.enter_context(TcpProxy(target))
+            edge = Kit.edge("talker", proxy.target, ["talker"])
+            entry = await Kit(stack).serve(downstream=[edge], component=ScriptedComponent(output_schema=EDGE_A))
+            entries.append(entry)
+            clients.append(await stack.enter_async_context(AsyncOmniClient(entry.target)))
+        outcomes = await run_until_enough(peer, clients)
+        check(peer, outcomes)
+        # The entry accepted before anything went wrong below: its own engine ran once for each request.
+        assert sum(len(entry.engine.requests) for entry in entries) == len(outcomes)
