@@ -222,8 +222,10 @@ class TestReplicas:
         ]
         assert templates[0] == templates[1]
 
-    def test_a_set_that_is_retired_has_the_pods_it_is_told(self) -> None:
-        children = build_set(make_pipeline([{**s, "replicas": 3} for s in make_stages()]), replicas={"thinker": 0})
+    @pytest.mark.parametrize("suspend", [False, True], ids=["running", "suspended"])
+    def test_a_set_that_ends_has_the_pods_it_is_told(self, suspend: bool) -> None:
+        pipeline = make_pipeline([{**s, "replicas": 3} for s in make_stages()], suspend=suspend)
+        children = build_set(pipeline, replicas={"thinker": 0, "talker": 3, "token2wav": 3})
         found = {c["metadata"]["labels"]["omnipipeline.io/stage"]: c["spec"]["replicas"]
                  for c in children if c["kind"] == "Deployment"}  # fmt: skip
         assert found == {"thinker": 0, "talker": 3, "token2wav": 3}
