@@ -1,0 +1,80 @@
+"""`python -m omni_operator`: runs until SIGTERM or SIGINT.
+
+Exit codes: 0 stopped, 70 internal error, 78 wrong settings or unreadable credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from omni_operator.connection import load_connection
+from omni_operator.controller import Controller
+from omni_operator.errors import SettingsError
+from omni_operator.handlers import run_kopf
+from omni_operator.logs import configure_logging
+from omni_operator.settings import OperatorSettings, parse_settings
+
+EXIT_STOPPED: Final = 0
+EXIT_INTERNAL: Final = 70
+EXIT_SETTINGS: Final = 78
+
+_log = logging.getLogger("omni_operator")
+
+
+async def run_operator(settings: OperatorSettings) -> int:
+    """Run one operator process. Returns its exit code. Raises SettingsError."""
+    connection = await load_connection(settings.kubeconfig)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    controller = Controller(settings, connection)
+    controller.failed.add_done_callback(lambda _: stop.set())
+    try:
+        if await _start(controller, stop):
+            _log.info("serving %s", ", ".join(settings.namespaces) or "all namespaces")
+            await run_kopf(settings, controller, stop)
+    finally:
+        await controller.stop()
+    if controller.failed.done():
+        _log.critical("internal error", exc_info=controller.failed.result())
+        return EXIT_INTERNAL
+    return EXIT_STOPPED
+
+
+async def _start(controller: Controller, stop: asyncio.Event) -> bool:
+    """Start the controller; False if the process is to stop before that is done."""
+    starting = asyncio.ensure_future(controller.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return False
+    starting.result()
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit code."""
+    try:
+        settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        configure_logging(settings.log_format, settings.log_level)
+        return asyncio.run(run_operator(settings))
+    except SettingsError as error:
+        sys.stderr.write(f"omni_operator: {error}\n")
+        return EXIT_SETTINGS
+    except Exception:  # noqa: BLE001 - the last resort: the exit code tells
+        _log.critical("internal error", exc_info=True)
+        return EXIT_INTERNAL
+
+
+if __name__ == "__main__":
+    sys.exit(main())

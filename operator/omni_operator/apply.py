@@ -1,0 +1,79 @@
+"""Carries a plan out: applies in the plan's order, then prunes. Ends at the first failure.
+
+What comes later in a plan builds on what comes before (a Deployment on its ConfigMap, the switch of the entry Service
+on everything), so nothing is written past a failure. The next look starts over from what is there then.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from omni_operator.client import ApiClient
+from omni_operator.errors import ApiError
+from omni_operator.objects import KIND_BY_NAME, Manifest, key_of
+from omni_operator.plan import Plan
+from omni_operator.store import ObjectKey, Store, version_of
+
+_log = logging.getLogger(__name__)
+
+
+class ApplyMetrics(Protocol):
+    """Counts writes that were not needed."""
+
+    def count_noop_apply(self) -> None:
+        """An apply that did not change the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What carrying out a plan came to."""
+
+    applied: int = 0
+    pruned: int = 0
+    error: ApiError | None = None
+    """What ended it early."""
+
+    @property
+    def writes(self) -> int:
+        """Writes that succeeded."""
+        return self.applied + self.pruned
+
+
+async def apply_plan(
+    client: ApiClient, store: Store, scope: str, namespace: str, plan: Plan, metrics: ApplyMetrics
+) -> Outcome:
+    """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
+
+    Every object to apply must be known to be ours or absent.
+    """
+    applied = pruned = 0
+    try:
+        for manifest, why in zip(plan.apply, plan.why, strict=True):
+            await _apply_child(client, store, scope, manifest, why, metrics)
+            applied += 1
+        for child in plan.prune:
+            kind = KIND_BY_NAME[child.key.kind]
+            rest = await client.delete(kind, namespace, child.key.name, uid=child.uid, version=child.resource_version)
+            _log.info("deleted %s %s", child.key.kind, child.key.name)
+            if rest is None or "deletionTimestamp" not in rest.get("metadata", {}):
+                store.remove_deleted(ObjectKey(child.key.kind, namespace, child.key.name), scope)
+            pruned += 1
+    except ApiError as error:
+        return Outcome(applied, pruned, error)
+    return Outcome(applied, pruned)
+
+
+async def _apply_child(
+    client: ApiClient, store: Store, scope: str, manifest: Manifest, why: str, metrics: ApplyMetrics
+) -> None:
+    key = key_of(manifest)
+    before = store.get(ObjectKey(key.kind, manifest["metadata"]["namespace"], key.name))
+    after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+    store.put_written(after, scope)
+    if before is not None and version_of(before) == version_of(after):
+        metrics.count_noop_apply()
+        _log.warning("apply of %s %s changed nothing, though it differed by: %s", key.kind, key.name, why)
+    else:
+        _log.info("applied %s %s: %s", key.kind, key.name, why)

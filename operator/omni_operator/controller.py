@@ -1,0 +1,287 @@
+"""Puts the process together: watches fill the store and name pipelines to the queue, workers reconcile them.
+
+    kopf's watch of OmniPipelines --+
+    reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
+    resync, won leadership --------+
+
+Workers start once every cache is full, and write only while this process holds the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import kopf
+
+from omni_operator.client import ApiClient, RateLimiter
+from omni_operator.connection import Connection
+from omni_operator.errors import ApiError, NotLeaderError
+from omni_operator.lease import Leadership, LeaseTimes
+from omni_operator.liveness import HttpEndpoints, check_alive, check_ready
+from omni_operator.logs import log_subject
+from omni_operator.metrics import CONTENT_TYPE, Metrics
+from omni_operator.names import PIPELINE_LABEL
+from omni_operator.observe import PIPELINES, WATCHED_KINDS
+from omni_operator.queue import WorkQueue
+from omni_operator.reconcile import Reconciler
+from omni_operator.reflector import Reflector
+from omni_operator.settings import OperatorSettings
+from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store, parse_version
+
+RECONCILE_TIMEOUT_S = 120.0
+API_POLL_S = 2.0
+"""Pause between two looks whether the OmniPipeline API is there yet."""
+RESYNC_SPREAD_S = 30.0
+"""A resync names pipelines to the queue evenly over this time."""
+
+_log = logging.getLogger(__name__)
+
+
+class Controller:
+    """One operator process. `start`, then events by `pipeline_seen`, then `stop`."""
+
+    def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._metrics = Metrics()
+        self._store = Store()
+        self._queue: WorkQueue[PipelineKey] = WorkQueue(debounce_s=settings.debounce_s)
+        self._scopes = settings.namespaces or ("",)
+        self._ready: dict[PipelineKey, str] = {}  # status of the Ready condition
+        limiter = RateLimiter(settings.api_qps, 2 * settings.api_qps)
+        self._client = ApiClient(connection, self._metrics, limiter, self._ensure_leader)
+        self._leadership = Leadership(
+            self._client,
+            name=settings.lease_name,
+            namespace=settings.lease_namespace,
+            identity=settings.identity,
+            on_change=self._leadership_changed,
+            times=LeaseTimes(
+                duration_s=settings.lease_duration_s,
+                renew_deadline_s=settings.lease_duration_s * 2 / 3,
+                retry_s=settings.lease_duration_s * 2 / 15,
+            ),
+        )
+        self._reconciler = Reconciler(settings, self._client, self._store, self._metrics, self._scope_of)
+        self._reflectors: list[Reflector] = []
+        now = asyncio.get_running_loop().time()
+        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last heard something
+        self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render, CONTENT_TYPE)
+        self._metrics.add_gauges(self._watch_ages, self._count_pipelines, lambda: len(self._queue))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = False
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done when a part of the process ended that never should."""
+
+    async def start(self) -> None:
+        """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""
+        settings = self._settings
+        await self._endpoints.start(settings.health_port, settings.metrics_port, settings.address_file)
+        await self._wait_for_api()
+        for kind in WATCHED_KINDS:
+            if not kind.optional:
+                self._add_reflectors(kind)
+        await self._discover_optional_kinds()
+        self._spawn(self._leadership.run())
+        self._spawn(self._resync())
+        for _ in range(settings.workers):
+            self._spawn(self._work())
+        self._started = True
+
+    async def stop(self) -> None:
+        """End all work and give the lease up. May be called twice."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await self._leadership.release()
+        await self._endpoints.stop()
+        await self._client.close()
+
+    def new_kopf_session(self) -> kopf.AiohttpSession:
+        """Credentials for kopf's own calls; it asks again when they are refused."""
+        session = self._connection.new_session(self._kopf_heard)
+        return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
+
+    def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
+        """An OmniPipeline from kopf's watch (or, with type None, from its list)."""
+        key = PipelineKey(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        scope = self._scope_of(key.namespace)
+        self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+        manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
+        seen = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
+        self._enqueue(seen(manifest, scope))
+        self._note_ready(key)
+
+    async def _wait_for_api(self) -> None:
+        told = False
+        while True:
+            try:
+                if await self._client.serves(PIPELINES):
+                    return
+                problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
+            except ApiError as error:
+                problem = str(error)
+            if not told:
+                _log.warning("waiting: %s", problem)
+                told = True
+            await asyncio.sleep(API_POLL_S)
+
+    def _add_reflectors(self, kind: Any) -> None:
+        for namespace in self._scopes:
+            reflector = Reflector(
+                self._client,
+                self._store,
+                kind,
+                namespace,
+                selector=PIPELINE_LABEL,
+                on_change=self._enqueue,
+            )
+            self._reflectors.append(reflector)
+            self._spawn(reflector.run())
+
+    async def _discover_optional_kinds(self) -> None:
+        watched = {reflector.kind for reflector in self._reflectors}
+        for kind in WATCHED_KINDS:
+            if not kind.optional or kind in watched or not self._settings.pod_monitors:
+                continue
+            try:
+                if await self._client.serves(kind):
+                    _log.info("the cluster has %s: writing them", kind.plural)
+                    self._add_reflectors(kind)
+                    self._reconciler.pod_monitors = True
+            except ApiError as error:
+                _log.warning("cannot tell whether the cluster has %s: %s", kind.plural, error)
+
+    async def _work(self) -> None:
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+        while True:
+            await self._leadership.won.wait()
+            key = await self._queue.get()
+            with log_subject(key.namespace, key.name):
+                await self._work_on(key)
+
+    async def _work_on(self, key: PipelineKey) -> None:
+        started = asyncio.get_running_loop().time()
+        try:
+            report = await asyncio.wait_for(
+                self._reconciler.reconcile(key, self._queue.failures(key)), RECONCILE_TIMEOUT_S
+            )
+        except NotLeaderError:
+            self._queue.done(key)  # winning the lease names all pipelines again
+            return
+        except ApiError as error:
+            result, pause = "error", self._queue.retry(key, error.retry_after_s or 0.0)
+            level = logging.WARNING if self._queue.failures(key) in (1, 5) else logging.INFO
+            _log.log(level, "failed, again in %.1f s: %s", pause, error)
+        except Exception:  # noqa: BLE001
+            # A fault in a decision must not take the other pipelines down; it is loud and tried again.
+            result, pause = "error", self._queue.retry(key)
+            _log.exception("internal error, again in %.1f s", pause)
+        else:
+            result = report.result
+            if report.retry:
+                self._queue.retry(key, report.again_after_s or 0.0)
+            else:
+                self._queue.done(key, report.again_after_s)
+            self._note_ready(key)
+        self._metrics.observe_reconcile(result, asyncio.get_running_loop().time() - started)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            for scope in self._scopes:
+                try:
+                    await self._sweep(scope)
+                except ApiError as error:
+                    _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
+            await self._discover_optional_kinds()
+            self._enqueue_all(spread_s=min(RESYNC_SPREAD_S, self._settings.resync_s / 2))
+
+    async def _sweep(self, scope: str) -> None:
+        """Bring the store's pipelines in line with a list: kopf's watch does not report every deletion."""
+        listing = self._store.begin_list(PIPELINE_KIND, scope)
+        version = ""
+        async for page in self._client.list_pages(PIPELINES, scope):
+            version = page.version
+            for item in page.items:
+                self._enqueue(listing.put(item, parse_version(version)))
+        self._enqueue(listing.end(parse_version(version)))
+
+    def _enqueue(self, keys: Iterable[PipelineKey]) -> None:
+        for key in keys:
+            if self._store.has(ObjectKey(PIPELINE_KIND, *key)):
+                self._queue.add(key)
+            else:
+                # Children without their pipeline: the garbage collector's.
+                self._queue.forget(key)
+                self._ready.pop(key, None)
+
+    def _enqueue_all(self, spread_s: float = 0.0) -> None:
+        keys = self._store.keys(PIPELINE_KIND)
+        for index, key in enumerate(keys):
+            self._queue.add(PipelineKey(key.namespace, key.name), spread_s * index / len(keys))
+
+    def _note_ready(self, key: PipelineKey) -> None:
+        pipeline = self._store.get(ObjectKey(PIPELINE_KIND, *key))
+        conditions = ((pipeline or {}).get("status") or {}).get("conditions") or ()
+        status = next((str(item.get("status")) for item in conditions if item.get("type") == "Ready"), "Unknown")
+        if pipeline is None:
+            self._ready.pop(key, None)
+        else:
+            self._ready[key] = status
+
+    def _ensure_leader(self) -> None:
+        self._leadership.ensure()
+
+    def _leadership_changed(self, leader: bool) -> None:
+        self._metrics.set_leader(leader)
+        if leader:
+            self._enqueue_all()
+
+    def _scope_of(self, namespace: str) -> str:
+        return namespace if self._settings.namespaces else ""
+
+    def _kopf_heard(self, path: str, status: int) -> None:
+        """An answer to a call of kopf's: a watch that was accepted is alive."""
+        if f"/{PIPELINES.plural}?" not in path or status >= 300:
+            return
+        for scope in self._scopes:
+            if not scope or f"/namespaces/{scope}/" in path:
+                self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+
+    def _watch_ages(self) -> dict[str, float]:
+        now = asyncio.get_running_loop().time()
+        ages = {
+            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
+            for scope, heard in self._pipelines_heard.items()
+        }
+        return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
+
+    def _count_pipelines(self) -> dict[str, int]:
+        return {"True": 0, "False": 0, "Unknown": 0} | Counter(self._ready.values())
+
+    def _check_alive(self) -> list[str]:
+        # Before the watches start there is nothing to hear.
+        stuck_s = self._queue.longest_busy_s() if self._leadership.is_leader else 0.0
+        return check_alive(self._watch_ages(), stuck_s) if self._started else []
+
+    def _check_ready(self) -> list[str]:
+        if not self._started:
+            return check_ready([PIPELINE_KIND])
+        return check_ready([reflector.name for reflector in self._reflectors if not reflector.synced.is_set()])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.append(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and not self.failed.done():
+            self.failed.set_result(task.exception() or RuntimeError("a task that never ends has ended"))

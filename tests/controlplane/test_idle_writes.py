@@ -1,0 +1,91 @@
+"""As many writes as needed and none more: one apply a child, few status writes, nothing while nothing changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.fault_proxy import Call, FaultProxy
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import build_pipeline, build_stage, list_children, wait_settled
+
+pytestmark = pytest.mark.controlplane
+
+MakeOperator = Callable[..., OperatorProcess]
+PIPELINES = 3
+STATUS_WRITES = 3
+
+
+def looks(operator: OperatorProcess) -> float:
+    return operator.metrics()["omni_operator_reconcile_duration_seconds_count"]
+
+
+def writes(proxy: FaultProxy) -> list[Call]:
+    return [call for call in proxy.calls if call.write]
+
+
+def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
+    make_operator: MakeOperator, proxy: FaultProxy, api: Api
+) -> None:
+    with make_operator("--resync=1", server=proxy.url) as operator:
+        for number in range(PIPELINES):
+            api.apply(build_pipeline(f"omni{number}"))
+        for number in range(PIPELINES):
+            wait_settled(api, f"omni{number}")
+        wait_idle(operator)
+        applied = Counter(call.path for call in writes(proxy) if not call.resource.endswith("/status"))
+        children = sum(len(list_children(api, f"omni{number}")) for number in range(PIPELINES))
+        assert set(applied.values()) == {1}
+        assert len(applied) == children
+        statuses = Counter(call.path for call in writes(proxy) if call.resource.endswith("/status"))
+        assert len(statuses) == PIPELINES
+        assert max(statuses.values()) <= STATUS_WRITES
+        assert operator.metrics()["omni_operator_noop_applies_total"] == 0.0
+
+        # Resyncs go on, nothing is written any more.
+        before, seen = len(writes(proxy)), looks(operator)
+        eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all")
+        assert [call.path for call in writes(proxy)[before:]] == []
+
+    # Nor by a new process, which knows nothing.
+    before = len(writes(proxy))
+    with make_operator("--resync=1", server=proxy.url) as operator:
+        eventually(lambda: looks(operator) >= 2 * PIPELINES, why="all looked at, and once more")
+        assert [call.path for call in writes(proxy)[before:]] == []
+
+
+def test_an_edit_costs_what_it_changes(make_operator: MakeOperator, proxy: FaultProxy, api: Api) -> None:
+    with make_operator(server=proxy.url) as operator:
+        stages = [build_stage("thinker", outputs=["Text"]), build_stage("talker", after="thinker")]
+        api.apply(build_pipeline(stages=stages))
+        wait_settled(api)
+        wait_idle(operator)
+        before = len(writes(proxy))
+        stages[0]["resources"] = {"limits": {"cpu": "2"}}
+        api.apply(build_pipeline(stages=stages))
+        wait_settled(api)
+        wait_idle(operator)
+        kinds = Counter(call.resource for call in writes(proxy)[before:])
+        assert kinds["deployments"] == 1
+        assert kinds["services"] == kinds["networkpolicies"] == kinds["serviceaccounts"] == 0
+        assert kinds["omnipipelines/status"] <= STATUS_WRITES
+        assert operator.metrics()["omni_operator_noop_applies_total"] == 0.0
+
+
+def test_foreign_objects_cost_nothing(make_operator: MakeOperator, proxy: FaultProxy, api: Api) -> None:
+    with make_operator(server=proxy.url) as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        wait_idle(operator)
+        before, seen = len(writes(proxy)), looks(operator)
+        for number in range(20):
+            api.create(
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"foreign-{number}"}, "data": {"a": "b"}}
+            )
+        api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "last"}})
+        eventually(lambda: api.find("ConfigMap", "last"), stays_s=1.0)
+        assert looks(operator) == seen
+        assert len(writes(proxy)) == before
