@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -58,7 +59,8 @@ def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
     """Why the stage has not all its pods; None if it has, or if nothing speaks against that it will."""
     if stage.deployment is not None and not stage.replicas:
         return None
-    return min(_causes(stage, now), key=_urgency, default=None)
+    cause = min(_causes(stage, now), key=_urgency, default=None)
+    return replace(cause, hard=True) if cause is not None and _is_late(stage) else cause
 
 
 def lacks_capacity(stage: LiveStage) -> bool:
@@ -80,8 +82,13 @@ def count_gpus(pod: Manifest) -> int:
     return sum(int(limit.get(GPU_RESOURCE, 0)) for limit in limits)
 
 
+def rank_of(cause: Cause) -> int:
+    """Place of a cause among all: lower ones are told first."""
+    return _RANKS.index(cause.reason)
+
+
 def _urgency(cause: Cause) -> tuple[int, str]:
-    return _RANKS.index(cause.reason), cause.message
+    return rank_of(cause), cause.message
 
 
 def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
@@ -93,12 +100,17 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
     # Ended pods stay for long: they tell something only while their replacements are missing too.
     if stage.available < stage.replicas:
         yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
-        progressing = stage.condition("Progressing")
-        if progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded":
+        if _is_late(stage):
             yield Cause(
                 Reason.PROGRESS_DEADLINE_EXCEEDED,
                 "pods have not become ready for longer than any stage may take; see kubectl describe pod",
             )
+
+
+def _is_late(stage: LiveStage) -> bool:
+    """Whether pods take longer than any stage may: then what might have passed by itself has not."""
+    progressing = stage.condition("Progressing")
+    return progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
 
 
 def _refusals(stage: LiveStage) -> list[str]:

@@ -31,6 +31,7 @@ from omni_operator.live import (
 from omni_operator.names import REVISION_LABEL, STAGE_LABEL
 from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
+from omni_operator.pods import next_check
 from omni_operator.rollout_view import RolloutView
 from omni_proto.pipeline import OmniPipeline, order_stages
 
@@ -94,7 +95,7 @@ class Rollout:
     waiting_for: tuple[str, ...] = ()
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
     recheck_at: datetime | None = None
-    """When to decide again though nothing may have changed by then: a terminating pod then counts as lost."""
+    """When to look again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
 
     def part(self, revision: str) -> RevisionPart | None:
         """What must exist of that revision, None if nothing."""
@@ -251,4 +252,5 @@ def _recheck_at(view: RolloutView) -> datetime | None:
         for pod in stage.pods
         if is_terminating(pod)
     ]
-    return min((end for end in ends if end > view.now), default=None)
+    checks = [next_check(stage, view.now) for live in view.sets.values() for stage in live.stages.values()]
+    return min((time for time in (*ends, *checks) if time is not None and time > view.now), default=None)
