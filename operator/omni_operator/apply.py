@@ -12,7 +12,7 @@ from typing import Protocol
 
 from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError
-from omni_operator.objects import KIND_BY_NAME, Manifest, key_of
+from omni_operator.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
 from omni_operator.plan import Plan
 from omni_operator.store import ObjectKey, Store, version_of
 
@@ -34,6 +34,8 @@ class Outcome:
     pruned: int = 0
     error: ApiError | None = None
     """What ended it early."""
+    failed: str = ""
+    """The object that it failed on, e.g. `Deployment tiny-thinker-1a2b3c4`."""
 
     @property
     def writes(self) -> int:
@@ -49,11 +51,14 @@ async def apply_plan(
     Every object to apply must be known to be ours or absent.
     """
     applied = pruned = 0
+    key: ChildKey | None = None
     try:
         for manifest, why in zip(plan.apply, plan.why, strict=True):
+            key = key_of(manifest)
             await _apply_child(client, store, scope, manifest, why, metrics)
             applied += 1
         for child in plan.prune:
+            key = child.key
             kind = KIND_BY_NAME[child.key.kind]
             rest = await client.delete(kind, namespace, child.key.name, uid=child.uid, version=child.resource_version)
             _log.info("deleted %s %s", child.key.kind, child.key.name)
@@ -61,7 +66,7 @@ async def apply_plan(
                 store.remove_deleted(ObjectKey(child.key.kind, namespace, child.key.name), scope)
             pruned += 1
     except ApiError as error:
-        return Outcome(applied, pruned, error)
+        return Outcome(applied, pruned, error, f"{key.kind} {key.name}" if key else "")
     return Outcome(applied, pruned)
 
 

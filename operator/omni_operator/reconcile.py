@@ -5,35 +5,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from omni_operator.apply import Outcome, apply_plan
 from omni_operator.build_settings import BuildSettings
 from omni_operator.client import ApiClient
+from omni_operator.conditions import ChildError
 from omni_operator.decide import Decision, decide, parse_live_pipeline
 from omni_operator.errors import RetryClass
+from omni_operator.events import compute_events
 from omni_operator.logs import log_subject
 from omni_operator.metrics import Metrics
-from omni_operator.observe import (
-    add_children,
-    observe_live_pipeline,
-    observe_pipeline,
-    observe_unlabelled,
-    update_children,
-)
+from omni_operator.observe import add_children, observe_live_pipeline, observe_pipeline, observe_unlabelled
 from omni_operator.observed import Observed
+from omni_operator.publish import is_minor, live_status, write_events, write_status
 from omni_operator.settings import OperatorSettings
+from omni_operator.status import compute_invalid_status, compute_status
 from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
 from omni_proto.pipeline import PipelineError
 
 MAX_ROUNDS: Final = 5
-"""Rounds of one reconcile whose input turned out to be stale; the next comes by the queue."""
+"""Rounds of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before a name that was taken is looked at again: no watch tells when a foreign object goes."""
+"""Pause before a name that is taken is looked at again: no watch tells when a foreign object goes."""
 REPORTED_FAILURES: Final = 4
 """Failures in a row after which the status tells even of errors that may pass by themselves."""
 
@@ -73,8 +72,58 @@ class Reconciler:
         self.pod_monitors = False
         """Whether the cluster has PodMonitors, and they are wanted."""
 
-    def build_settings(self) -> BuildSettings:
-        """What builders get of the process's settings."""
+    async def reconcile(self, key: PipelineKey, failures: int = 0) -> Report:
+        """Bring one pipeline closer to its spec and its status up to date. Raises ApiError, NotLeaderError.
+
+        failures: how often this has failed in a row.
+        """
+        changed = False
+        for is_last in (*[False] * (MAX_ROUNDS - 1), True):
+            observed = observe_pipeline(self._store, key)
+            if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
+                # Its children are the garbage collector's.
+                self._status_written.pop(key, None)
+                return Report("gone")
+            with log_subject(key.namespace, key.name, observed.generation):
+                step = await self._round(key, observed, failures, is_last)
+            if isinstance(step, Report):
+                return Report("changed", step.retry, step.again_after_s) if changed and step.result != "error" else step
+            changed |= step
+        return Report("changed", again_after_s=self._settings.debounce_s)
+
+    async def _round(self, key: PipelineKey, observed: Observed, failures: int, is_last: bool) -> Report | bool:
+        """One pass over what was observed. Not a Report: go round again; True if something was written."""
+        now = datetime.now(UTC)
+        scope = self._scope_of(key.namespace)
+        # 1. Observe: done, but for children that no watch shows.
+        # 2. Parse the spec. One that an older CRD let in changes nothing.
+        try:
+            pipeline = parse_live_pipeline(observed.pipeline)
+        except PipelineError as error:
+            return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "error")
+        # 3. to 5. Decide the rollout, build what is desired, plan the writes.
+        decision = decide(pipeline, observed, self._build_settings(), now)
+        if decision.plan.apply:
+            unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
+            if unlabelled:
+                observed = add_children(observed, unlabelled)
+                decision = decide(pipeline, observed, self._build_settings(), now)
+        # 6. and 7. Apply, then prune.
+        outcome = Outcome()
+        if not decision.plan.is_empty:
+            if not await self._is_fresh(key, observed):
+                return False
+            outcome = await apply_plan(self._client, self._store, scope, key.namespace, decision.plan, self._metrics)
+            if outcome.error is None and not is_last:
+                # No event will tell of our own writes, and they may make further ones possible.
+                return True
+        # 8. and 9. Status and events.
+        errors = describe_failure(outcome, failures)
+        status = compute_status(decision.pipeline, observed, decision.rollout, decision.plan, now, errors)
+        report = await self._publish(key, observed, status, now, _result_of(decision, outcome))
+        return _schedule(report, decision, outcome, now)
+
+    def _build_settings(self) -> BuildSettings:
         return BuildSettings(
             default_image=self._settings.default_image,
             cluster_domain=self._settings.cluster_domain,
@@ -82,51 +131,6 @@ class Reconciler:
             pod_monitors=self.pod_monitors,
             hub_endpoint=self._settings.hub_endpoint,
         )
-
-    async def reconcile(self, key: PipelineKey, failures: int = 0) -> Report:
-        """Bring one pipeline closer to its spec and its status up to date. Raises ApiError, NotLeaderError.
-
-        failures: how often this has failed in a row.
-        """
-        for _ in range(MAX_ROUNDS):
-            observed = observe_pipeline(self._store, key)
-            if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
-                # Its children are the garbage collector's.
-                self._status_written.pop(key, None)
-                return Report("gone")
-            with log_subject(key.namespace, key.name, observed.generation):
-                report = await self._round(key, observed, failures)
-            if report is not None:
-                return report
-        return Report("changed", again_after_s=self._settings.debounce_s)
-
-    async def _round(self, key: PipelineKey, observed: Observed, failures: int) -> Report | None:
-        """One pass over what was observed; None if the pipeline itself was stale and must be observed again."""
-        now = datetime.now(UTC)
-        # 1. Observe: observed has it, but for children that our watches cannot see.
-        # 2. Parse the spec; one that an older CRD let in leaves everything as it is.
-        try:
-            pipeline = parse_live_pipeline(observed.pipeline)
-        except PipelineError as error:
-            return await self._report_invalid(key, observed, error, now)
-        # 3. to 5. Decide the rollout, build what is desired, plan the writes.
-        decision = decide(pipeline, observed, self.build_settings(), now)
-        if decision.plan.apply:
-            found = await observe_unlabelled(self._client, observed, decision.plan.apply)
-            if found:
-                observed = add_children(observed, found)
-                decision = decide(pipeline, observed, self.build_settings(), now)
-        outcome = Outcome()
-        if not decision.plan.is_empty:
-            if not await self._is_fresh(key, observed):
-                return None
-            # 6. and 7. Apply, then prune.
-            outcome = await apply_plan(
-                self._client, self._store, self._scope_of(key.namespace), key.namespace, decision.plan, self._metrics
-            )
-            observed = update_children(observed, observe_pipeline(self._store, key))
-        # 8. and 9. Status and events.
-        return await self._report(key, observed, decision, outcome, failures, now)
 
     async def _is_fresh(self, key: PipelineKey, observed: Observed) -> bool:
         """Whether the pipeline is still the one that was decided upon: past every cache, before a round's first write.
@@ -148,21 +152,52 @@ class Reconciler:
         self._store.put_written(live, scope)
         return False
 
-    async def _report(
-        self,
-        key: PipelineKey,
-        observed: Observed,
-        decision: Decision,
-        outcome: Outcome,
-        failures: int,
-        now: datetime,
+    async def _publish(
+        self, key: PipelineKey, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
-        error = outcome.error
-        if error is not None:
-            return Report("error", retry=error.retry is not RetryClass.NEVER, again_after_s=error.retry_after_s)
-        return Report("changed" if outcome.writes else "unchanged")
+        """Write the status if it differs, and Events. A change of numbers only waits for others to join it."""
+        before = live_status(observed)
+        if before == status:
+            return Report(result)
+        clock = asyncio.get_running_loop().time()
+        wait = self._status_written.get(key, float("-inf")) + self._settings.status_pause_s - clock
+        if wait > 0 and is_minor(before, status):
+            return Report(result, again_after_s=wait)
+        pipeline = await write_status(self._client, observed, status)
+        self._metrics.count_status_write()
+        self._status_written[key] = clock
+        self._store.put_written(pipeline, self._scope_of(key.namespace))
+        await write_events(self._client, observed, compute_events(before, status), self._settings.identity, now)
+        return Report(result if result != "unchanged" else "changed")
 
-    async def _report_invalid(
-        self, key: PipelineKey, observed: Observed, error: PipelineError, now: datetime
-    ) -> Report:
-        return Report("error")
+
+def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
+    """What the status tells of a failed write: what the server refuses at once, what may pass by itself if it lasts."""
+    error = outcome.error
+    if error is None or error.retry is RetryClass.NEVER:
+        return []
+    if error.retry is not RetryClass.SLOWLY and failures < REPORTED_FAILURES:
+        return []
+    return [ChildError(outcome.failed, error.message)]
+
+
+def _result_of(decision: Decision, outcome: Outcome) -> str:
+    if outcome.error is not None:
+        return "error"
+    if decision.plan.conflicts:
+        return "conflict"
+    return "changed" if outcome.writes else "unchanged"
+
+
+def _schedule(report: Report, decision: Decision, outcome: Outcome, now: datetime) -> Report:
+    """The report with the time of the next look."""
+    error = outcome.error
+    if error is not None:
+        _log.info("failed on %s: %s", outcome.failed, error)
+        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s)
+    pauses = [report.again_after_s] if report.again_after_s is not None else []
+    if decision.plan.conflicts:
+        pauses.append(CONFLICT_RECHECK_S)
+    if decision.rollout.recheck_at is not None:
+        pauses.append(max(1.0, (decision.rollout.recheck_at - now).total_seconds() + 1.0))
+    return Report(report.result, again_after_s=min(pauses, default=None))
