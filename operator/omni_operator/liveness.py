@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -75,10 +76,11 @@ class HttpEndpoints:
         self._runners.append(runner)
         await runner.setup()
         try:
-            await web.TCPSite(runner, None, port).start()
+            listener = _listen(port)
         except OSError as error:
             raise SettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
-        return int(runner.addresses[0][1])
+        await web.SockSite(runner, listener).start()
+        return int(listener.getsockname()[1])
 
     async def _check(self, request: web.Request) -> web.Response:
         problems = self._checks[request.path]()
@@ -86,3 +88,10 @@ class HttpEndpoints:
 
     async def _render(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": self._content_type})
+
+
+def _listen(port: int) -> socket.socket:
+    """A socket on all addresses, of both families where there is IPv6. One: two would get two ports for port 0."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
