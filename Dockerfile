@@ -1,0 +1,94 @@
+# Images of omnipipeline, by target:
+#   operator   the control plane
+#   stage-cpu  a stage server with vLLM for CPUs
+#   stage-gpu  a stage server with vLLM for NVIDIA GPUs
+#
+#   docker build --target operator -t omnipipeline-operator:0.1.0 .
+#
+# Dependencies are layers of their own below the code, so that a change of code ships megabytes. Bytecode is compiled
+# here: the root file system of a pod is read-only, and every start would otherwise compile torch and vLLM anew.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+# ---- what all images stand on -----------------------------------------------------------------------------------------
+FROM ${PYTHON_IMAGE} AS base
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/omnipipeline \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+RUN groupadd --gid 10001 omni && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /home/omni omni
+# Python is process 1 and handles SIGTERM itself; its engine's processes end with it, so no init is needed.
+WORKDIR /
+
+FROM base AS stage-base
+# libnuma: vLLM's CPU kernels; lscpu of util-linux: vLLM asks it for the machine's layout.
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstdc++6 util-linux && rm -rf /var/lib/apt/lists/*
+
+# ---- builders: uv and compilers stay here -----------------------------------------------------------------------------
+FROM base AS builder
+# The certificates of the system, for networks with an authority of their own.
+ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
+    UV_COMPILE_BYTECODE=1 \
+    UV_LINK_MODE=copy \
+    UV_NO_CACHE=1 \
+    UV_PYTHON_DOWNLOADS=never \
+    VIRTUAL_ENV=/opt/venv
+RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1" \
+    && /opt/uv/bin/uv venv --python "$(command -v python3)" /opt/venv
+WORKDIR /src
+COPY pyproject.toml ./
+COPY constraints constraints
+
+FROM builder AS operator-dependencies
+RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt -r pyproject.toml --extra operator
+
+FROM builder AS stage-cpu-dependencies
+RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt --override constraints/overrides-cpu.txt \
+    -r pyproject.toml --extra cpu
+
+FROM builder AS stage-gpu-dependencies
+RUN /opt/uv/bin/uv pip install -r pyproject.toml --extra gpu
+
+FROM builder AS code
+COPY README.md LICENSE ./
+COPY operator operator
+COPY stage_server stage_server
+COPY proto proto
+COPY cli cli
+# The sample that `omnipipe demo` runs is a link to here.
+COPY manifests/samples manifests/samples
+RUN /opt/uv/bin/uv build --wheel --out-dir /dist && /opt/uv/bin/uv pip install --no-deps --target /opt/omnipipeline /dist/*.whl
+
+# ---- operator ---------------------------------------------------------------------------------------------------------
+FROM base AS operator
+LABEL org.opencontainers.image.title="omnipipeline-operator" \
+      org.opencontainers.image.description="Runs OmniPipelines on Kubernetes: one Deployment of stage pods per stage" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=operator-dependencies /opt/venv /opt/venv
+COPY --from=code /opt/omnipipeline /opt/omnipipeline
+USER 10001:10001
+CMD ["python", "-m", "omni_operator"]
+
+# ---- stage servers ----------------------------------------------------------------------------------------------------
+FROM stage-base AS stage-cpu
+LABEL org.opencontainers.image.title="omnipipeline-stage" \
+      org.opencontainers.image.description="Stage server of omnipipeline with vLLM for CPUs" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=stage-cpu-dependencies /opt/venv /opt/venv
+COPY --from=code /opt/omnipipeline /opt/omnipipeline
+USER 10001:10001
+EXPOSE 50051 50052 9090
+CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
+
+FROM stage-base AS stage-gpu
+LABEL org.opencontainers.image.title="omnipipeline-stage" \
+      org.opencontainers.image.description="Stage server of omnipipeline with vLLM for NVIDIA GPUs" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# Triton compiles the launchers of its kernels when they are first used.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=stage-gpu-dependencies /opt/venv /opt/venv
+COPY --from=code /opt/omnipipeline /opt/omnipipeline
+USER 10001:10001
+EXPOSE 50051 50052 9090
+CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
