@@ -7,6 +7,7 @@ not report deletions that happened while it was not connected.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -64,8 +65,8 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     return result
 
 
-def build_registry(watcher: PipelineWatcher) -> kopf.OperatorRegistry:
-    """kopf's handlers, in a registry of their own."""
+def build_registry(watcher: PipelineWatcher, stop: asyncio.Event) -> kopf.OperatorRegistry:
+    """kopf's handlers, in a registry of their own; stop is set when kopf ends."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -79,14 +80,16 @@ def build_registry(watcher: PipelineWatcher) -> kopf.OperatorRegistry:
     @kopf.on.cleanup(registry=registry)
     async def clean_up(**_: object) -> None:
         await watcher.stop()
+        # kopf handles signals itself, and its task that waits for the flag would hold up the exit for 5 s.
+        stop.set()
 
     return registry
 
 
-async def run_kopf(settings: OperatorSettings, watcher: PipelineWatcher, stop: Any) -> None:
-    """Run kopf until SIGTERM, SIGINT or stop (an asyncio.Event). Raises what ended it otherwise."""
+async def run_kopf(settings: OperatorSettings, watcher: PipelineWatcher, stop: asyncio.Event) -> None:
+    """Run kopf until SIGTERM, SIGINT or stop. Raises what ended it otherwise."""
     await kopf.operator(
-        registry=build_registry(watcher),
+        registry=build_registry(watcher, stop),
         settings=build_kopf_settings(settings),
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
