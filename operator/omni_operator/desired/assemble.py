@@ -10,7 +10,7 @@ from omni_operator.desired.config_map import build_config_map
 from omni_operator.desired.controller_revision import build_controller_revision
 from omni_operator.desired.deployment import build_deployment
 from omni_operator.desired.disruption_budget import build_disruption_budget
-from omni_operator.desired.model_files import locate_model
+from omni_operator.desired.model_files import MODELS_MOUNT, locate_model
 from omni_operator.desired.network_policy import build_network_policy
 from omni_operator.desired.pod_monitor import build_pod_monitor
 from omni_operator.desired.service_account import build_service_account
@@ -64,13 +64,19 @@ def build_revision_set(
 
 
 def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, settings: BuildSettings) -> list[StageConfig]:
-    """The stage files of a revision, in the order of the graph: addresses of that revision, paths as in its pods."""
+    """The stage files of a revision, in the order of the graph: addresses of that revision, paths as in its pods.
+
+    Whoever edits the resource may list stages in any order (server-side apply by two managers does): files do not show
+    it, so no pod restarts for it.
+    """
 
     def target_for(stage: Stage) -> str:
         return names.stage_target(owner.name, stage.name, revision, owner.namespace, settings.cluster_domain)
 
+    stages = sorted(pipeline.spec.stages, key=lambda stage: stage.name)
+    in_order = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
     # Each stage has a path of its own; compile_stages knows one for all.
-    configs = compile_stages(pipeline, target_for=target_for, model_path="/models")
+    configs = compile_stages(in_order, target_for=target_for, model_path=MODELS_MOUNT)
     return [_with_model_path(config, locate_model(pipeline, pipeline.stage(config.stage)).path) for config in configs]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omni_operator import names
 from omni_operator.build_settings import BuildSettings, Owner
@@ -16,7 +18,6 @@ from omni_operator.desired.metadata import seal
 from omni_operator.objects import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, ChildKind, key_of
 from omni_operator.revision import compute_revision
 from omni_proto.pipeline import load_pipeline
-from omni_proto.pipeline.checks import MAX_JOINED_NAME
 from omni_proto.stage_config import parse_stage_config
 from support.operator_pipelines import (
     OWNER,
@@ -30,6 +31,8 @@ from support.operator_pipelines import (
 )
 
 HASH = names.DESIRED_HASH_ANNOTATION
+LONGEST_PIPELINE_AND_STAGE = 54
+"""Characters of PIPELINE-STAGE that the resource allows."""
 
 
 class TestEveryChild:
@@ -103,6 +106,22 @@ class TestSeal:
         child = build_all(make_pipeline())[0]
         turned = dict(reversed(child.items()))
         assert seal(turned)["metadata"]["annotations"][HASH] == child["metadata"]["annotations"][HASH]
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.permutations(range(4)))
+    def test_order_of_stages_does_not_count(self, order: list[int]) -> None:
+        """Server-side apply by two managers puts them in an order of its own."""
+        stages = [*make_stages(), {"name": "caption", "component": "generic/llm", "inputs": [{"from": "thinker"}]}]
+        stages[3]["outputs"] = ["Text"]
+        one, other = (
+            {
+                key_of(child): child
+                for child in build_all(make_pipeline(listed))
+                if child["kind"] != "ControllerRevision"
+            }
+            for listed in (stages, [stages[index] for index in order])
+        )
+        assert one == other
 
     def test_a_removed_field_counts(self) -> None:
         child = build_all(make_pipeline())[0]
@@ -268,7 +287,7 @@ class TestSizes:
 
     def test_the_longest_names_fit_every_kind(self) -> None:
         stage = "s" * 20
-        pipeline = make_single(name="p" * (MAX_JOINED_NAME - 21))
+        pipeline = make_single(name="p" * (LONGEST_PIPELINE_AND_STAGE - 21))
         stages = [{**make_stages()[0], "name": stage}]
         children = build_all(make_pipeline(stages, name=pipeline.metadata.name))
         for child in children:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from omni_operator import names
 from omni_operator.build_settings import BuildSettings
@@ -116,6 +118,30 @@ def test_two_readers_of_one_stage() -> None:
     assert is_allowed(policies, thinker, talker, 50051)
     assert is_allowed(policies, thinker, caption, 50051)
     assert not is_allowed(policies, talker, caption, 50051)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 15), max_size=15))
+def test_in_any_tree_a_stage_is_called_by_its_upstream_only(parents: list[int]) -> None:
+    upstream = {index + 1: parent % (index + 1) for index, parent in enumerate(parents)}
+    stages = [
+        {
+            "name": f"s{index}",
+            "component": "generic/llm",
+            "outputs": ["Text"],
+            **({"inputs": [{"from": f"s{upstream[index]}"}]} if index else {}),
+        }
+        for index in range(len(parents) + 1)
+    ]
+    pipeline = make_pipeline(stages)
+    policies = policies_of(build_all(pipeline))
+    peers = [pods(f"s{index}", compute_revision(pipeline, SETTINGS.default_image)) for index in range(len(stages))]
+    for caller, source in enumerate(peers):
+        for called, destination in enumerate(peers):
+            allowed = is_allowed(policies, source, destination, 50051)
+            # A stage has no way out to the entry, though the entry takes whoever comes.
+            assert allowed is (upstream.get(called) == caller)
+    assert [is_allowed(policies, CLIENT, peer, 50051) for peer in peers] == [True, *[False] * len(parents)]
 
 
 def test_every_pod_of_a_stage_is_selected_and_nobody_else() -> None:

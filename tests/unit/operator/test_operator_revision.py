@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_operator.build_settings import BuildSettings
@@ -102,6 +102,7 @@ def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> No
     assert revision_after(NOTHING) == "bb4ba81"
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.permutations(range(3)), st.integers(0, 50), st.integers(1, 64))
 def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests: int) -> None:
     stages = make_stages()
