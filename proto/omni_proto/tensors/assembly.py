@@ -123,6 +123,12 @@ class TensorAssembler:
             self._rows += chunk.rows
         self._complete = chunk.last
 
+    def since(self, row: int) -> ReceivedTensor:
+        """The rows from this one on that came so far. They share the buffer, which keeps them as they are."""
+        first = min(row, self._rows)
+        part = self._buffer[first * self._row_bytes : self._rows * self._row_bytes]
+        return ReceivedTensor(self.spec, self._rows - first, part)
+
     def finish(self) -> ReceivedTensor:
         """The tensor, handed over: the assembler keeps nothing. Raises MissingRowsError before the last chunk came."""
         if not self._complete:
@@ -194,6 +200,7 @@ class EdgeAssembler:
             for spec in schema.tensors
         }
         self._received_bytes = 0
+        self._taken = dict.fromkeys(self._tensors, 0)
 
     @property
     def max_bytes(self) -> int:
@@ -214,6 +221,21 @@ class EdgeAssembler:
     def complete(self) -> bool:
         """Whether the last chunk of every tensor came."""
         return all(tensor.complete for tensor in self._tensors.values())
+
+    @property
+    def complete_tensors(self) -> frozenset[str]:
+        """Tensors whose last chunk came."""
+        return frozenset(name for name, tensor in self._tensors.items() if tensor.complete)
+
+    def take(self) -> dict[str, ReceivedTensor]:
+        """Rows that came since the last take, by tensor, for a reader that does not wait for the end."""
+        fresh = {
+            name: tensor.since(self._taken[name])
+            for name, tensor in self._tensors.items()
+            if tensor.rows > self._taken[name]
+        }
+        self._taken = {name: tensor.rows for name, tensor in self._tensors.items()}
+        return fresh
 
     def add(self, chunk: TensorChunkView) -> None:
         """Take the next chunk of any tensor. Raises a TensorError, or what reserve raises."""

@@ -48,18 +48,35 @@ def default_byte_budget() -> int:
     return int((total or _FALLBACK_LIMIT) * BUDGET_SHARE)
 
 
+class Admitted:
+    """A request that was admitted."""
+
+    def __init__(self, admission: Admission, streamed: bool) -> None:
+        self._admission = admission
+        self._holds_engine = streamed
+
+    def release_engine(self) -> None:
+        """The engine is done with the request, though stages below may not be. Idempotent."""
+        if self._holds_engine:
+            self._holds_engine = False
+            self._admission.streamed -= 1
+
+
 class Admission:
     """Counts requests and bytes of one stage. Used from one event loop."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self.max_streamed: int | None = None
+        """Most requests whose engine part starts before its input is complete; None where that has no bound."""
         self.requests = 0
+        self.streamed = 0
         self.bytes = 0
 
     @contextmanager
-    def admit(self, needed_bytes: int) -> Iterator[None]:
-        """Hold one request and needed_bytes while the context is open.
+    def admit(self, needed_bytes: int, *, streamed: bool = False) -> Iterator[Admitted]:
+        """Hold one request and needed_bytes while the context is open, and for streamed input the engine's KV.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """
@@ -81,10 +98,20 @@ class Admission:
                 limit=f"{self.max_bytes} bytes",
                 retry_after_s=RETRY_AFTER_S,
             )
+        if streamed and self.max_streamed is not None and self.streamed >= self.max_streamed:
+            raise TooManyRequestsError(
+                f"the stage has {self.streamed} requests with streamed input, as many as its KV cache holds at full "
+                "length; retry later, or give it more memory, a smaller maxModelLen or more replicas",
+                limit=f"{self.max_streamed} requests with streamed input",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        admitted = Admitted(self, streamed)
         self.requests += 1
+        self.streamed += int(streamed)
         self.bytes += needed_bytes
         try:
-            yield
+            yield admitted
         finally:
+            admitted.release_engine()
             self.requests -= 1
             self.bytes -= needed_bytes

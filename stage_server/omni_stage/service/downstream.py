@@ -1,7 +1,8 @@
 """One call to one downstream stage: rows go down, events come back.
 
-The call opens when the first rows exist. Rows queue here without bound of their own: admission reserved their bytes.
-Nothing is sent before Accepted but Start, so a retry repeats nothing.
+A Full edge's call opens when the first rows exist, a Stream edge's before the engine starts. Rows queue here without
+bound of their own: admission reserved their bytes. Nothing but Start is sent before Accepted, so a retry repeats
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from omni_proto.aio_status import StatusKeeper
 from omni_proto.channel import channel_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
-from omni_proto.stage_config import DownstreamStage
+from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
 from omni_stage.service.deadlines import Deadline, downstream_timeout
@@ -84,6 +85,7 @@ class EdgeContext:
 @dataclass(frozen=True, slots=True)
 class _Rows:
     tensors: Mapping[str, torch.Tensor]
+    complete: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,33 @@ class EdgeCall:
         self._max_rows = 0
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
         self._keeper: StatusKeeper | None = None
+        self._call: tuple[Any, AsyncIterator[Any]] | None = None
 
-    def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int) -> None:
-        """Send rows after those before; max_rows of the first feed is announced."""
+    @property
+    def opens_early(self) -> bool:
+        """Whether the downstream stage starts before this one has ended."""
+        return self.edge.mode is EdgeMode.STREAM
+
+    async def open(self, max_rows: int) -> None:
+        """Open the call before rows exist; at most max_rows of each tensor will come. Raises as `run` does."""
+        self._max_rows = max_rows
+        self._call = await self._open()
+
+    def close(self) -> None:
+        """End the call, if it is open. Idempotent."""
+        if self._call is not None:
+            self._call[0].cancel()
+
+    def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
+        """Send rows after those before; max_rows of the first feed is announced, unless the call is open already.
+
+        `complete`: tensors of which no more rows come.
+        """
+        if self._settled.is_set():
+            # The stage needed no more.
+            return
         self._max_rows = self._max_rows or max_rows
-        self._queue.put_nowait(_Rows(tensors))
+        self._queue.put_nowait(_Rows(tensors, complete))
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
         """No more rows."""
@@ -127,10 +151,12 @@ class EdgeCall:
     async def run(self) -> None:
         """Open, send, relay. Raises RelayedError with the failing stage's status, DownstreamProtocolError,
         DeadlineExceededError. The call is over when this returns, however it does."""
-        call = None
         try:
-            first = await self._queue.get()
-            call, responses = await self._open()
+            first = None
+            if self._call is None:
+                first = await self._queue.get()
+                self._call = await self._open()
+            call, responses = self._call
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send(call, first))
                 await self._relay(responses)
@@ -140,8 +166,7 @@ class EdgeCall:
             raise first_error(error) from None
         finally:
             self._settled.set()
-            if call is not None:
-                call.cancel()
+            self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
         """A call that is accepted, and its further responses. Tries up to 3 times, as long as nothing but Start was
@@ -192,12 +217,14 @@ class EdgeCall:
         )
         return delay
 
-    async def _send(self, call: Any, first: _Rows | _End) -> None:
+    async def _send(self, call: Any, first: _Rows | _End | None) -> None:
         writer = EdgeWriter(self._context.schema)
-        item: _Rows | _End | None = first
+        item = first
         while True:
             batch, end = self._drain(item if item is not None else await self._queue.get())
-            for message in writer.encode(batch, last=end is not None):
+            complete = frozenset[str]().union(*(rows.complete for rows in batch))
+            steps = [rows.tensors for rows in batch]
+            for message in writer.encode(steps, last=end is not None, complete=complete):
                 if self.transfer_start is None:
                     self.transfer_start = time.monotonic_ns()
                 began = time.perf_counter()
@@ -215,11 +242,11 @@ class EdgeCall:
                 return
             item = None
 
-    def _drain(self, item: _Rows | _End) -> tuple[list[Mapping[str, torch.Tensor]], _End | None]:
+    def _drain(self, item: _Rows | _End) -> tuple[list[_Rows], _End | None]:
         """What is queued, up to MAX_COALESCED items, and the end if it came."""
-        batch: list[Mapping[str, torch.Tensor]] = []
+        batch: list[_Rows] = []
         while isinstance(item, _Rows):
-            batch.append(item.tensors)
+            batch.append(item)
             if len(batch) >= MAX_COALESCED or self._queue.empty():
                 return batch, None
             item = self._queue.get_nowait()

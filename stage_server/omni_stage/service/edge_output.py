@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -17,9 +17,12 @@ class EdgeWriter:
     def __init__(self, schema: TensorSchema) -> None:
         self._schema = schema
         self._rows = dict.fromkeys(schema.names, 0)
+        self._ended: set[str] = set()
 
-    def encode(self, batch: Sequence[Mapping[str, torch.Tensor]], *, last: bool) -> Iterator[OutgoingChunk]:
-        """The rows of several steps as few chunks; with last every tensor ends.
+    def encode(
+        self, batch: Sequence[Mapping[str, torch.Tensor]], *, last: bool, complete: Collection[str] = ()
+    ) -> Iterator[OutgoingChunk]:
+        """The rows of several steps as few chunks. The tensors of complete end with them; with last all do.
 
         Raises ModelExecutionError if a tensor is not what the schema says.
         """
@@ -32,11 +35,13 @@ class EdgeWriter:
         for spec in self._schema.tensors:
             parts = [_checked(spec, step[spec.name]) for step in batch if spec.name in step]
             parts = [part for part in parts if len(part)]
-            if not parts:
-                if last:
-                    yield from self._chunks(spec, None, last=True)
-                continue
-            yield from self._chunks(spec, parts[0] if len(parts) == 1 else torch.cat(parts), last=last)
+            ends = (last or spec.name in complete) and spec.name not in self._ended
+            if ends:
+                self._ended.add(spec.name)
+            if parts:
+                yield from self._chunks(spec, parts[0] if len(parts) == 1 else torch.cat(parts), last=ends)
+            elif ends:
+                yield from self._chunks(spec, None, last=True)
 
     def _chunks(self, spec: TensorSpec, tensor: torch.Tensor | None, *, last: bool) -> Iterator[OutgoingChunk]:
         if tensor is None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
-from omni_proto.stage_config import DownstreamStage, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler
-from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
+from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import Component
 from omni_stage.service import modalities
@@ -34,6 +34,8 @@ class RequestPlan:
     """The user's prompt; None if the input is an edge."""
     edge: EdgeAssembler | None
     """Receives the input edge's tensors; None if the input is a prompt."""
+    streamed: bool
+    """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults
     own: frozenset[Output]
     calls: tuple[DownstreamStage, ...]
@@ -73,6 +75,7 @@ def plan_request(
     return RequestPlan(
         prompt=prompt,
         edge=edge,
+        streamed=reads_stream(config),
         sampling=sampling,
         own=plan.own,
         calls=plan.edges,
@@ -84,6 +87,11 @@ def plan_request(
         output_rows=rows,
         output_bytes=rows * row_bytes,
     )
+
+
+def reads_stream(config: StageConfig) -> bool:
+    """Whether the stage starts before its upstream has ended."""
+    return config.input is not None and config.input.mode is EdgeMode.STREAM
 
 
 def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> int:
@@ -138,6 +146,8 @@ def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Com
     )
     try:
         check_stage_sampling(sampling, component.kind, writes_text=component.writes_text)
+        if reads_stream(config):
+            check_streamed_sampling(sampling)
         component.check_sampling(sampling)
     except InvalidRequestError as error:
         field = error.details.field

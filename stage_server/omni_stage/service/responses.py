@@ -14,18 +14,28 @@ from omni_stage.service.errors import error_info
 
 
 class ResponseWriter:
-    """Writes messages one at a time (gRPC allows one write in progress) and keeps each stage's outcome."""
+    """Writes messages one at a time (gRPC allows one write in progress) and keeps each stage's outcome.
+
+    Accepted comes first: what stages below send earlier is held back until then.
+    """
 
     def __init__(self, stage: str, context: Any) -> None:
         self._stage = stage
         self._context = context
         self._lock = asyncio.Lock()
         self.outcomes: dict[str, events_pb2.StageOutcome] = {}
+        self._held: list[stage_service_pb2.GenerateResponse] | None = []
+
+    async def accept(self, accepted: events_pb2.Accepted) -> None:
+        """Send Accepted, and then what was held back."""
+        held, self._held = self._held or [], None
+        await self.relay(stage_service_pb2.GenerateResponse(stage=self._stage, accepted=accepted))
+        for response in held:
+            await self.relay(response)
 
     async def send(
         self,
         *,
-        accepted: events_pb2.Accepted | None = None,
         text: events_pb2.TextDelta | None = None,
         tokens: events_pb2.TokenDelta | None = None,
         audio: events_pb2.AudioChunk | None = None,
@@ -36,7 +46,6 @@ class ResponseWriter:
         await self.relay(
             stage_service_pb2.GenerateResponse(
                 stage=self._stage,
-                accepted=accepted,
                 text=text,
                 tokens=tokens,
                 audio=audio,
@@ -55,6 +64,9 @@ class ResponseWriter:
     async def relay(self, response: stage_service_pb2.GenerateResponse) -> None:
         """Send a message as it is."""
         self._note(response)
+        if self._held is not None:
+            self._held.append(response)
+            return
         async with self._lock:
             await self._context.write(response)
 

@@ -13,6 +13,7 @@ from omni_proto.stage_config import Output
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.models.component import StageRequest, StageStep
+from omni_stage.service.admission import Admitted
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.convert import finish_reason_to_proto
 from omni_stage.service.downstream import EdgeCall
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestRun:
-    """The work of one request in one stage, from its complete input to StageFinished."""
+    """The work of one request in one stage, from its admission to StageFinished."""
 
     def __init__(
         self,
@@ -39,35 +40,72 @@ class RequestRun:
         writer: ResponseWriter,
         timeline: Timeline,
         metrics: StageMetrics,
+        admitted: Admitted,
     ) -> None:
         self._stage = stage
         self._request_id = request_id
         self._plan = plan
         self._engine = engine
         self._component = engine.component
-        self._calls = calls
+        self._calls = list(calls)
         self._writer = writer
         self._timeline = timeline
         self._metrics = metrics
+        self._admitted = admitted
         self._audio = AudioEncoder(plan.encoding, self._component.sample_rate_hz)
         self._usage = events_pb2.Usage()
         self._rows_bound = plan.output_rows
 
-    async def execute(self, build: Callable[[], Awaitable[StageRequest]]) -> None:
+    async def open_early(self) -> None:
+        """Open the calls of Stream edges, so that Accepted means that those stages took the request too.
+
+        Raises the first failure; with allow_partial a stage that cannot be had is reported and left out.
+        """
+        early = [call for call in self._calls if call.opens_early]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call in early:
+                    group.create_task(self._open(call))
+        except BaseExceptionGroup as group_error:
+            raise first_error(group_error) from None
+
+    async def _open(self, call: EdgeCall) -> None:
+        try:
+            await call.open(self._rows_bound)
+        except (OmniStageError, OmniProtoError) as error:
+            if not self._plan.allow_partial:
+                raise
+            self._calls.remove(call)
+            await self._report(error, call.edge.stage)
+
+    def close(self) -> None:
+        """End what is open downstream. Idempotent."""
+        for call in self._calls:
+            call.close()
+
+    async def execute(
+        self, build: Callable[[], Awaitable[StageRequest]], receive: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Run the engine on the request that build makes, and the downstream calls, to their ends.
 
+        `receive` takes in what is still to come of the input meanwhile; an engine that needs no more ends it.
         Raises the first failure of either, after ending the other; with allow_partial a failure becomes a
         StageFailed event and what can go on goes on.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._run_call(call)) for call in self._calls]
+                receiving = None if receive is None else group.create_task(_await(receive))
                 try:
                     last = await self._run_engine(await build())
+                    if receiving is not None:
+                        receiving.cancel()
                     await self._finish(last)
                 except (OmniStageError, OmniProtoError) as error:
                     if not self._plan.allow_partial:
                         raise
+                    if receiving is not None:
+                        receiving.cancel()
                     for task, call in zip(tasks, self._calls, strict=True):
                         task.cancel()
                         if call.opened:
@@ -99,6 +137,7 @@ class RequestRun:
             async for step in steps:
                 await self._on_step(step)
                 last = step
+        self._admitted.release_engine()
         if last is None or last.finish_reason is None:
             raise ModelExecutionError(f"the engine of stage {self._stage!r} ended the request without a finish reason")
         return last
@@ -117,7 +156,7 @@ class RequestRun:
         self._usage.completion_tokens += len(step.token_ids)
         for call in self._calls:
             if step.tensors:
-                call.feed(step.tensors, self._rows_bound)
+                call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         await self._emit(step)
 
     def _on_prompt(self, tokens: int) -> None:
@@ -170,3 +209,7 @@ class RequestRun:
                 timings=timeline.to_proto(with_steps=self._plan.include.timings),
             )
         )
+
+
+async def _await(receive: Callable[[], Awaitable[None]]) -> None:
+    await receive()

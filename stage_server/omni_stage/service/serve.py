@@ -14,7 +14,7 @@ from pathlib import Path
 
 import prometheus_client
 
-from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
 from omni_stage.service.admission import Admission, default_byte_budget
@@ -23,6 +23,7 @@ from omni_stage.service.drain import drain
 from omni_stage.service.health import StageHealth
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.plan import reads_stream
 from omni_stage.service.server import MetricsServer, bind, build_health_server, build_main_server
 from omni_stage.service.servicer import StageRuntime, StageServicer
 from omni_stage.service.termination import ExitCode, write_termination
@@ -81,7 +82,6 @@ class StageServer:
         self._stack.callback(metrics.close)
         engine = await asyncio.to_thread(build_engine, config)
         self._engine = engine
-        _warn_of_stream_edges(config)
         await engine.start()
         runtime = self.runtime = self._build_runtime(engine)
         self._stack.push_async_callback(runtime.channels.close)
@@ -152,6 +152,8 @@ class StageServer:
 
     def _build_runtime(self, engine: StageEngine) -> StageRuntime:
         admission = self.admission
+        if reads_stream(self.config):
+            admission.max_streamed = engine.max_streamed
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
         return StageRuntime(
@@ -210,9 +212,3 @@ def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-
-
-def _warn_of_stream_edges(config: StageConfig) -> None:
-    edges = [edge.stage for edge in config.downstream if edge.mode is EdgeMode.STREAM]
-    if edges:
-        _log.warning("edges of mode Stream run as Full in this version", extra={"edges": ",".join(edges)})

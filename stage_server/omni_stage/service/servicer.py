@@ -7,6 +7,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.models.component import EdgeInput, StageRequest, UserPrompt
+from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.service.admission import Admission
 from omni_stage.service.call_metadata import forwarded_metadata
 from omni_stage.service.convert import build_prompt
@@ -89,20 +91,11 @@ class StageServicer:
         plan = plan_request(start, config, runtime.engine.component, runtime.engine.max_model_len)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
         # 3. Admit: from here on its bytes are reserved.
-        with runtime.admission.admit(plan.reserved_bytes):
-            # 4. Accepted: the caller may not retry any more.
+        with runtime.admission.admit(plan.reserved_bytes, streamed=plan.streamed) as admitted:
             writer = ResponseWriter(config.stage, context)
-            timeline = Timeline()
-            request_id = request_id_var.get()
-            await writer.send(
-                accepted=events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
-            )
-            # 5. The rest of the input, up to End.
-            while not reader.done:
-                reader.feed(await _next(messages, reader))
-            timeline.input_complete = timeline.now()
-            # 6. The engine, and the stages below.
             calls = self._calls(start, plan, writer, deadline, context)
+            request_id = request_id_var.get()
+            timeline = Timeline()
             run = RequestRun(
                 stage=config.stage,
                 request_id=request_id,
@@ -112,8 +105,25 @@ class StageServicer:
                 writer=writer,
                 timeline=timeline,
                 metrics=runtime.metrics,
+                admitted=admitted,
             )
-            await run.execute(lambda: self._stage_request(plan, reader, bool(calls)))
+            with closing(run):
+                # 4. Accepted, by the stages of Stream edges first: the caller may not retry any more.
+                await run.open_early()
+                timeline.accept()
+                await writer.accept(
+                    events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
+                )
+                # 5. The rest of the input, up to End, before the engine or beside it; 6. the stages below.
+                if plan.streamed:
+                    stream = EdgeStream()
+                    await run.execute(
+                        lambda: self._stage_request(plan, stream, bool(calls)),
+                        lambda: self._receive(messages, reader, stream, timeline),
+                    )
+                else:
+                    await self._receive(messages, reader, None, timeline)
+                    await run.execute(lambda: self._stage_request(plan, reader, bool(calls)))
             # 7. The entry tells how all of it ended.
             if config.input is None:
                 stages = writer.summarize(config.stages)
@@ -155,20 +165,38 @@ class StageServicer:
             for edge in plan.calls
         ]
 
-    async def _stage_request(self, plan: RequestPlan, reader: RequestReader, want_tensors: bool) -> StageRequest:
+    async def _receive(
+        self, messages: AsyncIterator[WireMessage], reader: RequestReader, stream: EdgeStream | None, timeline: Timeline
+    ) -> None:
+        """Read up to End; rows go to stream as they come. Raises ProtocolViolationError, TensorError."""
+        while not reader.done:
+            reader.feed(await _next(messages, reader))
+            if stream is not None and reader.edge is not None and not reader.done:
+                stream.put(to_torch(reader.edge.take()), reader.edge.complete_tensors)
+        timeline.input_complete = timeline.now()
+        if reader.edge is not None and self._config.input is not None:
+            self._runtime.metrics.input_received(
+                self._config.input.source, reader.edge.received_bytes, len(reader.tensors)
+            )
+        if stream is not None:
+            stream.end()
+
+    async def _stage_request(
+        self, plan: RequestPlan, received: RequestReader | EdgeStream, want_tensors: bool
+    ) -> StageRequest:
         """The engine's request. Decoding of media runs in a thread. Raises InvalidMediaError, TensorError."""
-        source: UserPrompt | EdgeInput
-        if plan.prompt is not None:
-            received = {media_id: buffer.data for media_id, buffer in reader.media.items()}
+        source: UserPrompt | EdgeInput | EdgeStream
+        if isinstance(received, EdgeStream):
+            source = received
+        elif plan.prompt is not None:
+            media = {media_id: buffer.data for media_id, buffer in received.media.items()}
             if plan.prompt.media:
-                source = await asyncio.to_thread(build_prompt, plan.prompt, received)
+                source = await asyncio.to_thread(build_prompt, plan.prompt, media)
             else:
-                source = build_prompt(plan.prompt, received)
-            reader.media = {}
-        elif plan.edge is not None and self._config.input is not None:
-            tensors = to_torch(reader.tensors)
-            self._runtime.metrics.input_received(self._config.input.source, plan.edge.received_bytes, len(tensors))
-            source = EdgeInput(tensors)
+                source = build_prompt(plan.prompt, media)
+            received.media = {}
+        elif plan.edge is not None:
+            source = EdgeInput(to_torch(received.tensors))
         else:
             raise ConfigurationError(f"stage {self._config.stage!r} has neither a prompt nor an edge", field="input")
         return StageRequest(

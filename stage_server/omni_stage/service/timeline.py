@@ -26,6 +26,10 @@ class Timeline:
     finished: int = 0
     steps: list[int] = field(default_factory=list)
 
+    def accept(self) -> None:
+        """The request is accepted now: the zero of every mark."""
+        self.accepted_unix_ns, self.accepted_ns = time.time_ns(), time.monotonic_ns()
+
     def now(self) -> int:
         """ns since Accepted, at least 1: 0 means never."""
         return self.since(time.monotonic_ns())

@@ -1,0 +1,140 @@
+"""The pipeline whose talker starts on the thinker's first rows, in three processes: equal to Full, and earlier."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFinished, TokenDelta
+from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+
+pytestmark = pytest.mark.pipeline
+
+LONG_THINKER = {"max_tokens": 48, "ignore_eos": True}
+JOBS: dict[str, dict[str, Any]] = {
+    "greedy": {"text": "Hello"},
+    "another length": {"text": "What do you know about the weather in the mountains?"},
+    "seeded": {"text": "Hi", "seed": 5, "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}}},
+    "long, seeded": {
+        "text": "One, two, three",
+        "seed": 2**40,
+        "sampling": {
+            "thinker": {"temperature": 1.0, **LONG_THINKER},
+            "talker": {"temperature": 0.9, "max_tokens": 80, "ignore_eos": True},
+        },
+    },
+    "one word": {"text": "a", "sampling": {"thinker": {"max_tokens": 2, "ignore_eos": True}}},
+    "nothing to speak": {"text": "a b", "sampling": {"thinker": {"max_tokens": 1}}},
+    "talker stops first": {
+        "text": "Tell me more",
+        "sampling": {"thinker": LONG_THINKER, "talker": {"max_tokens": 3, "ignore_eos": True}},
+    },
+    "repetition penalty": {"text": "Go on", "sampling": {"talker": {"repetition_penalty": 1.4}}, "voice": "Ethan"},
+}
+
+
+@pytest.fixture(scope="module")
+def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    """The sample with a Stream edge from thinker to talker."""
+    folder = tmp_path_factory.mktemp("stream-pipeline")
+    with run_pipeline(SAMPLES / "tiny-omni-stream.yaml", tiny_checkpoint, folder) as running:
+        yield running
+
+
+async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
+    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
+    return await client.run(**{**arguments, **job, **more})
+
+
+def outcome(result: Any) -> Any:
+    """Everything that must not depend on the edge's mode. Of the sound its length: batches round differently."""
+    reasons = {stage: finished.finish_reason for stage, finished in result.finished.items()}
+    return result.text, dict(result.token_ids), reasons, len(result.audio)
+
+
+async def test_equal_to_full_alone_and_eight_at_once(
+    stream_pipeline: RunningPipeline, tiny_pipeline: RunningPipeline
+) -> None:
+    async with AsyncOmniClient(tiny_pipeline.endpoint) as full, AsyncOmniClient(stream_pipeline.endpoint) as stream:
+        expected = {name: outcome(await run(full, job)) for name, job in JOBS.items()}
+        for name in ("long, seeded", "talker stops first", "nothing to speak"):
+            assert outcome(await run(stream, JOBS[name])) == expected[name], name
+        together = await asyncio.gather(*(run(stream, job) for job in JOBS.values()))
+    for name, result in zip(JOBS, together, strict=True):
+        assert outcome(result) == expected[name], name
+    assert expected["nothing to speak"][2]["talker"] == "empty_input"
+    assert len(set(map(str, expected.values()))) == len(JOBS), "jobs that all answer alike show nothing"
+
+
+async def test_the_talker_speaks_before_the_thinker_has_ended(stream_pipeline: RunningPipeline) -> None:
+    order: list[str] = []
+    timings = {}
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+        job = {**JOBS["long, seeded"], "include_token_ids": True, "include_codec_tokens": True}
+        async for event in client.generate(**job, include_timings=True, timeout=100.0):
+            if isinstance(event, TokenDelta):
+                order += [event.stage] * len(event.ids)
+            elif isinstance(event, StageFinished):
+                order.append(f"{event.stage} finished")
+                timings[event.stage] = event.timings
+    assert order.index("talker") < order.index("thinker finished")
+    last_thinker = len(order) - 1 - order[::-1].index("thinker")
+    assert order.index("talker") < last_thinker, "the first codec token came before the last word"
+    talker = timings["talker"]
+    assert 0 < talker.first_output_ns < talker.input_complete_ns, "the talker's own clock says so too"
+
+
+REFUSED = {"min_tokens": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_a_streamed_stage_cannot_honour_is_refused_before_anything_is_written(
+    stream_pipeline: RunningPipeline, name: str
+) -> None:
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+        events = client.generate(text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=60)
+        # Not even Accepted comes: the talker was asked first.
+        with pytest.raises(OmniRequestError) as caught:
+            await anext(events)
+    assert (caught.value.code.name, caught.value.stage) == ("INVALID_ARGUMENT", "talker")
+    assert caught.value.field == f"start.sampling[talker].{name}"
+
+
+async def test_calls_that_are_left_free_their_sessions(stream_pipeline: RunningPipeline) -> None:
+    """More half-fed sessions are left than the talker takes at once; then it takes that many again."""
+    long = {"thinker": {"max_tokens": 1500, "ignore_eos": True}, "talker": {"max_tokens": 1800, "ignore_eos": True}}
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+
+        async def leave() -> None:
+            events = client.generate(text="Hello", sampling=long, include_codec_tokens=True, timeout=60)
+            async for event in events:
+                if isinstance(event, TokenDelta) and event.stage == "talker":
+                    break
+            await events.aclose()
+
+        for _ in range(3):
+            await asyncio.gather(*(leave() for _ in range(6)))
+        expected = outcome(await run(client, JOBS["seeded"]))
+        for result in await asyncio.gather(*(run(client, JOBS["seeded"]) for _ in range(8))):
+            assert outcome(result) == expected
+
+
+async def test_more_than_it_takes_is_refused_at_once_or_served(stream_pipeline: RunningPipeline) -> None:
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+        expected = outcome(await run(client, JOBS["greedy"]))
+        results = await asyncio.wait_for(
+            asyncio.gather(*(run(client, JOBS["greedy"]) for _ in range(30)), return_exceptions=True), 120
+        )
+        served = [item for item in results if not isinstance(item, BaseException)]
+        refused = [item for item in results if isinstance(item, BaseException)]
+        assert len(served) >= 8
+        assert all(outcome(item) == expected for item in served)
+        for error in refused:
+            assert isinstance(error, OmniRequestError)
+            assert (error.code.name, error.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_REQUESTS")
+            assert error.retry_after_s
+        assert outcome(await run(client, JOBS["greedy"])) == expected
