@@ -45,7 +45,7 @@ def build_desired(
 ) -> list[Manifest]:
     """Every child that must exist now: what revisions share, and the parts of them that the rollout asks for."""
     owner = Owner(name=observed.name, namespace=observed.namespace, uid=observed.uid)
-    desired = build_shared(pipelines[rollout.target], owner, settings, rollout.serving)
+    desired = build_shared(owner, rollout.serving)
     for part in rollout.parts:
         built = build_revision_set(pipelines[part.revision], part.revision, owner, settings, replicas=part.replicas)
         desired += [child for child in built if part.wants(child)]

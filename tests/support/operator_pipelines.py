@@ -63,7 +63,7 @@ def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, **opti
     """Every child once the pipeline's revision serves."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
-    return [*build_shared(pipeline, owner, settings, revision), *build_set(pipeline, settings, **options)]
+    return [*build_shared(owner, revision), *build_set(pipeline, settings, **options)]
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:

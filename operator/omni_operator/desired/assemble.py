@@ -22,7 +22,7 @@ from omni_proto.pipeline import OmniPipeline, Stage, compile_stages
 from omni_proto.stage_config import StageConfig
 
 
-def build_shared(pipeline: OmniPipeline, owner: Owner, settings: BuildSettings, serving: str | None) -> list[Manifest]:
+def build_shared(owner: Owner, serving: str | None) -> list[Manifest]:
     """Children of the pipeline as a whole: its ServiceAccount and its stable Services.
 
     The Services select the entry stage of the serving revision; None means that nothing serves yet.

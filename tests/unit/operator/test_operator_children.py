@@ -142,7 +142,7 @@ class TestServices:
     """Stable entry and headless stages."""
 
     def test_entry_selects_the_serving_revision_by_role(self) -> None:
-        headless, entry = build_shared(make_pipeline(), OWNER, SETTINGS, "abc1234")[1:]
+        headless, entry = build_shared(OWNER, "abc1234")[1:]
         assert entry["metadata"]["name"] == "demo"
         assert headless["metadata"]["name"] == "demo-headless"
         assert headless["spec"]["clusterIP"] == "None"
@@ -152,7 +152,7 @@ class TestServices:
             assert "omnipipeline.io/stage" not in service["spec"]["selector"]
 
     def test_while_nothing_serves_no_pod_is_selected(self) -> None:
-        children = [*build_shared(make_pipeline(), OWNER, SETTINGS, None), *build_set(make_pipeline())]
+        children = [*build_shared(OWNER, None), *build_set(make_pipeline())]
         entry = next(child for child in children if key_of(child) == ("Service", "demo"))
         assert names.serving_revision(entry["spec"]["selector"]) is None
         for deployment in (child for child in children if child["kind"] == "Deployment"):
