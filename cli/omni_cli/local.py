@@ -125,14 +125,14 @@ class LocalPipeline:
                 self._end_processes(grace_s=0)
 
     def check(self) -> None:
-        """Raises LocalRunError if a stage has ended."""
+        """Raises LocalRunError if a stage has ended, or says that it cannot go on (kubelet would restart it)."""
         for process in self._processes:
-            if process.poll() is not None:
+            if process.poll() is not None or process.has_given_up():
                 self._failed = True
                 raise LocalRunError(self._explain_end(process))
 
     def watch(self, is_stopping: Callable[[], bool]) -> None:
-        """Return when is_stopping() is true. Raises LocalRunError when a stage ends before."""
+        """Return when is_stopping() is true. Raises LocalRunError when a stage ends or gives up before."""
         while not is_stopping():
             self.check()
             time.sleep(POLL_S)

@@ -25,6 +25,8 @@ PR_SET_PDEATHSIG = 1
 LEFTOVER_WAIT_S = 3.0
 """How long processes that a stage started may outlive it in an orderly stop."""
 TAIL_BYTES = 64 << 10
+HANGS = "StepTimeout"
+"""Reason in the termination message of a stage server whose engine makes no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +124,20 @@ class StageProcess:
             return None
         return StageAddress(grpc=int(data["grpc"]), health=int(data["health"]), metrics=int(data["metrics"]))
 
+    def has_given_up(self) -> bool:
+        """Whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
+        return self.poll() is None and self._read_termination().get("reason") == HANGS
+
     def describe_end(self) -> str:
         """How the stage server ended, in words, with what its termination message says."""
         status = self.poll()
         if status is None:
-            return "is running"
-        text = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
-        try:
-            said = json.loads(self.files.termination.read_text(encoding="utf-8"))
-            reason, message, field = (str(said.get(key) or "") for key in ("reason", "message", "field"))
-        except (OSError, ValueError, AttributeError):
+            text = "cannot go on" if self.has_given_up() else "is running"
+        else:
+            text = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        said = self._read_termination()
+        reason, message, field = (str(said.get(key) or "") for key in ("reason", "message", "field"))
+        if not reason and not message:
             return text
         return f"{text}: {' '.join(part for part in (reason, f'({field})' if field else '', message) if part)}"
 
@@ -149,6 +155,14 @@ class StageProcess:
     def list_tree(self) -> set[ProcessId]:
         """The stage server and all that descends from it."""
         return list_tree(self.session)
+
+    def _read_termination(self) -> dict[str, object]:
+        """What it left for kubelet; empty if it left nothing, or has not written all of it."""
+        try:
+            said = json.loads(self.files.termination.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
 
     def finish(self, known: Iterable[ProcessId] = ()) -> None:
         """End whatever is left of the stage, the known processes included, and release the log.

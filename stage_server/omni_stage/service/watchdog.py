@@ -1,4 +1,8 @@
-"""Watches the engine: a dead one ends the stage, a stuck one ends its calls and fails liveness."""
+"""Watches the engine: a dead one ends the stage; a stuck one ends its calls, refuses new ones and fails liveness.
+
+The process of a stuck engine stays, so that a person can look at it, until kubelet or `omnipipe run` ends it: the
+termination message tells both why.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import EngineDeadStageError, StepTimeoutError
 from omni_stage.service.health import StageHealth
 from omni_stage.service.in_flight import InFlight
+from omni_stage.service.termination import write_termination
 
 POLL_S = 0.5
 
@@ -80,6 +85,9 @@ class Watchdog:
             limit=f"{self._step_timeout_s:g} s",
         )
         ended = self._in_flight.fail_all(error)
+        # A late caller would wait for its deadline: another replica, or this stage after its restart, is better.
+        self._in_flight.refuse()
         _log.critical("the engine makes no step", extra={"calls_ended": ended, "limit_s": self._step_timeout_s})
+        write_termination("StepTimeout", str(error))
         await self._health.set_ready(False)
         await self._health.set_alive(False)

@@ -2,7 +2,7 @@
 
 Usage: fake_stage.py BEHAVIOURS DIRECTORY --config FILE --address-file FILE
 BEHAVIOURS is JSON: stage -> "ok" (default), "refuse", "die", "deaf", "orphan",
-"orphan-session", "loading" or "clash".
+"orphan-session", "loading", "hang" or "clash".
 """
 
 from __future__ import annotations
@@ -54,6 +54,12 @@ def main() -> None:
         if behaviour == "die" and (directory / "die").exists():
             sys.stderr.write("the last words of the stage\n")
             os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "hang" and (directory / "hang").exists():
+            sys.stderr.write("the engine makes no step\n")
+            Path(os.environ["OMNI_TERMINATION_LOG"]).write_text(
+                json.dumps({"reason": "StepTimeout", "message": "no step for 30 s", "field": ""})
+            )
+            behaviour = "ok"
         time.sleep(0.02)
     if not behaviour.startswith("orphan"):
         child.kill()

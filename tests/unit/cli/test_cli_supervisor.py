@@ -156,6 +156,17 @@ def test_death_of_a_ready_stage_names_it_and_stops_the_others(launch: Callable[.
     assert not any(is_alive(pid) for pid in run.pids())
 
 
+def test_a_stage_whose_engine_hangs_is_named_and_the_run_ends(launch: Callable[..., Run]) -> None:
+    run = launch(talker="hang")
+    run.wait_ready()
+    (run.directory / "hang").touch()
+    code, _, err = run.finish()
+    assert code == 1
+    assert "stage talker cannot go on: StepTimeout no step for 30 s" in err
+    assert "the engine makes no step" in err, "the last lines of its log"
+    assert not any(is_alive(pid) for pid in run.pids())
+
+
 def test_stage_that_ignores_sigterm_is_killed_after_the_grace(launch: Callable[..., Run]) -> None:
     run = launch(grace_s=1, talker="deaf")
     run.wait_ready()
