@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 LIST_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "conditions": ("type",),
@@ -30,7 +30,7 @@ _PORT_KEYS: Final = ("containerPort", "port")
 """`ports` is keyed by one of these and the protocol in containers and Services, and is a plain list elsewhere."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "hard", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
-_ATOMIC_PARENTS: Final = frozenset({"ingress", "egress"})
+_RULES: Final = frozenset({"ingress", "egress"})
 """NetworkPolicy rules: their `ports` have `port` but no key."""
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)\Z")
@@ -57,7 +57,8 @@ def parse_quantity(value: object) -> Fraction | None:
 def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     """Path of the first field of desired that live lacks or holds differently, e.g.
     `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live."""
-    return _differ_map(desired, live, ())
+    path = _differ_map(desired, live, _Place())
+    return None if path is None else (".".join(path).replace(".[", "[") or "(object)")
 
 
 def is_subset(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
@@ -65,60 +66,75 @@ def is_subset(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     return find_difference(desired, live) is None
 
 
+class _Place(NamedTuple):
+    """Where in an object a value is, as far as that changes how it is compared."""
+
+    name: str = ""
+    """Name of the field."""
+    parent: str = ""
+    """Name of the field around it."""
+    in_rules: bool = False
+    """Whether it is in rules of a NetworkPolicy."""
+
+
 _Path = tuple[str, ...]
+"""From the value down to the difference; built only once there is one."""
 
 
-def _differ(desired: Any, live: Any, path: _Path) -> str | None:
-    if isinstance(desired, Mapping):
-        return _differ_map(desired, live, path)
-    if isinstance(desired, list | tuple):
-        return _differ_list(desired, live, path)
-    if _is_quantity(path):
+def _differ(desired: Any, live: Any, place: _Place) -> _Path | None:
+    if isinstance(desired, dict):
+        return _differ_map(desired, live, place)
+    if isinstance(desired, list):
+        return _differ_list(desired, live, place)
+    if place.name in _QUANTITY_FIELDS or place.parent in _QUANTITY_MAPS:
         wanted = parse_quantity(desired)
         if wanted is not None:
-            return None if wanted == parse_quantity(live) else _text(path)
-    return None if _equal_scalar(desired, live) else _text(path)
+            return None if wanted == parse_quantity(live) else ()
+    return None if _equal_scalar(desired, live) else ()
 
 
-def _differ_map(desired: Mapping[str, Any], live: Any, path: _Path) -> str | None:
-    if not isinstance(live, Mapping):
-        return _text(path)
+def _differ_map(desired: Mapping[str, Any], live: Any, place: _Place) -> _Path | None:
+    if not isinstance(live, dict):
+        return ()
     for name, value in desired.items():
-        here = (*path, name)
         if name not in live:
-            return _text(here)
-        difference = _differ(value, live[name], here)
-        if difference is not None:
-            return difference
+            return (name,)
+        below = live[name]
+        if value is below:
+            continue
+        path = _differ(value, below, _Place(name, place.name, place.in_rules or name in _RULES))
+        if path is not None:
+            return (name, *path)
     return None
 
 
-def _differ_list(desired: Sequence[Any], live: Any, path: _Path) -> str | None:
-    if not isinstance(live, list | tuple):
-        return _text(path)
-    keys = _keys_of(desired, path)
+def _differ_list(desired: Sequence[Any], live: Any, place: _Place) -> _Path | None:
+    if not isinstance(live, list):
+        return ()
+    keys = _keys_of(desired, place)
     if not keys:
         if len(desired) != len(live):
-            return _text(path)
-        differences = (_differ(a, b, (*path, f"[{n}]")) for n, (a, b) in enumerate(zip(desired, live, strict=True)))
-        return next((difference for difference in differences if difference is not None), None)
-    by_key = {_key(item, keys): item for item in live if isinstance(item, Mapping)}
+            return ()
+        for number, (value, below) in enumerate(zip(desired, live, strict=True)):
+            path = _differ(value, below, place)
+            if path is not None:
+                return (f"[{number}]", *path)
+        return None
+    by_key = {_key(item, keys): item for item in live if isinstance(item, dict)}
     for item in desired:
-        here = (*path, "[" + ",".join(f"{key}={item[key]}" for key in keys if key in item) + "]")
         match = by_key.get(_key(item, keys))
-        difference = _text(here) if match is None else _differ(item, match, here)
-        if difference is not None:
-            return difference
+        path = () if match is None else _differ_map(item, match, place)
+        if path is not None:
+            return ("[" + ",".join(f"{key}={item[key]}" for key in keys if key in item) + "]", *path)
     return None
 
 
-def _keys_of(desired: Sequence[Any], path: _Path) -> tuple[str, ...]:
-    if not desired or not all(isinstance(item, Mapping) for item in desired):
+def _keys_of(desired: Sequence[Any], place: _Place) -> tuple[str, ...]:
+    if not desired or not all(isinstance(item, dict) for item in desired):
         return ()
-    name = path[-1] if path else ""
-    if name != "ports":
-        return LIST_KEYS.get(name, ())
-    if any(parent in _ATOMIC_PARENTS for parent in path):
+    if place.name != "ports":
+        return LIST_KEYS.get(place.name, ())
+    if place.in_rules:
         return ()
     for key in _PORT_KEYS:
         if all(key in item for item in desired):
@@ -128,7 +144,7 @@ def _keys_of(desired: Sequence[Any], path: _Path) -> tuple[str, ...]:
 
 def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
     # The server fills in TCP, which builders leave out.
-    return tuple(item.get(key, "TCP" if key == "protocol" else None) for key in keys)
+    return tuple([item.get(key, "TCP" if key == "protocol" else None) for key in keys])
 
 
 def _equal_scalar(desired: Any, live: Any) -> bool:
@@ -138,11 +154,3 @@ def _equal_scalar(desired: Any, live: Any) -> bool:
     if isinstance(desired, int | float) and isinstance(live, int | float):
         return desired == live
     return type(desired) is type(live) and bool(desired == live)
-
-
-def _is_quantity(path: _Path) -> bool:
-    return bool(path) and (path[-1] in _QUANTITY_FIELDS or (len(path) > 1 and path[-2] in _QUANTITY_MAPS))
-
-
-def _text(path: _Path) -> str:
-    return ".".join(path).replace(".[", "[") or "(object)"
