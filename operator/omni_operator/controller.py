@@ -170,16 +170,17 @@ class Controller:
     async def _work_on(self, key: PipelineKey) -> None:
         started = asyncio.get_running_loop().time()
         try:
-            report = await asyncio.wait_for(
-                self._reconciler.reconcile(key, self._queue.failures(key)), RECONCILE_TIMEOUT_S
-            )
+            # Not wait_for, which may swallow a cancellation (before Python 3.12).
+            async with asyncio.timeout(RECONCILE_TIMEOUT_S):
+                report = await self._reconciler.reconcile(key, self._queue.failures(key))
         except NotLeaderError:
             self._queue.done(key)  # winning the lease names all pipelines again
             return
-        except ApiError as error:
-            result, pause = "error", self._queue.retry(key, error.retry_after_s or 0.0)
+        except (ApiError, TimeoutError) as error:
+            asked_for_s = error.retry_after_s if isinstance(error, ApiError) else None
+            result, pause = "error", self._queue.retry(key, asked_for_s or 0.0)
             level = logging.WARNING if self._queue.failures(key) in (1, 5) else logging.INFO
-            _log.log(level, "failed, again in %.1f s: %s", pause, error)
+            _log.log(level, "failed, again in %.1f s: %s", pause, error or "took too long")
         except Exception:  # noqa: BLE001
             # A fault in a decision must not take the other pipelines down; it is loud and tried again.
             result, pause = "error", self._queue.retry(key)

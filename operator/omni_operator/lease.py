@@ -136,7 +136,8 @@ class Leadership:
         failures = 0
         while True:
             try:
-                await asyncio.wait_for(self._step(), self._times.renew_deadline_s)
+                async with asyncio.timeout(self._times.renew_deadline_s):
+                    await self._step()
                 failures = 0
             except (ApiError, TimeoutError) as error:
                 if not isinstance(error, ConflictError):  # someone else was faster: the next look shows who
