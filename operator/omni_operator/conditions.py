@@ -169,7 +169,7 @@ def judge_progressing(assessment: Assessment) -> Verdict:
     if phase is Phase.INCOMPLETE:
         # The pods start for the first time, or there are more of them than before.
         first = not all(stage.is_ready for stage in assessment.stages)
-        reason = Reason.STARTING if first else Reason.SCALING
+        reason = Reason.STARTING if first else Reason.UPDATING
     else:
         reason = _PROGRESS[phase]
     return Verdict(True, reason, _describe_progress(assessment))
@@ -192,8 +192,8 @@ def _describe_progress(assessment: Assessment) -> str:
             return f"revision {target} serves; requests to the old one end" + (f": {waiting}" if waiting else "")
         case Phase.SUSPENDING:
             return f"pods end, as spec.suspend asks: {waiting}"
-        case Phase.UPDATING:
-            return f"pods of revision {target} are replaced in place: {waiting}"
+        case _ if all(stage.is_ready for stage in assessment.stages):
+            return f"pods of revision {target} are brought up to the spec: {waiting}"
         case _:
             # Which stages are missing is in Ready: said once, it is written once.
             return f"pods of revision {target} start"

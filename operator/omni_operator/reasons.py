@@ -18,7 +18,6 @@ class Reason(StrEnum):
     # Progressing=True
     STARTING = "Starting"
     UPDATING = "Updating"
-    SCALING = "Scaling"
     ROLLING_OUT = "RollingOut"
     ROLLOUT_NEEDS_CAPACITY = "RolloutNeedsCapacity"
     WAITING_FOR_OLD_REVISION = "WaitingForOldRevision"
@@ -83,10 +82,9 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.UPDATING: Explanation(
         "Progressing=True",
-        "A compatible change replaces pods in place; the others go on serving.",
+        "Pods are added, removed or replaced in place by a compatible change; the others go on serving.",
         "Wait. If new pods find no room, let old ones go first: spec.rollout.maxSurge: 0, maxUnavailable: 1.",
     ),
-    Reason.SCALING: Explanation("Progressing=True", "A stage has not all its replicas yet.", "Wait."),
     Reason.ROLLING_OUT: Explanation(
         "Progressing=True",
         "A new revision starts beside the one that serves.",

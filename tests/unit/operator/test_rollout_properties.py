@@ -186,7 +186,9 @@ class Rollouts(RuleBasedStateMachine):
             self.check_switch(self.cluster.selected(), write["spec"]["selector"][REVISION_LABEL])
 
     def check_end(self, stage: str, revision: str) -> None:
-        """A stage may end only when no pod of the one above is left."""
+        """A stage may end only when no pod of the one above is left, and not while its set serves."""
+        serves = revision == self.cluster.selected() and self.view(self.specs).can_serve(revision)
+        assert self.disturbed or not serves, f"{stage} ends while its set ({revision}) is selected"
         for above in self.writers(revision, stage):
             assert not self.cluster.revision_pods(revision, above), f"{stage} ends before {above} ({revision})"
 
