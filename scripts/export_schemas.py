@@ -1,4 +1,4 @@
-"""Writes the exported schemas in docs/reference. `--check` writes nothing and fails when one is stale."""
+"""Writes the CRD and the exported schemas in docs/reference. `--check` writes nothing and fails when one is stale."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from omni_proto.pipeline.crd import render_crd
 from omni_proto.stage_config import StageConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,7 +21,10 @@ def render_stage_config_schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
-EXPORTS = {"docs/reference/stage-config.schema.json": render_stage_config_schema}
+EXPORTS = {
+    "docs/reference/stage-config.schema.json": render_stage_config_schema,
+    "manifests/crd/omnipipelines.yaml": render_crd,
+}
 
 
 def list_stale() -> list[str]:

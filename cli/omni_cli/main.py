@@ -46,10 +46,11 @@ def fail(message: str) -> typer.Exit:
 
 def read_pipeline(path: Path) -> OmniPipeline:
     """The pipeline in the file. Prints every problem and exits 1 if there is one."""
-    from omni_proto.pipeline import PipelineError, load_pipeline
+    from omni_proto.pipeline import PipelineError
+    from omni_proto.pipeline.offline import load_checked
 
     try:
-        return load_pipeline(path)
+        return load_checked(path)
     except PipelineError as error:
         sys.stderr.write(f"{error}\n")
         raise typer.Exit(1) from error

@@ -18,8 +18,11 @@ from pydantic.alias_generators import to_camel
 
 SCHEMA_VERSION: Final = 1
 
-StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=r"^[a-z][a-z0-9]*$")]
-ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=r"^[a-z0-9_]+/[a-z0-9_]+$")]
+STAGE_NAME_PATTERN: Final = r"^[a-z][a-z0-9]*$"
+COMPONENT_PATTERN: Final = r"^[a-z0-9_]+/[a-z0-9_]+$"
+
+StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=STAGE_NAME_PATTERN)]
+ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=COMPONENT_PATTERN)]
 
 
 class StageConfigError(ValueError):

@@ -1,6 +1,5 @@
 """The OmniPipeline resource (v1alpha1): its types, how it is read, and how it compiles to stage configurations."""
 
-from omni_proto.pipeline.checks import Problem
 from omni_proto.pipeline.compile import (
     ModelPathError,
     compile_stages,
@@ -13,7 +12,8 @@ from omni_proto.pipeline.compile import (
     stages_from,
 )
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
-from omni_proto.pipeline.load import PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline.load import load_pipeline, parse_pipeline, type_document
+from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline, Stage
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "resolve_model_path",
     "stages_for_outputs",
     "stages_from",
+    "type_document",
 ]

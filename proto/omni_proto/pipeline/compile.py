@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.resource import OmniPipeline, Stage
 from omni_proto.stage_config import (
     DownstreamStage,
@@ -70,8 +71,15 @@ def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Output]) -> l
 
 
 def gpus_of(stage: Stage) -> int:
-    """GPU count of one pod of the stage; 0 means CPU."""
-    return int(stage.resources.limits.get(GPU_RESOURCE, 0))
+    """GPU count of one pod of the stage; 0 means CPU.
+
+    Raises PipelineError if it is no whole number, which the API refuses, but the types alone do not.
+    """
+    limit = stage.resources.limits.get(GPU_RESOURCE, 0)
+    if not str(limit).isdecimal():
+        problem = Problem(f"resources.limits[{GPU_RESOURCE}]", f"must be a whole number, found {limit}")
+        raise PipelineError(f"stage {stage.name}", [problem])
+    return int(limit)
 
 
 def resolve_model_path(pipeline: OmniPipeline, model_dir: str | None = None) -> str:

@@ -6,33 +6,40 @@ resource offers is here: no hostPath, no securityContext, no service account. Ev
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, JsonValue, StringConstraints
 
 from omni_proto.stage_config import ConfigModel
 
 GPU_RESOURCE = "nvidia.com/gpu"
 """The extended resource that counts GPUs."""
 
-SubdomainName = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-]
-LabelKey = Annotated[
-    str,
-    StringConstraints(
-        min_length=1,
-        max_length=317,
-        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-    ),
-]
-LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+
+def list_map(*keys: str) -> dict[str, JsonValue]:
+    """For json_schema_extra of a list field: its items are told apart by these keys, and merged by them."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+LIST_SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
+"""For json_schema_extra of a list field: no item twice. Lists that say nothing are replaced as a whole."""
+SERVER_DEFAULT: Final[dict[str, JsonValue]] = {"x-server-default": True}
+"""For json_schema_extra of an object: the API server fills it in where it is missing. Others are left as they are, for
+defaults of what nobody wrote would fill every stage."""
+
+SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_VALUE_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+SubdomainName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=SUBDOMAIN_PATTERN)]
+LabelKey = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=LABEL_KEY_PATTERN)]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE_PATTERN)]
 AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=32)]
 Annotations = Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)]
 Quantity = (
-    Annotated[int, Field(ge=0, le=2**53)]
-    | Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$")]
+    Annotated[int, Field(ge=0, le=2**53)] | Annotated[str, StringConstraints(max_length=32, pattern=QUANTITY_PATTERN)]
 )
 Weight = Annotated[int, Field(ge=1, le=100)]
 

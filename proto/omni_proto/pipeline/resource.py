@@ -1,18 +1,19 @@
 """The OmniPipeline resource, omnipipeline.io/v1alpha1: an any-to-any model as a graph of stages.
 
-One source: the CRD, its reference page, `omnipipe validate` and `omnipipe run` all come from these classes. Status is
-not here: only the operator writes it.
+One source: the CRD, its reference page, `omnipipe validate` and `omnipipe run` all come from these classes and from the
+rules between their fields in rules.py. Status is in status.py: only the operator writes it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from omni_proto.pipeline.checks import PipelineProblems, check_pipeline
 from omni_proto.pipeline.kubernetes import (
+    LIST_SET,
+    SERVER_DEFAULT,
     Affinity,
     Annotations,
     LabelKey,
@@ -24,6 +25,7 @@ from omni_proto.pipeline.kubernetes import (
     SubdomainName,
     Toleration,
     TopologySpread,
+    list_map,
 )
 from omni_proto.stage_config import (
     ComponentId,
@@ -39,21 +41,19 @@ from omni_proto.stage_config import (
 API_VERSION = "omnipipeline.io/v1alpha1"
 KIND = "OmniPipeline"
 
-ModelUri = Annotated[
-    str,
-    StringConstraints(
-        min_length=1,
-        max_length=512,
-        pattern=r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
-        r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
-        r"|file:///[^\s]*)$",
-    ),
-]
-ImageName = Annotated[
-    str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$")
-]
+NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+URI_PATTERN: Final = (
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
+    r"|file:///[!-~]*)$"
+)
+IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
+PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
+
+ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
 IntOrPercent = (
-    Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=r"^(100|[0-9]{1,2})%$", max_length=4)]
+    Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
 )
 
 
@@ -93,7 +93,9 @@ class PodSettings(ConfigModel):
 
     image: ImageName | None = None
     """Image of the stage server. Default: the operator's."""
-    image_pull_secrets: Annotated[list[LocalReference], Field(max_length=8)] | None = None
+    image_pull_secrets: (
+        Annotated[list[LocalReference], Field(max_length=8, json_schema_extra=list_map("name"))] | None
+    ) = None
     """Secrets to pull the image with."""
     runtime_class_name: SubdomainName | None = None
     """RuntimeClass of the pods, e.g. nvidia."""
@@ -109,7 +111,9 @@ class PodSettings(ConfigModel):
     """Further labels of the pods."""
     pod_annotations: Annotations | None = None
     """Further annotations of the pods."""
-    topology: Annotated[list[TopologySpread], Field(max_length=4)] | None = None
+    topology: Annotated[list[TopologySpread], Field(max_length=4, json_schema_extra=list_map("topologyKey"))] | None = (
+        None
+    )
     """How replicas are spread. Default: over hosts where possible."""
 
 
@@ -135,9 +139,11 @@ class Stage(PodSettings):
     """Resources of one pod; limits["nvidia.com/gpu"] is the GPU count. Default: none, the stage runs on the CPU."""
     engine_args: EngineArgs = EngineArgs()
     """Arguments of the engine."""
-    inputs: Annotated[list[StageInput], Field(max_length=1)] = Field(default_factory=list)
+    inputs: Annotated[list[StageInput], Field(max_length=1, json_schema_extra=list_map("from"))] = Field(
+        default_factory=list
+    )
     """The stage that this one reads; none for the entry stage."""
-    outputs: Annotated[list[Output], Field(max_length=2)] = Field(default_factory=list)
+    outputs: Annotated[list[Output], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
     """Modalities that the stage returns to the client."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling of requests that do not say."""
@@ -166,21 +172,41 @@ class Rollout(ConfigModel):
     """Pods that may be missing while a compatible change rolls through a stage: a number or a percentage."""
 
 
+def _is_tree(stages: list[Stage]) -> bool:
+    names = {stage.name for stage in stages}
+    reached = {stage.name for stage in stages if not stage.inputs}
+    if len(names) != len(stages) or len(reached) != 1:
+        return False
+    for _ in stages:
+        reached |= {stage.name for stage in stages if stage.inputs and stage.inputs[0].source in reached}
+    return reached == names
+
+
 class PipelineSpec(ConfigModel):
     """What is asked for."""
 
     model: Model
     """The checkpoint that all stages share."""
-    stages: Annotated[list[Stage], Field(min_length=1, max_length=16)]
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
     """The stages, in any order: an out-tree with one entry."""
     defaults: PodSettings = PodSettings()
     """Pod settings of every stage that does not say."""
-    timeouts: PipelineTimeouts = PipelineTimeouts()
+    timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
     """Times of the whole pipeline, in seconds."""
-    rollout: Rollout = Rollout()
+    rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
     suspend: bool = False
     """Run no pods; all else stays."""
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> PipelineSpec:
+        # The one rule between fields that is here as well as in rules.py: what walks the graph relies on it to end.
+        if not _is_tree(self.stages):
+            raise ValueError(
+                "stages must be a tree: names used once, one stage without inputs, all others below it; "
+                "`omnipipe validate` names the offender"
+            )
+        return self
 
 
 class Metadata(BaseModel):
@@ -213,13 +239,6 @@ class OmniPipeline(ConfigModel):
     """Name, labels and annotations."""
     spec: PipelineSpec
     """What is asked for."""
-
-    @model_validator(mode="after")
-    def _check(self) -> OmniPipeline:
-        problems = check_pipeline(self)
-        if problems:
-            raise PipelineProblems(problems)
-        return self
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. Raises KeyError."""

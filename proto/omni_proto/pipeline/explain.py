@@ -1,0 +1,95 @@
+"""jsonschema's errors in words that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jsonschema
+from pydantic.alias_generators import to_camel
+
+from omni_proto.pipeline import kubernetes as k8s
+from omni_proto.pipeline.problems import FieldPath
+from omni_proto.pipeline.resource import PERCENT_PATTERN
+
+_TYPE_WORDS: Final = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+_PATTERN_WORDS: Final = {
+    k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
+    k8s.LABEL_KEY_PATTERN: "a key such as team or example.com/team",
+    k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
+    k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
+    PERCENT_PATTERN: "a number up to 64 or a percentage such as 25%",
+}
+
+
+def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]]:
+    """The problems that one error of jsonschema tells of: path and words."""
+    path = tuple(error.absolute_path)
+    if error.validator == "required":
+        # One error for each missing field, none of which says which.
+        for name in error.validator_value:
+            if name not in error.instance:
+                yield (*path, name), "is missing"
+    elif error.validator == "additionalProperties":
+        known = error.schema.get("properties", {})
+        for name in error.instance:
+            if name not in known:
+                yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
+    else:
+        words = _WORDS.get(str(error.validator))
+        yield path, words(error.validator_value, error.instance) if words else error.message
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(to_camel(name), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _wrong_type(expected: str | list[str], value: Any) -> str:
+    kind = expected if isinstance(expected, str) else expected[0]
+    if kind == "string" and isinstance(value, bool | int | float):
+        return f"must be text; put quotes around {_show(value)}"
+    if kind in ("integer", "number", "boolean") and isinstance(value, str):
+        return f"must be {_TYPE_WORDS[kind]}, found the text {_show(value)}"
+    return f"must be {_TYPE_WORDS[kind]}, found {_show(value)}"
+
+
+def _wrong_pattern(pattern: str, value: Any) -> str:
+    words = _PATTERN_WORDS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
+    return f"must be {words}, found {_show(value)}"
+
+
+def _bound(words: str) -> Callable[[Any, Any], str]:
+    return lambda bound, value: f"must be {words} {bound}, found {_show(value)}"
+
+
+_WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
+    "type": _wrong_type,
+    "pattern": _wrong_pattern,
+    "const": lambda expected, value: f"must be {expected}, found {_show(value)}",
+    "enum": lambda choices, value: f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}",
+    "anyOf": lambda choices, value: f"must be a whole number or text, found {_show(value)}",
+    "minimum": _bound("at least"),
+    "maximum": _bound("at most"),
+    "exclusiveMinimum": _bound("above"),
+    "exclusiveMaximum": _bound("below"),
+    "minLength": lambda bound, value: "must not be empty",
+    "maxLength": lambda bound, value: f"has {len(value)} characters; at most {bound} are allowed",
+    "minItems": lambda bound, value: f"has {len(value)} items; at least {bound} is needed",
+    "maxItems": lambda bound, value: f"has {len(value)} items; at most {bound} are allowed",
+    "maxProperties": lambda bound, value: f"has {len(value)} keys; at most {bound} are allowed",
+}

@@ -1,0 +1,53 @@
+"""The API server with our CRD and `omnipipe validate` give one verdict on every pipeline, and name the same field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from omni_proto.pipeline import PipelineError
+from omni_proto.pipeline.offline import fill_in, parse_checked
+from support.controlplane.api import ApiError, Manifest, path_of
+from support.controlplane.api_server import ApiServer
+from support.spec_table import BAD, GOOD, make
+
+pytestmark = pytest.mark.controlplane
+DRY_RUN = f"{path_of('OmniPipeline', 'default')}?dryRun=All&fieldValidation=Strict"
+
+
+def create(server: ApiServer, document: Manifest) -> Manifest:
+    return server.admin.call("POST", DRY_RUN, document)
+
+
+def test_the_table_is_large_enough() -> None:
+    assert len(BAD) >= 60
+    assert len(GOOD) >= 20
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda name: name.replace(" ", "-"))
+def test_api_server_refuses_and_says_why(api_server: ApiServer, case: str) -> None:
+    bad = BAD[case]
+    with pytest.raises(ApiError) as caught:
+        create(api_server, make(*bad.edits))
+    assert caught.value.code in (400, 422)
+    assert bad.field in caught.value.message
+    assert bad.message in caught.value.message
+    assert "failed rule" not in caught.value.message, "a message could not be made"
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
+def test_api_server_accepts_and_stores_what_offline_validation_fills_in(api_server: ApiServer, case: str) -> None:
+    stored = create(api_server, make(*GOOD[case]))
+    assert stored["spec"] == fill_in(make(*GOOD[case]))["spec"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"apiVersion": "omnipipeline.io/v1"}, {"kind": "Pipeline"}, {"kind": None}, {"apiVersion": None}]
+)
+def test_objects_of_another_kind_are_refused_by_both(api_server: ApiServer, change: Manifest) -> None:
+    document = {name: value for name, value in {**make(), **change}.items() if value is not None}
+    with pytest.raises(ApiError):
+        create(api_server, document)
+    with pytest.raises(PipelineError):
+        parse_checked(json.dumps(document))

@@ -1,0 +1,18 @@
+"""Wrong and right pipelines: one table for the API server with our CRD and for `omnipipe validate`.
+
+Each case is one right pipeline with some fields set. A wrong one tells the field and the words that both must say;
+where the API server's own words are for programmers, `offline` has those of `omnipipe validate`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from support.bad_field_specs import BAD_FIELDS
+from support.bad_rule_specs import BAD_RULES
+from support.good_specs import GOOD
+from support.spec_edits import Bad, make
+
+__all__ = ["BAD", "BAD_FIELDS", "BAD_RULES", "GOOD", "Bad", "make"]
+
+BAD: Final[dict[str, Bad]] = {**BAD_FIELDS, **BAD_RULES}
