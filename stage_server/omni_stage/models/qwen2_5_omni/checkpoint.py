@@ -61,6 +61,8 @@ class OmniCheckpoint:
     """Codec tokens below this can be sounded; token2wav has no embedding for others."""
     max_codes: int
     """Most codec tokens of one utterance."""
+    block_codes: int
+    """Codec tokens of a block, within which the diffusion transformer attends."""
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
@@ -86,6 +88,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
             text_padding_id=talker["tts_text_pad_token_id"],
             code_limit=dit["num_embeds"] + 1,
             max_codes=dit.get("max_position_embeddings", 32768) // dit["repeats"],
+            block_codes=max(1, dit.get("block_size", 24) // dit["repeats"]),
         )
     except (KeyError, TypeError) as error:
         raise ConfigurationError(

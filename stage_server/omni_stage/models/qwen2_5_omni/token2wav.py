@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,15 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
+from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.qwen2_5_omni.checkpoint import SAMPLE_RATE_HZ, OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.sampling import check_diffusion_sampling
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
+from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
+from omni_stage.models.qwen2_5_omni.windows import FADE_SAMPLES, Window
 from omni_stage.payloads import AdditionalInformationPayload
 
 COMPONENT_ID = "qwen2_5_omni/token2wav"
@@ -72,27 +75,40 @@ class Token2Wav:
         """The processor of the edge from the talker. No codec tokens end as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads tensors of a talker, not a prompt")
-        self.check_sampling(request.sampling)
-        voice = pick_voice(request.voice, self.voices)
-        checkpoint = self._checkpoint
-        codes = talker2token2wav(request.source.tensors, checkpoint.code_limit, checkpoint.max_codes)
+        settings = self._settings(request)
+        codes = self._check_codes(request.source.tensors)
         if codes is None:
             return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        return _stage_input({"codes": codes, **settings})
+
+    def open_feed(self, request: StageRequest) -> SoundFeed:
+        """Windows of codes (windows.py): the first sound comes before the last code, and differs a little."""
+        settings = self._settings(request)
+
+        def build(codes: torch.Tensor, window: Window) -> StageInput:
+            tail = 0 if window.last else FADE_SAMPLES
+            place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
+            return _stage_input({"codes": codes, **settings, **place})
+
+        return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
+
+    def _settings(self, request: StageRequest) -> dict[str, Any]:
+        """What the solver needs beside the codes. Raises InvalidRequestError."""
+        self.check_sampling(request.sampling)
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         steps = sampling.num_inference_steps or defaults.num_inference_steps
         guidance = defaults.guidance_scale if sampling.guidance_scale is None else sampling.guidance_scale
-        return StageInput(
-            prompt={"prompt_token_ids": [0]},
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {"codes": codes, "voice": [voice], "seed": [seed], "steps": [steps], "guidance": [guidance]}
-            ),
-        )
+        voice = pick_voice(request.voice, self.voices)
+        return {"voice": [voice], "seed": [seed], "steps": [steps], "guidance": [guidance]}
+
+    def _check_codes(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """An emitter without state."""
-        return Token2WavEmitter()
+        """One that passes the sound on, or one that joins the sounds of windows."""
+        return WindowEmitter() if isinstance(request.source, EdgeStream) else Token2WavEmitter()
 
     def warmup_request(self) -> StageRequest:
         """A short sound: two steps of the solver."""
@@ -101,6 +117,13 @@ class Token2Wav:
             source=EdgeInput({"codes": torch.zeros(4, dtype=torch.int64)}),
             sampling=SamplingDefaults(seed=0, num_inference_steps=2),
         )
+
+
+def _stage_input(values: dict[str, Any]) -> StageInput:
+    return StageInput(
+        prompt={"prompt_token_ids": [0]},
+        additional_information=AdditionalInformationPayload.from_mapping(values),
+    )
 
 
 class Token2WavEmitter:

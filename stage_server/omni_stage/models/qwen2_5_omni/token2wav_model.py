@@ -40,6 +40,10 @@ class Utterance:
     steps: int
     """Time points of the solver."""
     guidance: float
+    first_code: int = 0
+    """Number of the first code in the whole utterance: says which of its noise belongs to these codes."""
+    keep: tuple[int, int, int] | None = None
+    """Codes to leave out at the beginning, codes to sound, samples behind them to give as a tail; None: all."""
 
     @property
     def batch_key(self) -> tuple[int, str, int, float]:
@@ -70,12 +74,15 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         raise NotImplementedError("token2wav is not autoregressive; use generate()")
 
     @torch.inference_mode()
-    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor | Exception]:
+    def generate(
+        self, requests: Sequence[AdditionalInformationPayload]
+    ) -> list[torch.Tensor | dict[str, torch.Tensor] | Exception]:
         """One sound, float32 [samples] in [-1, 1] on the CPU, for each request, in order.
 
-        An exception in its place fails that request alone. What a whole batch raises is raised.
+        A window's is {"output": what it sounds, "tail": the samples behind that}. An exception in its place fails that
+        request alone. What a whole batch raises is raised.
         """
-        results: dict[int, torch.Tensor | Exception] = {}
+        results: dict[int, torch.Tensor | dict[str, torch.Tensor] | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
         for index, request in enumerate(requests):
             try:
@@ -86,8 +93,8 @@ class Token2WavModel(nn.Module, IsAttentionFree):
             batches.setdefault(utterance.batch_key, []).append((index, utterance))
         for batch in batches.values():
             sounds = self._speak([utterance for _, utterance in batch])
-            for (index, _), sound in zip(batch, sounds, strict=True):
-                results[index] = sound
+            for (index, utterance), sound in zip(batch, sounds, strict=True):
+                results[index] = cut_window(sound, utterance)
         return [results[index] for index in range(len(requests))]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -105,6 +112,8 @@ class Token2WavModel(nn.Module, IsAttentionFree):
             seed=_number(request, "seed", int),
             steps=_number(request, "steps", int),
             guidance=_number(request, "guidance", float),
+            first_code=_number(request, "first_code", int) if "first_code" in request else 0,
+            keep=_keep(request) if "keep" in request else None,
         )
 
     def _speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
@@ -116,7 +125,12 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         codes = torch.stack([utterance.codes for utterance in utterances]).to(device)
         speaker = voice.speaker.to(device)[:, None].expand(count, frames, -1)
         reference = voice.reference_mel.to(device).expand(count, -1, -1)
-        noise = torch.cat([make_noise(utterance.seed, frames, dit.mel_dim) for utterance in utterances]).to(device)
+        noise = torch.cat(
+            [
+                make_noise(item.seed, frames, dit.mel_dim, first_frame=item.first_code * dit.repeats)
+                for item in utterances
+            ]
+        ).to(device)
         guidance = utterances[0].guidance
 
         def velocity(time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:
@@ -139,9 +153,28 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         return [row.clone() for row in sound]
 
 
-def make_noise(seed: int, frames: int, mel_bins: int) -> torch.Tensor:
-    """float32 [1, frames, mel_bins] on the CPU: what torch.randn gives after torch.manual_seed(seed)."""
-    return torch.randn([1, frames, mel_bins], generator=torch.Generator().manual_seed(seed))
+def make_noise(seed: int, frames: int, mel_bins: int, *, first_frame: int = 0) -> torch.Tensor:
+    """float32 [1, frames, mel_bins] on the CPU: what torch.randn gives after torch.manual_seed(seed), from first_frame.
+
+    Frame f is the same whatever frames are asked for, as long as frames x mel_bins are multiples of 16: torch draws
+    normal numbers in groups of 16.
+    """
+    whole = torch.randn([1, first_frame + frames, mel_bins], generator=torch.Generator().manual_seed(seed))
+    return whole[:, first_frame:]
+
+
+def cut_window(sound: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict[str, torch.Tensor]:
+    """What of a sound [samples] is given: all of it, or a window's part and tail."""
+    if utterance.keep is None:
+        return sound
+    skip, keep, tail = utterance.keep
+    code_samples = sound.shape[0] // utterance.codes.shape[0]
+    begin, until = skip * code_samples, (skip + keep) * code_samples
+    # Clones: a slice would carry the whole sound to the front end.
+    parts = {"output": sound[begin:until].clone()}
+    if tail:
+        parts["tail"] = sound[until : until + tail].clone()
+    return parts
 
 
 def time_points(count: int, device: torch.device) -> torch.Tensor:
@@ -170,3 +203,11 @@ def _number(request: AdditionalInformationPayload, name: str, kind: Callable[[An
     if len(values) != 1 or isinstance(values[0], str) or values[0] is None:
         raise InvalidRequestError(f"{name}: must be one number", field=name)
     return kind(values[0])
+
+
+def _keep(request: AdditionalInformationPayload) -> tuple[int, int, int]:
+    values = request.list("keep")
+    if len(values) != 3 or not all(isinstance(value, int) and value >= 0 for value in values):
+        raise InvalidRequestError("keep: must be three integers of at least 0", field="keep")
+    skip, keep, tail = values
+    return int(skip or 0), int(keep or 0), int(tail or 0)
