@@ -47,7 +47,8 @@ _RANKS: Final = (
 """What is told first: what only a person can mend, before what may pass."""
 
 _QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
-_FORBIDDEN: Final = re.compile(r'(?:pods "[^"]*" is forbidden: |pod rejected: )?(?P<why>.*)', re.DOTALL)
+# With the name of the pod that could not be made, another one at each try.
+_FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
 _NODES: Final = re.compile(
     r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
 )
