@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from omni_proto.pipeline.crd import render_crd
+from omni_proto.pipeline.reference import render_reference
 from omni_proto.stage_config import StageConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,7 @@ def render_stage_config_schema() -> str:
 
 
 EXPORTS = {
+    "docs/reference/omnipipeline.md": render_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
 }

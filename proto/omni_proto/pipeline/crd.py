@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -16,7 +16,7 @@ GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "omnipipelines"
 SHORT_NAME = "omni"
 
-COLUMNS = (
+COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Ready",
         "type": "string",
@@ -55,7 +55,12 @@ COLUMNS = (
         "jsonPath": ".spec.suspend",
         "priority": 1,
     },
-    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+    {
+        "name": "Age",
+        "type": "date",
+        "description": "Time since it was made.",
+        "jsonPath": ".metadata.creationTimestamp",
+    },
 )
 """What `kubectl get omni` shows; priority 1 only with -o wide."""
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 import jsonschema
 from pydantic.alias_generators import to_camel
 
-from omni_proto.pipeline import kubernetes as k8s
+from omni_proto.pipeline.forms import FORMS
 from omni_proto.pipeline.problems import FieldPath
-from omni_proto.pipeline.resource import PERCENT_PATTERN
 
 _TYPE_WORDS: Final = {
     "string": "text",
@@ -21,13 +20,6 @@ _TYPE_WORDS: Final = {
     "boolean": "true or false",
     "object": "a mapping",
     "array": "a list",
-}
-_PATTERN_WORDS: Final = {
-    k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
-    k8s.LABEL_KEY_PATTERN: "a key such as team or example.com/team",
-    k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
-    k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
-    PERCENT_PATTERN: "a number up to 64 or a percentage such as 25%",
 }
 
 
@@ -69,7 +61,7 @@ def _wrong_type(expected: str | list[str], value: Any) -> str:
 
 
 def _wrong_pattern(pattern: str, value: Any) -> str:
-    words = _PATTERN_WORDS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
+    words = FORMS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
     return f"must be {words}, found {_show(value)}"
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from omni_proto.pipeline import kubernetes as k8s
 from omni_proto.pipeline import resource as api
+from omni_proto.pipeline.forms import FORMS
 from omni_proto.pipeline.graph_rules import GRAPH_RULES
 from omni_proto.pipeline.rule import Rule, matches, quote
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, SamplingDefaults
@@ -21,19 +22,12 @@ MAX_GPUS: Final = 64
 """Most GPUs of one stage: the largest tensor parallel size."""
 
 TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
-    api.URI_PATTERN: (matches(api.URI_PATTERN, "hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH"),),
-    api.IMAGE_PATTERN: (
-        matches(api.IMAGE_PATTERN, "the name of an image such as registry.example/omnipipeline:0.1.0"),
-    ),
-    STAGE_NAME_PATTERN: (matches(STAGE_NAME_PATTERN, "lower-case letters and digits, beginning with a letter"),),
-    COMPONENT_PATTERN: (
-        matches(
-            COMPONENT_PATTERN,
-            "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
-        ),
-    ),
+    **{
+        pattern: (matches(pattern, FORMS[pattern]),)
+        for pattern in (api.URI_PATTERN, api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
+    },
     api.NAME_PATTERN: (
-        matches(api.NAME_PATTERN, "lower-case letters, digits and dashes, beginning with a letter: it names Services"),
+        matches(api.NAME_PATTERN, FORMS[api.NAME_PATTERN]),
         Rule(
             summary="does not end with -headless: another pipeline's Service has that name",
             rule="!self.endsWith('-headless')",

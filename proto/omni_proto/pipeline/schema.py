@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from omni_proto.pipeline.kubernetes import LABEL_KEY_PATTERN
+from omni_proto.pipeline.forms import KEY_FORM
 from omni_proto.pipeline.rule import Rule, keys_match
 from omni_proto.pipeline.rules import RULES, TEXT_RULES
 
 Schema: TypeAlias = dict[str, Any]
 
-_KEY_FORMS: Final = {LABEL_KEY_PATTERN: "such as team or example.com/team"}
 _COPIED: Final = (
     *("type", "format", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern"),
     *("minItems", "maxItems", "maxProperties", "required"),
@@ -46,17 +46,18 @@ def _lookup(ref: str, definitions: Mapping[str, Schema], rules: Mapping[str, tup
 
 
 def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
-    node = _resolve(node, lookup)
+    node = resolve(node, lookup)
     if lost := set(node) - _HANDLED:
         raise ValueError(f"a structural schema has no {', '.join(sorted(lost))}: {node}")
     out: Schema = {}
     rules = list(node.get("x-rules", ()))
+    default = whole(node.get("default"))
     if "description" in node:
-        out["description"] = " ".join(node["description"].split())
+        out["description"] = _describe(node["description"], default)
     if "anyOf" in node:
         out |= _int_or_string(node["anyOf"])
     out |= {name: node[name] for name in _COPIED if name in node}
-    out |= {name: _exact(out[name]) for name in ("minimum", "maximum") if name in out}
+    out |= {name: exact_bound(out[name]) for name in ("minimum", "maximum") if name in out}
     if "const" in node:
         out["enum"] = [node["const"]]
     for bound in ("Minimum", "Maximum"):
@@ -65,7 +66,6 @@ def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
     if text_rules := TEXT_RULES.get(out.get("pattern", "")):
         del out["pattern"]
         rules += text_rules
-    default = node.get("default")
     if default is not None and (not isinstance(default, dict) or node.get("x-server-default")):
         out["default"] = default
     if "items" in node:
@@ -76,13 +76,28 @@ def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
         out["additionalProperties"] = _walk(values, lookup)
         if "patternProperties" in node:
             ((pattern, _),) = node["patternProperties"].items()
-            rules.append(keys_match(pattern, node["propertyNames"]["maxLength"], _KEY_FORMS[pattern]))
+            rules.append(keys_match(pattern, node["propertyNames"]["maxLength"], KEY_FORM))
     if rules:
         out["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
     return out
 
 
-def _exact(bound: float) -> float:
+def _describe(text: str, default: Any) -> str:
+    """On one line, with the default: `kubectl explain` shows none."""
+    text = " ".join(text.split())
+    if default is None or isinstance(default, dict | list) or "Default:" in text:
+        return text
+    return f"{text} Default: {json.dumps(default).strip(chr(34))}."
+
+
+def whole(value: Any) -> Any:
+    """300.0 as 300, as JSON has it."""
+    if isinstance(value, dict):
+        return {name: whole(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def exact_bound(bound: float) -> float:
     """The bound, or the next one towards 0 that a float64 holds.
 
     The API server keeps bounds as float64: it would round 2^63-1 up to 2^63, take that for negative and refuse all.
@@ -99,7 +114,7 @@ def _map_values(node: Schema) -> Schema | None:
     return values if isinstance(values, dict) else None
 
 
-def _resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
+def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
     """The node with $ref and Optional laid open; what is said at the field goes before what its type says."""
     while True:
         if "$ref" in node:

@@ -1,4 +1,7 @@
-"""The status of an OmniPipeline: what the operator writes, and nobody else."""
+"""The status of an OmniPipeline: what the operator writes, and nobody else.
+
+It has no defaults: what the API server filled in would look to the operator like somebody else's change.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +43,15 @@ class StageStatus(ConfigModel):
 
     name: StageName
     """Name of the stage."""
-    replicas: Count = 0
+    replicas: Count | None = None
     """Pods that there should be."""
-    ready_replicas: Count = 0
+    ready_replicas: Count | None = None
     """Pods that take requests."""
-    revision: Annotated[str, StringConstraints(max_length=63)] = ""
+    revision: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Revision of the pods that serve."""
-    endpoint: Annotated[str, StringConstraints(max_length=512)] = ""
+    endpoint: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Address of the stage inside the cluster."""
-    message: Annotated[str, StringConstraints(max_length=MAX_STAGE_MESSAGE)] = ""
+    message: Annotated[str, StringConstraints(max_length=MAX_STAGE_MESSAGE)] | None = None
     """What keeps the stage from being ready, and the next step; empty when nothing does."""
 
 
@@ -61,11 +64,11 @@ class PipelineStatus(ConfigModel):
         default_factory=list
     )
     """Ready: requests are served by every stage. Progressing: a change is on its way. Degraded: something failed."""
-    ready_stages: Annotated[str, StringConstraints(max_length=16)] = ""
+    ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Stages that are ready, of all: 2/3."""
     stages: Annotated[list[StageStatus], Field(max_length=MAX_STATUS_STAGES, json_schema_extra=list_map("name"))] = (
         Field(default_factory=list)
     )
     """The stages, one by one."""
-    url: Annotated[str, StringConstraints(max_length=512)] = ""
+    url: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051"""

@@ -43,7 +43,10 @@ def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> lis
         path = resolve_model_path(pipeline, None if model_dir is None else str(model_dir))
     except ModelPathError as error:
         raise ConfigurationError(str(error), field="model.uri") from error
-    return compile_stages(pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path=path)
+    try:
+        return compile_stages(pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path=path)
+    except PipelineError as error:
+        raise ConfigurationError(str(error), field="pipeline") from error
 
 
 def check_edges(configs: Sequence[StageConfig], components: Mapping[str, Component]) -> None:
