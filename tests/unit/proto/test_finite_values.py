@@ -14,7 +14,7 @@ def test_every_sixteen_bit_number(name: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)
     values = bfloat16_to_float32(bits) if name == "bfloat16" else bits.view(np.float16)
     dtype = dtype_info(name)
-    assert [is_finite(bits[n : n + 1].tobytes(), dtype) for n in bits] == np.isfinite(values).tolist()
+    assert [is_finite(bits[n : n + 1].tobytes(), dtype) for n in range(len(bits))] == np.isfinite(values).tolist()
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
