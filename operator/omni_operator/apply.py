@@ -7,6 +7,7 @@ on everything), so nothing is written past a failure. The next look starts over 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,17 +45,25 @@ class Outcome:
 
 
 async def apply_plan(
-    client: ApiClient, store: Store, scope: str, namespace: str, plan: Plan, metrics: ApplyMetrics
+    client: ApiClient,
+    store: Store,
+    scope: str,
+    namespace: str,
+    plan: Plan,
+    unknown: Mapping[ChildKey, ApiError],
+    metrics: ApplyMetrics,
 ) -> Outcome:
     """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
 
-    Every object to apply must be known to be ours or absent.
+    Every object to apply must be known to be ours or absent; unknown are those of which asking failed, and how.
     """
     applied = pruned = 0
     key: ChildKey | None = None
     try:
         for manifest, why in zip(plan.apply, plan.why, strict=True):
             key = key_of(manifest)
+            if key in unknown:
+                raise unknown[key]
             await _apply_child(client, store, scope, manifest, why, metrics)
             applied += 1
         for child in plan.prune:

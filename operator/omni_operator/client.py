@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
 
 from omni_operator.connection import CONNECT_TIMEOUT_S, Connection
-from omni_operator.errors import NotFoundError, UnreachableError, api_error
+from omni_operator.errors import (
+    ApiError,
+    ConflictError,
+    NotFoundError,
+    ServerError,
+    TooManyRequestsError,
+    UnreachableError,
+    api_error,
+)
 from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
 
 REQUEST_TIMEOUT_S: Final = 15.0
@@ -24,6 +32,13 @@ LIST_TIMEOUT_S: Final = 60.0
 PAGE_SIZE: Final = 500
 WATCH_SLACK_S: Final = 15.0
 """How much later than asked for the server may end a watch before the connection counts as dead."""
+
+RETRY_PAUSES_S: Final = (0.1, 0.4)
+"""Pauses before a call that may be repeated is made again, within the same look at a pipeline."""
+LONGEST_PAUSE_S: Final = 2.0
+"""A server that asks for more is asked again by the queue, which meanwhile works on something else."""
+TIMEOUT: Final = "Timeout"
+"""Reason of an UnreachableError that took its whole time: it is not repeated at once."""
 
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _JSON = "application/json"
@@ -98,9 +113,8 @@ class ApiClient:
 
     async def get(self, kind: ChildKind, namespace: str, name: str) -> Manifest | None:
         """An object, None if there is none."""
-        await self._limiter.acquire()
         try:
-            return await self._call("get", "GET", kind.path(namespace, name))
+            return await self._repeat(lambda: self._call("get", "GET", kind.path(namespace, name)))
         except NotFoundError:
             return None
 
@@ -150,7 +164,7 @@ class ApiClient:
         """Server-side apply of a whole child, forced: it must be ours or absent. Returns it as it is now."""
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._write("patch", "PATCH", path, manifest, _APPLY)
+        return await self._repeat(lambda: self._write("patch", "PATCH", path, manifest, _APPLY), (ConflictError,))
 
     async def apply_status(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of the status subresource.
@@ -159,7 +173,7 @@ class ApiClient:
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"]) + "/status"
-        return await self._write("patch", "PATCH", path, manifest, _APPLY)
+        return await self._repeat(lambda: self._write("patch", "PATCH", path, manifest, _APPLY))
 
     async def delete(
         self, kind: ChildKind, namespace: str, name: str, *, uid: str, version: str | None = None
@@ -175,14 +189,17 @@ class ApiClient:
             "preconditions": preconditions,
             "propagationPolicy": "Background",
         }
+        path = kind.path(namespace, name)
         try:
-            return await self._write("delete", "DELETE", kind.path(namespace, name), options, _JSON, params={})
+            return await self._repeat(lambda: self._write("delete", "DELETE", path, options, _JSON, params={}))
         except NotFoundError:
             return None
 
     async def create(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Create an object that is written once (an Event). Raises ConflictError if it exists."""
-        return await self._write("create", "POST", kind.path(manifest["metadata"]["namespace"]), manifest, _JSON)
+        path = kind.path(manifest["metadata"]["namespace"])
+        await self._limiter.acquire()
+        return await self._write("create", "POST", path, manifest, _JSON)
 
     async def call_unlimited(self, verb: str, method: str, path: str, body: Manifest | None = None) -> Manifest:
         """A call that neither waits its turn nor passes the gate: the lease's, which the gate depends on."""
@@ -197,6 +214,23 @@ class ApiClient:
             return False
         return any(resource.get("name") == kind.plural for resource in document.get("resources", ()))
 
+    async def _repeat(self, call: Callable[[], Awaitable[Manifest]], also: tuple[type[ApiError], ...] = ()) -> Manifest:
+        """Make a call that does no harm when it is carried out twice; again after a fault of the server, or `also`.
+
+        One fault in a hundred calls must not throw a round of fifty of them back to its start.
+        """
+        pauses_s = iter(RETRY_PAUSES_S)
+        while True:
+            await self._limiter.acquire()
+            try:
+                return await call()
+            except ApiError as error:
+                passing = isinstance(error, (ServerError, TooManyRequestsError, *also)) and error.reason != TIMEOUT
+                pause_s, asked_for_s = next(pauses_s, None), error.retry_after_s or 0.0
+                if not passing or pause_s is None or asked_for_s > LONGEST_PAUSE_S:
+                    raise
+                await asyncio.sleep(max(pause_s, asked_for_s))
+
     async def _write(
         self,
         verb: str,
@@ -210,7 +244,6 @@ class ApiClient:
             params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         if content_type == _APPLY:
             params = {**params, "force": "true"}
-        await self._limiter.acquire()
         self._may_write()
         return await self._call(verb, method, path, params=params, body=body, content_type=content_type)
 
@@ -254,7 +287,7 @@ class ApiClient:
             if not counted:
                 self._metrics.count_call(verb, "timeout" if slow else "unreachable")
             what = "no answer in time" if slow else f"{type(error).__name__}: {error}"
-            raise UnreachableError(what, reason="Timeout" if slow else "Unreachable", call=f"{verb} {path}") from error
+            raise UnreachableError(what, reason=TIMEOUT if slow else "Unreachable", call=f"{verb} {path}") from error
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

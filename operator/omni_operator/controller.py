@@ -188,7 +188,7 @@ class Controller:
         else:
             result = report.result
             if report.retry:
-                self._queue.retry(key, report.again_after_s or 0.0)
+                self._queue.retry(key, report.again_after_s or 0.0, progressed=report.progressed)
             else:
                 self._queue.done(key, report.again_after_s)
             self._note_ready(key)

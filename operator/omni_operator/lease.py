@@ -146,7 +146,7 @@ class Leadership:
                     _log.log(level, "lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
                 self._current = False
             self._announce()
-            await self._pause()
+            await self._pause(self._times.retry_s if self._current or not failures else self._times.retry_s / 4)
 
     async def release(self) -> None:
         """Give the Lease up, if held, so that a successor need not wait for it to expire."""
@@ -159,10 +159,10 @@ class Leadership:
         except ApiError as error:
             _log.warning("lease %s/%s could not be given up: %s", self._namespace, self._name, error)
 
-    async def _pause(self) -> None:
-        """Until the next attempt, or until leadership runs out."""
+    async def _pause(self, pause_s: float) -> None:
+        """Until the next attempt; leadership that runs out meanwhile is announced."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._times.retry_s * random.uniform(1.0, 1.2)  # noqa: S311
+        until = loop.time() + pause_s * random.uniform(1.0, 1.2)  # noqa: S311
         if self._announced and self._valid_until < until:
             await asyncio.sleep(max(0.0, self._valid_until - loop.time()))
             self._announce()

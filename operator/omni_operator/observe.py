@@ -7,11 +7,12 @@ object that happens to have the name. Both are asked for by name before anything
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from omni_operator.client import ApiClient
+from omni_operator.errors import ApiError
 from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKey, ChildKind, Manifest, key_of
 from omni_operator.observed import Observed
 from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
@@ -77,11 +78,29 @@ def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
     return {service: len(addresses) for service, addresses in ready.items()}
 
 
-async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> list[Manifest]:
-    """Live objects under the names of wanted children that observed lacks, whoever's they are. Raises ApiError."""
+@dataclass(frozen=True, slots=True)
+class Unlabelled:
+    """What was found under the names of children that the store lacks."""
+
+    found: tuple[Manifest, ...] = ()
+    """Live objects, whoever's they are."""
+    unknown: Mapping[ChildKey, ApiError] = field(default_factory=dict)
+    """Names of which nothing is known, for asking failed: nothing may be applied there."""
+
+
+async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> Unlabelled:
+    """Ask for the wanted children that observed lacks by their names."""
     missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
-    found = await asyncio.gather(*(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing))
-    return [manifest for manifest in found if manifest is not None]
+    answers = await asyncio.gather(
+        *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing), return_exceptions=True
+    )
+    unknown: dict[ChildKey, ApiError] = {}
+    for key, answer in zip(missing, answers, strict=True):
+        if isinstance(answer, ApiError):
+            unknown[key] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+    return Unlabelled(tuple(answer for answer in answers if isinstance(answer, dict)), unknown)
 
 
 async def observe_live_pipeline(client: ApiClient, key: PipelineKey) -> Manifest | None:

@@ -23,7 +23,7 @@ class Backoff:
     """Pauses that double from first_s up to longest_s, each shortened by up to a quarter at random."""
 
     first_s: float = 0.25
-    longest_s: float = 30.0
+    longest_s: float = 15.0
 
     def pause(self, failures: int) -> float:
         """Seconds to wait after that many failures in a row (from 1)."""
@@ -92,13 +92,15 @@ class WorkQueue(Generic[Key]):
         self._failures.pop(key, None)
         self._release(key, again_after_s)
 
-    def retry(self, key: Key, at_least_s: float = 0.0) -> float:
+    def retry(self, key: Key, at_least_s: float = 0.0, *, progressed: bool = False) -> float:
         """Key failed: again after its next pause, or at_least_s if that is longer. Returns the pause in seconds.
+
+        One that progressed begins anew with the shortest pause.
 
         Something new about the key shortens the pause, to a second or at_least_s: it may be what repairs it, but a key
         that fails on every try must not spin.
         """
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        failures = self._failures[key] = (0 if progressed else self._failures.get(key, 0)) + 1
         pause = max(self._backoff.pause(failures), at_least_s)
         self._not_before[key] = asyncio.get_running_loop().time() + max(min(pause, SHORTEST_PAUSE_S), at_least_s)
         self._release(key, pause)

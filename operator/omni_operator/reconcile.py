@@ -21,7 +21,13 @@ from omni_operator.errors import RetryClass
 from omni_operator.events import compute_events
 from omni_operator.logs import log_subject
 from omni_operator.metrics import Metrics
-from omni_operator.observe import add_children, observe_live_pipeline, observe_pipeline, observe_unlabelled
+from omni_operator.observe import (
+    Unlabelled,
+    add_children,
+    observe_live_pipeline,
+    observe_pipeline,
+    observe_unlabelled,
+)
 from omni_operator.observed import Observed
 from omni_operator.publish import is_minor, live_status, write_events, write_status
 from omni_operator.settings import OperatorSettings
@@ -49,6 +55,8 @@ class Report:
     """Whether it failed and has to be tried again with growing pauses."""
     again_after_s: float | None = None
     """When to look again though nothing may have changed by then; with retry, the least pause."""
+    progressed: bool = False
+    """With retry: whether it came further than the time before."""
 
 
 class Reconciler:
@@ -103,17 +111,20 @@ class Reconciler:
             return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "error")
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
         decision = decide(pipeline, observed, self._build_settings(), now)
+        unlabelled = Unlabelled()
         if decision.plan.apply:
             unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
-            if unlabelled:
-                observed = add_children(observed, unlabelled)
+            if unlabelled.found:
+                observed = add_children(observed, unlabelled.found)
                 decision = decide(pipeline, observed, self._build_settings(), now)
         # 6. and 7. Apply, then prune.
         outcome = Outcome()
         if not decision.plan.is_empty:
             if not await self._is_fresh(key, observed):
                 return False
-            outcome = await apply_plan(self._client, self._store, scope, key.namespace, decision.plan, self._metrics)
+            outcome = await apply_plan(
+                self._client, self._store, scope, key.namespace, decision.plan, unlabelled.unknown, self._metrics
+            )
             if outcome.error is None and not is_last:
                 # No event will tell of our own writes, and they may make further ones possible.
                 return True
@@ -194,7 +205,7 @@ def _schedule(report: Report, decision: Decision, outcome: Outcome, now: datetim
     error = outcome.error
     if error is not None:
         _log.info("failed on %s: %s", outcome.failed, error)
-        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s)
+        return Report(report.result, error.retry is not RetryClass.NEVER, error.retry_after_s, outcome.writes > 0)
     pauses = [report.again_after_s] if report.again_after_s is not None else []
     if decision.plan.conflicts:
         pauses.append(CONFLICT_RECHECK_S)
