@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 from omni_operator.conditions import DEGRADED, PROGRESSING, READY
 from omni_operator.reasons import Reason
 
-_QUIET: Final = frozenset({Reason.STAGES_NOT_READY, Reason.SUSPENDED, Reason.WAITING_FOR_OLD_REVISION})
-"""Reasons of Ready=False that Progressing tells of."""
+_ASKED_FOR: Final = frozenset({Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION})
+"""Reasons of Ready=False that somebody chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,9 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)
-        return None if reason in _QUIET and before.get("status") != "True" else EventData("Warning", reason, message)
+        if reason == Reason.STAGES_NOT_READY and before.get("status") != "True":
+            return None  # it starts: Progressing tells that
+        return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
     return EventData("Warning" if reason == Reason.ROLLOUT_NEEDS_CAPACITY else "Normal", reason, message)
 
 
