@@ -10,26 +10,29 @@ so stages that share a cache never mix two commits, however far apart they are f
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
 import os
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
-    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from omni_stage.download import FetchError, check_room, download_file, find_file
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.termination import ExitCode, write_termination
@@ -39,16 +42,13 @@ INDEX: Final = "model.safetensors.index.json"
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
 """What engines read beside weights. Weights as pickles are never fetched; the speaker file is loaded weights_only."""
 ALL_WEIGHTS: Final = "*.safetensors"
+DOWNLOADS_AT_ONCE: Final = 4
 _FULL_INDEX_FOLDER: Final = ".omni-index"
 _URI = re.compile(r"hf://([A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})\Z")
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 _SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
 
 _log = logging.getLogger(__name__)
-
-
-class FetchError(OmniStageError):
-    """The checkpoint could not be fetched; another try may work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +155,13 @@ def fetch(request: FetchRequest, token: str | None) -> str:
         if code in (401, 403):
             raise _refused(repository, f"was refused ({code}): the token is wrong or may not read it") from error
         raise FetchError(f"the hub answered {code} for {repository}; try again", field="model.uri") from error
-    except (LocalEntryNotFoundError, OSError) as error:
+    except OmniStageError:
+        raise
+    except Exception as error:  # the hub's client lets through what its HTTP library and the disk raise
         raise FetchError(
-            f"fetching {repository} failed ({type(error).__name__}); try again", field="model.uri"
+            f"fetching {repository} failed ({type(error).__name__}: {_first_line(error)}); "
+            "is the hub reachable, and is there room?",
+            field="model.uri",
         ) from error
     return commit
 
@@ -191,11 +195,12 @@ def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
 
 def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     """The command: fetch, and say in the termination message why not."""
+    disable_progress_bars()
     try:
         commit = fetch(request, read_token(token_file))
     except OmniStageError as error:
-        _log.critical("cannot fetch: %s", error, extra={"field": error.details.field})
         wrong = isinstance(error, ConfigurationError)
+        _log.critical("cannot fetch: %s", error, extra={"field": error.details.field}, exc_info=not wrong)
         write_termination("InvalidConfiguration" if wrong else "FetchFailed", str(error), error.details.field)
         return ExitCode.BAD_CONFIGURATION if wrong else ExitCode.FAILED
     _log.info("fetched", extra={"commit": commit, "dest": str(request.dest)})
@@ -212,38 +217,36 @@ def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, fr
     return commit, frozenset(item.rfilename for item in info.siblings or ())
 
 
-def _download(request: FetchRequest, repository: str, commit: str, files: Collection[str], token: str | None) -> None:
+def _download(request: FetchRequest, repository: str, commit: str, names: Collection[str], token: str | None) -> None:
+    host = urlsplit(constants.ENDPOINT).netloc
     prefixes = weight_prefixes(request.component)
-    weights, ignored = [ALL_WEIGHTS], []
-    if prefixes and INDEX in files:
-        selected = _fetch_index(request, repository, commit, prefixes, token)
-        weights, ignored = [glob.escape(shard) for shard in sorted(set(selected.values()))], [INDEX]
-    snapshot_download(
-        repository,
-        revision=commit,
-        local_dir=request.dest,
-        token=token or False,
-        allow_patterns=[*PATTERNS, *weights],
-        ignore_patterns=ignored,
-        max_workers=4,
-    )
+    wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
+    if prefixes and INDEX in names:
+        index = find_file(repository, commit, INDEX, token)
+        download_file(request.dest / _FULL_INDEX_FOLDER, index, host, token)
+        selected = _reduce_index(request.dest, repository, prefixes)
+        wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+        files = list(pool.map(lambda name: find_file(repository, commit, name, token), sorted(wanted)))
+        check_room(request.dest, files)
+        for _ in pool.map(lambda file: download_file(request.dest, file, host, token), files):
+            pass
 
 
-def _fetch_index(
-    request: FetchRequest, repository: str, commit: str, prefixes: Sequence[str], token: str | None
-) -> dict[str, str]:
-    """Fetch the index aside and leave in dest one that names only what is there: engines refuse missing shards."""
-    full = hf_hub_download(
-        repository, INDEX, revision=commit, local_dir=request.dest / _FULL_INDEX_FOLDER, token=token or False
-    )
+def _reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
+    """Leave in dest an index that names only what will be there: engines refuse missing shards. The shards."""
     try:
-        index = json.loads(Path(full).read_text(encoding="utf-8"))
+        index = json.loads((dest / _FULL_INDEX_FOLDER / INDEX).read_text(encoding="utf-8"))
         selected = select_weights(index if isinstance(index, dict) else {}, prefixes)
     except ValueError as error:
         raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
-    target = request.dest / INDEX
-    _write_part(target, {"metadata": {}, "weight_map": selected}).replace(target)
-    return selected
+    _write_part(dest / INDEX, {"metadata": {}, "weight_map": selected}).replace(dest / INDEX)
+    return set(selected.values())
+
+
+def _first_line(error: Exception) -> str:
+    # Of an HTTP library's or the system's message; addresses in it may carry signatures as queries.
+    return str(error).partition("\n")[0].partition("?")[0][:200]
 
 
 def _refused(repository: str, why: str) -> ConfigurationError:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import json
+import os
+import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,6 +21,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from omni_stage.download import FetchError, RemoteFile, download_file, has_file, part_path, safe_path
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
 from omni_stage.service.termination import ExitCode
@@ -27,6 +36,7 @@ FILES = {
 }
 
 
+LARGE = 1 << 20
 SHARDED = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",
@@ -65,6 +75,9 @@ class Hub(ThreadingHTTPServer):
         self.token: str | None = TOKEN
         self.files = FILES
         self.commit = COMMIT
+        self.stall_at: int | None = None
+        self.stalled = threading.Event()
+        self.ranges: list[str] = []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -109,7 +122,36 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.server.files[name]
         if body:
             self.server.sent.append(name)
+            if len(data) > LARGE:
+                self._send_large(data)
+                return
+        asked = self.headers.get("Range", "")
+        if body and asked:
+            self._send_large(data)
+            return
         self._send(200, data, {"X-Repo-Commit": self._commit(self.path), "ETag": f'"{etag_of(data)}"'}, body)
+
+    def _send_large(self, data: bytes) -> None:
+        """Honour a range; stop half-way, once, if the test says so."""
+        asked = self.headers.get("Range", "")
+        self.server.ranges.append(asked)
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("ETag", f'"{etag_of(data)}"')
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        end = len(data) if self.server.stall_at is None else self.server.stall_at
+        self.server.stall_at = None
+        self.wfile.write(data[start:end])
+        if end < len(data):
+            self.wfile.flush()
+            self.server.stalled.set()
+            # Until the other side hangs up.
+            with contextlib.suppress(ConnectionResetError):
+                self.rfile.read(1)
+            self.close_connection = True
 
     def _send(self, code: int, data: bytes, headers: dict[str, str], body: bool) -> None:
         self.send_response(code)
@@ -257,3 +299,102 @@ def test_missing_token_file_names_the_secret(tmp_path: Path) -> None:
 def test_indexes_that_are_refused(index: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         select_weights(index, ("thinker.",))
+
+
+def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+    """As kubelet restarts the init container."""
+    weights = bytes(range(256)) * (24 << 12)
+    hub.files, hub.stall_at = {**FILES, "model.safetensors": weights}, 22 << 20
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    command = [sys.executable, "-m", "omni_stage", "fetch", "--uri", "hf://org/model", "--dest", str(tmp_path / "m")]
+    command += ["--token-file", str(file), "--log-format", "json"]
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as first:
+        assert hub.stalled.wait(60)
+        # The client writes what it has in steps of 10 MiB.
+        while not any(part.stat().st_size for part in (tmp_path / "m").rglob("*.part")):
+            assert first.poll() is None
+            time.sleep(0.02)
+        first.kill()
+    assert subprocess.run(command, env=environment, check=False, capture_output=True, timeout=100).returncode == 0
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == weights
+    assert hub.ranges[0] == ""
+    assert int(hub.ranges[1].removeprefix("bytes=").partition("-")[0]) >= 10 << 20
+
+
+def test_an_unreachable_hub_is_named_and_worth_another_try(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "termination"
+    monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
+    hub.shutdown()
+    hub.server_close()
+    assert run_fetch(request_into(tmp_path / "m"), None) is ExitCode.FAILED
+    message = json.loads(note.read_text())
+    assert (message["reason"], message["field"]) == ("FetchFailed", "model.uri")
+    assert "refused" in message["message"]
+
+
+class TestOneFile:
+    """download.py: a file is whole and right, or it is not there."""
+
+    DATA = b"weights" * 1000
+
+    def remote(self, hub: Hub, **changes: Any) -> RemoteFile:
+        address = f"http://127.0.0.1:{hub.server_port}/org/model/resolve/{COMMIT}/model.safetensors"
+        return dataclasses.replace(
+            RemoteFile("model.safetensors", address, etag_of(self.DATA), len(self.DATA)), **changes
+        )
+
+    def host(self, hub: Hub) -> str:
+        return f"127.0.0.1:{hub.server_port}"
+
+    @pytest.mark.parametrize("etag", ["0" * 64, "0" * 40], ids=["sha256", "git"])
+    def test_what_is_not_what_was_announced_is_thrown_away(self, hub: Hub, tmp_path: Path, etag: str) -> None:
+        with pytest.raises(FetchError, match="damaged"):
+            download_file(tmp_path, self.remote(hub, etag=etag), self.host(hub), TOKEN)
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+    @pytest.mark.parametrize("leftover", [b"weights" * 10, b"x" * 7000, b"x" * 9000], ids=["part", "wrong", "too long"])
+    def test_a_leftover_part_is_gone_on_with_or_found_out(self, hub: Hub, tmp_path: Path, leftover: bytes) -> None:
+        file = self.remote(hub)
+        part = part_path(tmp_path, file)
+        part.parent.mkdir(parents=True)
+        part.write_bytes(leftover)
+        for _ in range(2):
+            with contextlib.suppress(FetchError):
+                download_file(tmp_path, file, self.host(hub), TOKEN)
+        assert has_file(tmp_path, file)
+        assert (tmp_path / "model.safetensors").read_bytes() == self.DATA
+        assert not part.exists()
+
+    def test_gits_digest_is_understood(self, hub: Hub, tmp_path: Path) -> None:
+        file = self.remote(hub, etag=hashlib.sha1(b"blob 7000\0" + self.DATA).hexdigest())  # noqa: S324
+        download_file(tmp_path, file, self.host(hub), TOKEN)
+        assert has_file(tmp_path, file)
+
+    def test_pods_that_share_a_cache_take_turns_and_fetch_once(self, hub: Hub, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(lambda _: download_file(tmp_path, self.remote(hub), self.host(hub), TOKEN), range(8)):
+                pass
+        assert hub.sent == ["model.safetensors"]
+
+    def test_the_token_stays_with_the_hub(self, hub: Hub, tmp_path: Path) -> None:
+        with pytest.raises(Exception, match="401"):
+            download_file(tmp_path, self.remote(hub), "hub.example", TOKEN)
+
+    def test_a_full_volume_is_said_before_the_first_byte(
+        self, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+        with pytest.raises(FetchError, match="larger claim") as caught:
+            fetch(request_into(tmp_path), TOKEN)
+        assert caught.value.details.field == "model.cache"
+        assert hub.sent == []
+
+    @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", ""])
+    def test_names_that_lead_out_of_the_directory_are_refused(self, name: str) -> None:
+        with pytest.raises(FetchError):
+            safe_path(name)

@@ -1,0 +1,172 @@
+"""One file of a repository on a hub, resumable to the byte and verified.
+
+The hub's own client (2.4) starts a file anew in every process and leaves what a killed one had, which on a claim of
+shards of 5 GB costs hours and fills the disk. Here the part keeps the file's name and is gone on with:
+
+    PARTS/NAME.ETAG.part      what has come so far; several processes take turns by a lock on it
+    NAME                      appears whole, by a rename, once its size and its digest are what the hub says
+    PARTS/NAME.etag           which content NAME is
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.file_download import http_get
+
+from omni_stage.errors import OmniStageError
+
+PARTS: Final = ".omni-parts"
+"""Folder in the checkpoint's directory; engines do not look into it."""
+_SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
+_GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}\Z")
+
+_log = logging.getLogger(__name__)
+
+
+class FetchError(OmniStageError):
+    """Something could not be fetched; another try may work."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of one commit, as the hub describes it."""
+
+    name: str
+    """Path in the repository."""
+    url: str
+    """Where its bytes are: the hub itself, or a signed address elsewhere."""
+    etag: str
+    """sha256 of large files, git's sha1 of small ones."""
+    size: int
+
+
+def find_file(repository: str, commit: str, name: str, token: str | None) -> RemoteFile:
+    """Ask the hub for a file. Raises FetchError, and what the hub's client raises."""
+    address = hf_hub_url(repository, name, revision=commit)
+    metadata = get_hf_file_metadata(address, token=token or False)
+    if metadata.etag is None or metadata.size is None:
+        raise FetchError(f"the hub does not say how large {name} is", field="model.uri")
+    return RemoteFile(name, metadata.location, metadata.etag, metadata.size)
+
+
+def has_file(directory: Path, file: RemoteFile) -> bool:
+    """Whether the directory holds that content of the file."""
+    try:
+        return _note_path(directory, file).read_text(encoding="ascii") == file.etag and (
+            (directory / file.name).stat().st_size == file.size
+        )
+    except OSError:
+        return False
+
+
+def download_file(directory: Path, file: RemoteFile, hub_host: str, token: str | None) -> None:
+    """Fetch a file into the directory, or what of it is missing. The token is sent to hub_host only.
+
+    Raises FetchError if what came is not what the hub announced, and what the hub's client and the disk raise.
+    """
+    target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    while not has_file(directory, file):
+        with _locked(part) as stream:
+            if stream is None:
+                # Another process has had its turn; see what came of it.
+                continue
+            _receive(stream, file, hub_host, token)
+            if not _is_intact(part, file):
+                part.unlink(missing_ok=True)
+                raise FetchError(f"{file.name} arrived damaged; the next try fetches it anew", field="model.uri")
+            part.replace(target)
+            note.write_text(file.etag, encoding="ascii")
+        _log.info("fetched a file", extra={"file": file.name, "bytes": file.size})
+
+
+def part_path(directory: Path, file: RemoteFile) -> Path:
+    """Where what has come of a file so far is kept."""
+    note = _note_path(directory, file)
+    return note.with_name(f"{note.stem}.{hashlib.sha256(file.etag.encode()).hexdigest()[:12]}.part")
+
+
+def missing_bytes(directory: Path, files: list[RemoteFile]) -> int:
+    """Bytes that are still to come."""
+    missing = 0
+    for file in files:
+        if not has_file(directory, file):
+            part = part_path(directory, file)
+            missing += max(0, file.size - (part.stat().st_size if part.exists() else 0))
+    return missing
+
+
+def check_room(directory: Path, files: list[RemoteFile]) -> None:
+    """Raises FetchError if the volume cannot take what is missing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    needed, free = missing_bytes(directory, files), shutil.disk_usage(directory).free
+    if needed > free:
+        raise FetchError(
+            f"the download needs {needed >> 20} MiB more, the volume has {free >> 20} MiB; "
+            "give model.cache a larger claim, or the nodes larger disks",
+            field="model.cache",
+        )
+
+
+def safe_path(name: str) -> PurePosixPath:
+    """The path of a repository's file. Raises FetchError if it leads out of the directory."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise FetchError(f"the repository has a file named {name!r}", field="model.uri")
+    return path
+
+
+def _receive(stream: BinaryIO, file: RemoteFile, hub_host: str, token: str | None) -> None:
+    have = stream.seek(0, os.SEEK_END)
+    if have > file.size:
+        stream.truncate(0)
+        have = stream.seek(0)
+    if have:
+        _log.info("goes on", extra={"file": file.name, "at": have, "bytes": file.size})
+    # A signed address elsewhere carries its own right of access: the token is none of its business.
+    own_host = urlsplit(file.url).netloc == hub_host
+    headers = {"authorization": f"Bearer {token}"} if token and own_host else {}
+    http_get(file.url, stream, resume_size=have, headers=headers, expected_size=file.size)
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _is_intact(part: Path, file: RemoteFile) -> bool:
+    if part.stat().st_size != file.size:
+        return False
+    if not _SHA256.match(file.etag) and not _GIT_SHA1.match(file.etag):
+        return True
+    # Git hashes a header before the content.
+    digest = hashlib.sha256() if _SHA256.match(file.etag) else hashlib.sha1(b"blob %d\0" % file.size)  # noqa: S324
+    with part.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest() == file.etag
+
+
+@contextmanager
+def _locked(part: Path) -> Iterator[BinaryIO | None]:
+    """The part, open for appending, while no other process has it; None if it was finished meanwhile."""
+    with part.open("ab") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        same = part.exists() and os.path.samestat(part.stat(), os.fstat(stream.fileno()))
+        yield stream if same else None
+
+
+def _note_path(directory: Path, file: RemoteFile) -> Path:
+    path = safe_path(file.name)
+    return directory / PARTS / path.parent / f"{path.name}.etag"
