@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
+from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.operators import OperatorProcess
 
-CRDS = Path(__file__).resolve().parents[2] / "manifests" / "crd"
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
+CRDS = MANIFESTS / "crd"
+SYSTEM_NAMESPACE = "omnipipeline-system"
 _numbers = itertools.count()
 
 
@@ -30,7 +35,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Everything, with our CRD and one node of 64 GPUs. A test that stops or overloads it starts its own."""
+    """Everything, with our CRD and one node of 64 GPUs. A test that stops the API server starts it again."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
         plane.apply_crds(*sorted(CRDS.glob("*.yaml")))
         yield plane
@@ -42,6 +47,47 @@ def api(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator
     client = control_plane.create_namespace(_namespace_name(request.node.name))
     yield client
     control_plane.admin.delete("Namespace", client.namespace)
+
+
+@pytest.fixture
+def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
+    """A faulty proxy in front of `control_plane`."""
+    with FaultProxy(control_plane) as running:
+        yield running
+
+
+@pytest.fixture
+def make_operator(control_plane: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
+    """make_operator(*flags, server=..., identity=...) -> an operator of the test's namespace only, not yet started.
+
+    It may do what the shipped Role lets it. Whatever still runs after the test is killed.
+    """
+    grant_operator(api)
+    made: list[OperatorProcess] = []
+
+    def make(*flags: str, server: str | None = None, **options: object) -> OperatorProcess:
+        kubeconfig = control_plane.kubeconfig_for_service_account(api.namespace, "omnipipeline-operator", server=server)
+        operator = OperatorProcess(kubeconfig, tmp_path, *flags, namespaces=[api.namespace], fork=True, **options)  # type: ignore[arg-type]
+        made.append(operator)
+        return operator
+
+    yield make
+    for operator in made:
+        operator.kill()
+
+
+@pytest.fixture
+def operator(make_operator: Callable[..., OperatorProcess]) -> Iterator[OperatorProcess]:
+    """An operator of the test's namespace, running."""
+    with make_operator() as running:
+        yield running
+
+
+def grant_operator(api: Api) -> None:
+    """Apply the shipped Roles for an operator that serves the client's namespace and runs there."""
+    text = (MANIFESTS / "rbac" / "namespaced.yaml").read_text()
+    for manifest in yaml.safe_load_all(text.replace(SYSTEM_NAMESPACE, api.namespace)):
+        api.apply(manifest)
 
 
 def _namespace_name(test: str) -> str:

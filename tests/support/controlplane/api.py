@@ -153,6 +153,11 @@ class Api:
         metadata = manifest["metadata"]
         return self.call("PUT", self._path(manifest["kind"], metadata.get("namespace"), metadata["name"]), manifest)
 
+    def replace_spec(self, manifest: Manifest) -> Manifest:
+        """Make a live object's spec that of `manifest`, nothing merged."""
+        change = [{"op": "replace", "path": "/spec", "value": manifest["spec"]}]
+        return self.patch(manifest["kind"], manifest["metadata"]["name"], change)
+
     def delete(self, kind: str, name: str, *, propagation: str = "Background", grace_s: int | None = None) -> None:
         """DELETE; an object that is not there is fine."""
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}

@@ -44,6 +44,8 @@ class ApiServer:
 
     # Without a controller-manager nobody makes the default ServiceAccount that pods would need.
     disabled_admission: tuple[str, ...] = ("ServiceAccount",)
+    # Who may block an owner's deletion by an ownerReference is checked in OpenShift, and so here.
+    enabled_admission: tuple[str, ...] = ("OwnerReferencesPermissionEnforcement",)
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -216,6 +218,7 @@ class ApiServer:
         disabled = ",".join(self.disabled_admission)
         return [
             *_API_SERVER_FLAGS,
+            f"--enable-admission-plugins={','.join(self.enabled_admission)}",
             *([f"--disable-admission-plugins={disabled}"] if disabled else []),
             f"--etcd-servers={etcd}",
             f"--secure-port={port}",

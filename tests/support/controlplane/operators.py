@@ -6,21 +6,24 @@ import itertools
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
 from support.controlplane.api import eventually
-from support.controlplane.process import ChildProcess, die_with
+from support.controlplane.process import ChildProcess, Running, die_with
 
 _numbers = itertools.count()
 # The same holder after a restart, like a container that restarts in its pod: it need not wait for its own lease.
 _IDENTITY = "operator-under-test"
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["omni_operator.__main__"])
 
 
 class OperatorProcess:
@@ -33,9 +36,9 @@ class OperatorProcess:
         *arguments: str,
         namespaces: Sequence[str] = (),
         identity: str = _IDENTITY,
-        environment: Mapping[str, str] | None = None,
+        fork: bool = False,
     ) -> None:
-        """Keeps its log and address file below `directory`."""
+        """Keeps its log and address file below `directory`. `fork`: the same `main`, but started in milliseconds."""
         number = next(_numbers)
         self._address_file = directory / f"operator-{number}.json"
         self.log = directory / f"operator-{number}.log"
@@ -43,12 +46,8 @@ class OperatorProcess:
         flags += ["--address-file", str(self._address_file), "--identity", identity]
         flags += [part for namespace in namespaces for part in ("--namespace", namespace)]
         self.flags = [*flags, *arguments]
-        self.child = ChildProcess(
-            "operator",
-            [sys.executable, "-m", "omni_operator", *self.flags],
-            self.log,
-            environment={**os.environ, **(environment or {})},
-        )
+        command = [sys.executable, "-m", "omni_operator", *self.flags]
+        self.child = _ForkedChild(self.flags, self.log) if fork else ChildProcess("operator", command, self.log)
 
     def __enter__(self) -> Self:
         self.start()
@@ -84,6 +83,15 @@ class OperatorProcess:
         lines = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, _, value in lines}
 
+    def wait_reconciled(self, times: float = 1) -> None:
+        """Return once it has looked at pipelines `times` times in this life."""
+
+        def reconciled() -> bool:
+            samples = self.metrics().items()
+            return sum(v for k, v in samples if k.startswith("omni_operator_reconcile_total")) >= times
+
+        eventually(reconciled, why="the operator reconciles")
+
     def http(self, port: str, path: str) -> tuple[int, str]:
         """Status and body of a GET on its health or metrics port; status 0 when there is no answer."""
         try:
@@ -106,41 +114,43 @@ class OperatorProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-class OperatorLives:
-    """Many short lives of one operator, for crash tests: forked from a server that has imported everything, so that a
-    life begins in milliseconds instead of seconds. It is the same `main`, and death is a real SIGKILL."""
+class _ForkedChild(ChildProcess):
+    """Runs the operator's `main` in a fork of a server that has imported everything: it starts in milliseconds instead
+    of seconds, which the crash tests need. Everything else is as with a program of its own, SIGKILL included."""
 
-    def __init__(self, operator: OperatorProcess) -> None:
-        self._operator = operator
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["omni_operator.__main__"])
-        self._life: ForkServerProcess | None = None
-        self.count = 0
+    def __init__(self, flags: Sequence[str], log: Path) -> None:
+        super().__init__("operator", ["(forked)"], log)
+        self._flags = list(flags)
 
-    def __enter__(self) -> Self:
-        return self
+    def _spawn(self) -> Running:
+        return _Forked(_FORKS.Process(target=_live, args=(self._flags, str(self.log)), daemon=True))
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
 
-    def start(self) -> None:
-        """Begin a life."""
-        self._life = self._context.Process(
-            target=_live, args=(self._operator.flags, str(self._operator.log)), daemon=True
-        )
-        self._life.start()
-        self.count += 1
+class _Forked:
+    """multiprocessing's process with the methods of subprocess.Popen."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        process.start()
 
     @property
-    def alive(self) -> bool:
-        """Whether the current life goes on."""
-        return self._life is not None and self._life.is_alive()
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("operator", timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        os.kill(self.pid, sig)
 
     def kill(self) -> None:
-        """SIGKILL."""
-        if self._life is not None:
-            self._life.kill()
-            self._life.join(10)
+        self._process.kill()
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
@@ -163,9 +173,10 @@ def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: flo
 
 def _live(flags: list[str], log: str) -> None:
     die_with(os.getppid())
+    os.setsid()
     with open(log, "ab", buffering=0) as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     from omni_operator.__main__ import main
 
-    os._exit(main(flags))
+    sys.exit(main(flags))

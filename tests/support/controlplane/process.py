@@ -11,12 +11,28 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Below the ephemeral range (32768 and up on Linux): while a server is away, the port cannot become the local end of
 # somebody's connection, so that the server always gets it back.
 _PORTS = range(20_000, 32_000)
+
+
+class Running(Protocol):
+    """What ChildProcess needs of a process: a part of subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class ChildProcess:
@@ -33,7 +49,7 @@ class ChildProcess:
         self.log = log
         self._command = [str(part) for part in command]
         self._environment = dict(os.environ if environment is None else environment)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
 
     @property
     def pid(self) -> int:
@@ -56,18 +72,7 @@ class ChildProcess:
         """Start it; a log that is there is continued."""
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
-        parent = os.getpid()
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                preexec_fn=lambda: die_with(parent),
-                # Ctrl-C belongs to the parent, which stops its children in order.
-                start_new_session=True,
-            )
+        self._process = self._spawn()
 
     def stop(self, timeout_s: float = 10.0) -> int | None:
         """SIGTERM, SIGKILL after `timeout_s`; the exit status."""
@@ -104,6 +109,20 @@ class ChildProcess:
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    def _spawn(self) -> Running:
+        parent = os.getpid()
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                preexec_fn=lambda: die_with(parent),
+                # Ctrl-C belongs to the parent, which stops its children in order.
+                start_new_session=True,
+            )
+
     def _end(self, number: signal.Signals, timeout_s: float) -> int | None:
         if self._process is None:
             return None
@@ -114,7 +133,7 @@ class ChildProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait(10)
-        return self._process.returncode
+        return self._process.poll()
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,0 +1,270 @@
+"""`make bench-operator`: the operator under load on a real control plane, held against budgets and a bare loop.
+
+500 pipelines of three stages are created at one a second; kwok makes their pods Ready. Measured: how long until all
+children are there and until Ready; how many writes it took; CPU and memory of the operator; a relist; a restart. The
+bare loop applies the very same objects with the very same client and does nothing else.
+
+    python -m benchmarks.operator_load [--pipelines 500] [--rate 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import RESULTS, describe_machine
+from omni_operator.build_settings import BuildSettings, Owner
+from omni_operator.client import ApiClient, RateLimiter
+from omni_operator.connection import load_connection
+from omni_operator.desired import build_revision_set, build_shared
+from omni_operator.metrics import Metrics
+from omni_operator.objects import KIND_BY_NAME, Manifest
+from omni_operator.revision import compute_revision
+from omni_proto.pipeline.load import type_document
+from support.controlplane.api import Api, ApiError, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import CHILD_KINDS, PIPELINE_LABEL, build_pipeline, condition_of
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = "load"
+CHILDREN = 16
+"""Of a pipeline of three stages with one replica each."""
+MIB = 2**20
+BARE_PIPELINES = 60
+
+BUDGETS: Mapping[str, float] = {
+    "children_p95_s": 1.5,
+    "ready_p95_s": 3.0,
+    "noop_applies": 0,
+    "extra_applies": 0,
+    "status_writes_per_pipeline": 3,
+    "cpu_ms_per_pipeline": 60,
+    "cpu_ratio_to_bare_loop": 5,
+    "rss_at_rest_mib": 250,
+    "rss_after_relist_mib": 300,
+    "restart_all_visited_s": 15,
+    "restart_writes": 0,
+}
+
+
+@dataclass
+class Observer:
+    """Notes when each pipeline had all its children and when it was Ready, from watches."""
+
+    api: Api
+    created: dict[str, float] = field(default_factory=dict)
+    complete: dict[str, float] = field(default_factory=dict)
+    ready: dict[str, float] = field(default_factory=dict)
+    _children: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> None:
+        for kind in CHILD_KINDS:
+            threading.Thread(target=self._follow, args=(kind, self._see_child), daemon=True).start()
+        threading.Thread(target=self._follow, args=("OmniPipeline", self._see_pipeline), daemon=True).start()
+
+    def _follow(self, kind: str, see: Callable[[str, Manifest], None]) -> None:
+        version = "0"
+        while True:
+            try:
+                for event in self.api.watch(kind, timeout_s=300, resource_version=version):
+                    if event["type"] == "ERROR":
+                        break
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    see(event["type"], event["object"])
+            except (OSError, ApiError, ValueError):
+                time.sleep(0.5)
+
+    def _see_child(self, event: str, child: Manifest) -> None:
+        name = (child["metadata"].get("labels") or {}).get(PIPELINE_LABEL)
+        if event != "ADDED" or name is None:
+            return
+        with self._lock:
+            self._children[name] = self._children.get(name, 0) + 1
+            if self._children[name] == CHILDREN:
+                self.complete[name] = time.monotonic()
+
+    def _see_pipeline(self, event: str, pipeline: Manifest) -> None:
+        name = pipeline["metadata"]["name"]
+        if condition_of(pipeline, "Ready").get("status") == "True" and name not in self.ready:
+            self.ready[name] = time.monotonic()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_load", description=__doc__.splitlines()[0])
+    parser.add_argument("--pipelines", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=1.0, help="pipelines created a second")
+    parser.add_argument("--bare", nargs=2, metavar=("KUBECONFIG", "NAMESPACE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.bare:
+        print(asyncio.run(apply_bare(Path(options.bare[0]), options.bare[1])))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
+        figures = measure(Path(temporary), options.pipelines, options.rate)
+    over = [name for name, budget in BUDGETS.items() if figures[name] > budget]
+    for name, value in figures.items():
+        budget = f"  (budget {BUDGETS[name]:g}{', OVER' if name in over else ''})" if name in BUDGETS else ""
+        print(f"  {name:32} {value:g}{budget}")
+    result = {
+        "case": "operator",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": describe_machine(),
+        "pipelines": options.pipelines,
+        "rate_per_s": options.rate,
+        "budgets": dict(BUDGETS),
+        "figures": figures,
+        "over_budget": over,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "operator.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if over else 0
+
+
+def measure(directory: Path, pipelines: int, rate: float) -> dict[str, float]:
+    """All phases, on one control plane."""
+    with ControlPlane(directory / "control-plane") as plane:
+        plane.apply_crds(*sorted((ROOT / "manifests" / "crd").glob("*.yaml")))
+        api = plane.create_namespace(NAMESPACE)
+        figures: dict[str, float] = {}
+        bare = [run_bare(plane, "bare-before")]
+        operator = OperatorProcess(plane.kubeconfig, directory)
+        with operator:
+            figures |= measure_load(api, operator, pipelines, rate)
+            figures |= measure_relist(plane, operator)
+        with OperatorProcess(plane.kubeconfig, directory) as second:
+            figures |= measure_restart(second, pipelines)
+        bare.append(run_bare(plane, "bare-after"))
+        figures["bare_loop_cpu_ms_per_pipeline"] = round(statistics.mean(bare), 1)
+        figures["cpu_ratio_to_bare_loop"] = round(figures["cpu_ms_per_pipeline"] / statistics.mean(bare), 2)
+        return figures
+
+
+def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: float) -> dict[str, float]:
+    """Create pipelines at a rate; latencies, writes, CPU, memory."""
+    observer = Observer(api)
+    observer.start()
+    wait_idle(operator)
+    before, cpu_s = operator.metrics(), operator.cpu_s()
+    started = time.monotonic()
+    for index in range(pipelines):
+        time.sleep(max(0.0, started + index / rate - time.monotonic()))
+        name = f"p{index}"
+        observer.created[name] = time.monotonic()
+        api.create(build_pipeline(name))
+        if index % 50 == 49:
+            say(f"{index + 1} pipelines created, {len(observer.ready)} ready, {operator.rss_bytes() / MIB:.0f} MiB")
+    eventually(lambda: len(observer.ready) == pipelines, timeout_s=600, every_s=0.5, why="all pipelines ready")
+    wait_idle(operator, quiet_s=5)
+    cpu_ms = (operator.cpu_s() - cpu_s) * 1000
+    after = operator.metrics()
+
+    def total(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    children = sum(len(api.list(kind, labels=PIPELINE_LABEL)) for kind in CHILD_KINDS)
+    applies = total('omni_operator_api_calls_total{code="201",verb="patch"}')
+    patches = sum(after[k] - before.get(k, 0.0) for k in after if is_call(k, "patch"))
+    status = total("omni_operator_status_writes_total")
+    return {
+        "children_p50_s": percentile(observer.created, observer.complete, 50),
+        "children_p95_s": percentile(observer.created, observer.complete, 95),
+        "ready_p50_s": percentile(observer.created, observer.ready, 50),
+        "ready_p95_s": percentile(observer.created, observer.ready, 95),
+        "children": children,
+        "applies": applies,
+        "extra_applies": patches - status - children,
+        "noop_applies": total("omni_operator_noop_applies_total"),
+        "status_writes_per_pipeline": round(status / pipelines, 2),
+        "cpu_ms_per_pipeline": round(cpu_ms / pipelines, 1),
+        "rss_at_rest_mib": round(operator.rss_bytes() / MIB, 1),
+    }
+
+
+def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, float]:
+    """The API server restarts, every watch is too old, everything is listed again; the most memory it took."""
+    plane.restart(kill=True)
+    peak, until = 0, time.monotonic() + 30
+    while time.monotonic() < until:
+        peak = max(peak, operator.rss_bytes())
+        time.sleep(0.1)
+    return {"rss_after_relist_mib": round(operator.rss_bytes() / MIB, 1), "rss_relist_peak_mib": round(peak / MIB, 1)}
+
+
+def measure_restart(operator: OperatorProcess, pipelines: int) -> dict[str, float]:
+    """From the start of the process to the last pipeline looked at, and the writes until then."""
+    age_s = process_age_s(operator.child.pid)
+    started = time.monotonic()
+    name = 'omni_operator_reconcile_total{result="unchanged"}'
+    eventually(lambda: operator.metrics().get(name, 0) >= pipelines, timeout_s=120, why="all pipelines visited")
+    visited = time.monotonic() - started + age_s
+    wait_idle(operator, quiet_s=5)
+    metrics = operator.metrics()
+    writes = sum(value for key, value in metrics.items() if is_call(key, "patch") or is_call(key, "delete"))
+    return {"restart_all_visited_s": round(visited, 2), "restart_writes": writes}
+
+
+def is_call(sample: str, verb: str) -> bool:
+    return sample.startswith("omni_operator_api_calls_total") and f'verb="{verb}"' in sample
+
+
+def process_age_s(pid: int) -> float:
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / 100
+
+
+def percentile(created: Mapping[str, float], done: Mapping[str, float], percent: int) -> float:
+    times = sorted(done[name] - created[name] for name in created if name in done)
+    missing = len(created) - len(times)
+    index = min(len(created) - 1, len(created) * percent // 100)
+    return float("inf") if index >= len(created) - missing else round(times[index], 3)
+
+
+def run_bare(plane: ControlPlane, namespace: str) -> float:
+    """CPU ms a pipeline of the bare loop, in a process of its own."""
+    plane.create_namespace(namespace)
+    command = [sys.executable, "-m", "benchmarks.operator_load", "--bare", str(plane.kubeconfig), namespace]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    plane.admin.delete("Namespace", namespace)
+    return float(done.stdout)
+
+
+async def apply_bare(kubeconfig: Path, namespace: str) -> float:
+    """Apply every object of some pipelines, nothing else; CPU ms a pipeline."""
+    sets = [build_children(f"p{index}", namespace) for index in range(BARE_PIPELINES)]
+    client = ApiClient(await load_connection(kubeconfig), Metrics(), RateLimiter(10_000, 10_000))
+    started = time.process_time()
+    for children in sets:
+        for child in children:
+            await client.apply(KIND_BY_NAME[child["kind"]], child)
+    cpu_s = time.process_time() - started
+    await client.close()
+    return cpu_s / len(sets) * 1000
+
+
+def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
+    pipeline = type_document(build_pipeline(name))
+    settings, owner = BuildSettings(), Owner(name, namespace)
+    revision = compute_revision(pipeline, settings.default_image)
+    shared = build_shared(pipeline, owner, settings, serving=revision)
+    return [*shared, *build_revision_set(pipeline, revision, owner, settings)]
+
+
+def say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

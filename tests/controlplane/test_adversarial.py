@@ -1,0 +1,172 @@
+"""Neighbours that misbehave: other managers, floods of edits, crowds of pods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.api_server import ApiServer
+from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import (
+    PIPELINE_LABEL,
+    REVISION_LABEL,
+    STAGE_LABEL,
+    build_pipeline,
+    build_stage,
+    condition_of,
+    is_settled,
+    list_children,
+    revisions,
+    serving_revision,
+    snapshot,
+    wait_settled,
+)
+
+pytestmark = pytest.mark.controlplane
+
+CROWD = 5_000
+
+
+def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -> None:
+    """It applies with force, again and again; each time the field comes back, and nothing else moves."""
+    api.apply(build_pipeline())
+    wait_settled(api)
+    name = next(name for kind, name in list_children(api) if kind == "Deployment")
+    expected = snapshot(api)
+    for replicas in (2, 3, 4):
+        theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
+        api.apply({**theirs, "spec": {"replicas": replicas}}, manager="rival", force=True)
+        eventually(lambda: api.get("Deployment", name)["spec"]["replicas"] == 1, timeout_s=10)
+    eventually(lambda: snapshot(api) == expected)
+    wait_idle(operator)
+    assert operator.metrics()["omni_operator_noop_applies_total"] == 0
+
+
+def test_another_manager_adds_fields_that_we_do_not_set(api: Api, operator: OperatorProcess) -> None:
+    """They stay, and do not keep the operator busy."""
+    api.apply(build_pipeline())
+    wait_settled(api)
+    name = next(name for kind, name in list_children(api) if kind == "Deployment")
+    theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}}
+    api.apply({**theirs, "spec": {"minReadySeconds": 1, "revisionHistoryLimit": 3}}, manager="other", force=True)
+    wait_settled(api)
+    wait_idle(operator)
+    writes = applied(operator)
+    api.patch("OmniPipeline", "omni", {"metadata": {"annotations": {"example.com/poke": "1"}}})
+    wait_idle(operator)
+    assert applied(operator) == writes
+
+
+def applied(operator: OperatorProcess) -> float:
+    samples = operator.metrics().items()
+    return sum(v for k, v in samples if k.startswith("omni_operator_api_calls_total") and 'verb="patch"' in k)
+
+
+def test_a_hundred_rapid_edits(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    wait_settled(api)
+    for number in range(100):
+        change = {"spec": {"timeouts": {"request": 100 + number}}}
+        if number % 10 == 9:
+            change["spec"]["defaults"] = {"image": f"example.com/stage:{number}"}
+        api.patch("OmniPipeline", "omni", change)
+    final = wait_settled(api, timeout_s=90)
+    assert final["spec"]["timeouts"]["request"] == 199
+    eventually(lambda: revisions(api) == {serving_revision(api)})
+    images = {c["image"] for d in api.list("Deployment") for c in d["spec"]["template"]["spec"]["containers"]}
+    assert images == {"example.com/stage:99"}
+    configs = [child["data"]["stage.yaml"] for (kind, _), child in list_children(api).items() if kind == "ConfigMap"]
+    eventually(lambda: len([1 for kind, _ in list_children(api) if kind == "ConfigMap"]) == 3)
+    assert any("199" in config for config in configs)
+    wait_idle(operator)
+    assert operator.metrics()["omni_operator_noop_applies_total"] == 0
+
+
+def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    wait_settled(api)
+    done = threading.Event()
+
+    def vandal() -> None:
+        while not done.wait(0.02):
+            for deployment in api.list("Deployment"):
+                with_errors(
+                    lambda d=deployment: api.patch("Deployment", d["metadata"]["name"], {"spec": {"replicas": 3}})
+                )
+            for service in api.list("Service"):
+                with_errors(lambda s=service: api.delete("Service", s["metadata"]["name"]))
+
+    thread = threading.Thread(target=vandal)
+    thread.start()
+    try:
+        for number in range(5):
+            api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 100 + number}}})
+            done.wait(0.3)
+    finally:
+        done.set()
+        thread.join()
+    wait_settled(api)
+    eventually(lambda: all(d["spec"]["replicas"] == 1 for d in api.list("Deployment")), timeout_s=10)
+    eventually(lambda: len(api.list("Service")) == 5, timeout_s=10)
+
+
+def with_errors(action: Callable[[], object]) -> None:
+    """Somebody else may be faster: then there is nothing to patch."""
+    from support.controlplane.api import ApiError
+
+    try:
+        action()
+    except ApiError as error:
+        if error.code not in (404, 409):
+            raise
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Iterator[Api]:
+    """A namespace of 5,000 pods that are not ours; half of them carry labels like ours. Nothing schedules them."""
+    api = api_server.create_namespace("crowded")
+
+    def create(index: int) -> None:
+        labels = {"app": "crowd"}
+        if index % 2:
+            labels |= {PIPELINE_LABEL: "omni", STAGE_LABEL: "thinker", REVISION_LABEL: "0000000"}
+        container = {"name": "main", "image": "example.com/crowd:1"}
+        metadata = {"name": f"crowd-{index}", "labels": labels}
+        api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(create, range(CROWD)))
+    yield api
+    api.call("DELETE", f"/api/v1/namespaces/{api.namespace}/pods?gracePeriodSeconds=0")
+
+
+def test_five_thousand_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: Path) -> None:
+    """They are neither counted nor taken for ours, and lists ask for what carries our label only."""
+    with FaultProxy(api_server) as proxy:
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "operator"},
+            "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": crowded.namespace}],
+            "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": "rbac.authorization.k8s.io"},
+        }
+        crowded.apply(binding)
+        kubeconfig = api_server.kubeconfig_for_service_account(crowded.namespace, "operator", server=proxy.url)
+        with OperatorProcess(kubeconfig, tmp_path, namespaces=[crowded.namespace], fork=True) as operator:
+            stages = [build_stage("thinker", outputs=["Text"])]
+            crowded.apply(build_pipeline(stages=stages))
+            eventually(lambda: condition_of(crowded.get("OmniPipeline", "omni"), "Ready").get("status") == "False")
+            eventually(lambda: any(kind == "Deployment" for kind, _ in list_children(crowded)))
+            wait_idle(operator)
+            status = crowded.get("OmniPipeline", "omni")["status"]
+            assert [(stage["name"], stage["readyReplicas"]) for stage in status["stages"]] == [("thinker", 0)]
+            assert not is_settled(crowded.get("OmniPipeline", "omni"))
+            assert len(crowded.list("Pod")) == CROWD, "not one was deleted"
+            assert operator.metrics()["omni_operator_noop_applies_total"] == 0
+        assert any(call.resource == "pods" and call.verb == "list" for call in proxy.calls)

@@ -1,0 +1,129 @@
+"""The operator dies after every single write and comes back: what there is in the end is what there would have been.
+
+One life of the operator makes one write. It never sees the answer: the proxy executes the write, keeps the answer and
+the operator is killed. Then the next life begins, until nothing is left to write. So every state between two writes of
+a create, an edit and a change of revision is one that some life had to start from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.operators import OperatorProcess
+from support.controlplane.pipelines import (
+    build_pipeline,
+    build_stage,
+    is_settled,
+    list_labelled,
+    revisions,
+    snapshot,
+    wait_settled,
+)
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(600)]
+
+MAX_LIVES = 150
+# A life without a write, while everything is as it should be: nothing is left to do.
+IDLE_S = 1.0
+
+
+def two_stages(**spec: Any) -> Manifest:
+    """Two stages show the order between stages as well as three; every write costs a life."""
+    stages = [build_stage("thinker", outputs=["Text"], replicas=2), build_stage("talker", after="thinker")]
+    return build_pipeline(stages=stages, **spec)
+
+
+def edited() -> Manifest:
+    """Same revision: another configuration, another number of pods."""
+    manifest = two_stages(timeouts={"request": 60})
+    manifest["spec"]["stages"][1]["replicas"] = 2
+    return manifest
+
+
+def revised() -> Manifest:
+    """Another revision."""
+    return two_stages(defaults={"image": "example.com/stage:2"})
+
+
+SCENARIOS = {
+    "create": (None, two_stages),
+    "edit": (two_stages, edited),
+    "revision": (two_stages, revised),
+}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_killed_after_each_write(
+    control_plane: ControlPlane,
+    api: Api,
+    proxy: FaultProxy,
+    make_operator: Callable[..., OperatorProcess],
+    scenario: str,
+) -> None:
+    first, second = SCENARIOS[scenario]
+    expected = undisturbed(api, make_operator, first, second)
+
+    if first is not None:
+        with make_operator():
+            api.apply(first())
+            wait_settled(api)
+    api.apply(second())
+    operator = make_operator(server=proxy.url)
+    lives = 0
+    while live_once(api, proxy, operator):
+        lives += 1
+        assert lives < MAX_LIVES, "it never settles"
+
+    assert lives >= 3, "the operator was killed that often"
+    with make_operator() as last:
+        wait_settled(api)
+        last.wait_reconciled()
+        assert snapshot(api) == expected
+        assert last.metrics()["omni_operator_noop_applies_total"] == 0
+    api.delete("OmniPipeline", "omni")
+    eventually(lambda: list_labelled(api) == [], why="nothing is orphaned")
+
+
+def undisturbed(
+    api: Api,
+    make_operator: Callable[..., OperatorProcess],
+    first: Callable[[], Manifest] | None,
+    second: Callable[[], Manifest],
+) -> dict[tuple[str, str], Manifest]:
+    """What the children come to without crashes; leaves an empty namespace."""
+    with make_operator():
+        for manifest in (first, second):
+            if manifest is not None:
+                api.apply(manifest())
+                wait_settled(api)
+        eventually(lambda: len(revisions(api)) == 1)
+        result = snapshot(api)
+        api.delete("OmniPipeline", "omni")
+        eventually(lambda: list_labelled(api) == [])
+    return result
+
+
+def live_once(api: Api, proxy: FaultProxy, operator: OperatorProcess) -> bool:
+    """One life of the operator, ended by its first write; False if it has nothing to write any more."""
+    proxy.stop_after_write(1)
+    operator.start(ready=False)
+    try:
+        settled_since: float | None = None
+        while not proxy.stopped.wait(0.05):
+            assert operator.child.running, operator.child.log_tail()
+            settled = is_settled(api.get("OmniPipeline", "omni")) and operator.is_ready()
+            now = time.monotonic()
+            settled_since = (settled_since or now) if settled else None
+            if settled_since is not None and now - settled_since > IDLE_S:
+                return False
+        return True
+    finally:
+        operator.kill()
+        proxy.release()

@@ -1,0 +1,164 @@
+"""The API server fails in every way it can; afterwards everything is as if it had not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import (
+    PIPELINE_LABEL,
+    build_pipeline,
+    list_children,
+    list_labelled,
+    revisions,
+    serving_revision,
+    snapshot,
+    wait_settled,
+)
+
+pytestmark = pytest.mark.controlplane
+
+AWAY_S = 10.0
+
+
+def test_a_third_of_the_calls_fails(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
+    names = [f"p{index}" for index in range(4)]
+    operator = make_operator(server=proxy.url)
+    operator.start(ready=False)
+    proxy.fail(0.3)
+    for name in names:
+        api.create(build_pipeline(name))
+    for name in names:
+        wait_settled(api, name, timeout_s=120)
+    for name in names:
+        api.patch("OmniPipeline", name, {"spec": {"defaults": {"image": "example.com/stage:2"}}})
+    for name in names:
+        wait_settled(api, name, timeout_s=120)
+    proxy.fail(0.0)
+    failed = sum(bool(call.fault) for call in proxy.calls)
+    assert failed >= len(proxy.calls) / 5
+    for name in names:
+        eventually(lambda name=name: revisions(api, name) == {serving_revision(api, name)})
+        api.delete("OmniPipeline", name)
+    eventually(lambda: all(list_labelled(api, name) == [] for name in names), timeout_s=60)
+    assert operator.child.running
+
+
+def test_the_api_server_is_killed_and_away(
+    control_plane: ControlPlane, api: Api, make_operator: Callable[..., OperatorProcess]
+) -> None:
+    with make_operator() as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        expected = snapshot(api)
+        control_plane.kill()
+        time.sleep(AWAY_S)
+        assert operator.child.running
+        control_plane.start()
+        name = next(name for kind, name in expected if kind == "Service")
+        api.delete("Service", name)
+        eventually(lambda: snapshot(api) == expected, timeout_s=60)
+        api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
+        wait_settled(api)
+
+
+@pytest.mark.parametrize("end", ["cut", "410 Gone", "api server restart"])
+def test_watches_end(
+    control_plane: ControlPlane,
+    api: Api,
+    proxy: FaultProxy,
+    make_operator: Callable[..., OperatorProcess],
+    end: str,
+) -> None:
+    with make_operator(server=proxy.url) as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        wait_idle(operator)
+        expected = snapshot(api)
+        if end == "api server restart":
+            control_plane.restart(kill=True)
+        else:
+            assert (proxy.cut_watches if end == "cut" else proxy.expire_watches)() >= 8
+        for kind in ("Deployment", "Service", "ConfigMap"):
+            api.delete(kind, next(name for child_kind, name in expected if child_kind == kind))
+        eventually(lambda: snapshot(api) == expected, timeout_s=60)
+        api.create(build_pipeline("second"))
+        wait_settled(api, "second")
+
+
+def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
+    """While the operator sees nothing: children go, pipelines go, come and are replaced under the same name."""
+    with make_operator(server=proxy.url):
+        for name in ("kept", "deleted", "replaced"):
+            api.create(build_pipeline(name))
+        for name in ("kept", "deleted", "replaced"):
+            wait_settled(api, name)
+        expected = snapshot(api, "kept")
+        proxy.go_away()
+        for kind, name in expected:
+            if kind in ("Service", "ConfigMap", "NetworkPolicy"):
+                api.delete(kind, name)
+        api.delete("OmniPipeline", "deleted")
+        api.delete("OmniPipeline", "replaced")
+        replaced = api.create(build_pipeline("replaced", defaults={"image": "example.com/stage:2"}))
+        api.create(build_pipeline("created"))
+        eventually(lambda: list_labelled(api, "deleted") == [], why="collected before the operator looks again")
+        proxy.come_back()
+
+        eventually(lambda: snapshot(api, "kept") == expected, timeout_s=60)
+        for name in ("kept", "replaced", "created"):
+            wait_settled(api, name)
+        owners = {
+            owner["uid"]
+            for child in list_children(api, "replaced").values()
+            for owner in child["metadata"]["ownerReferences"]
+        }
+        assert owners == {replaced["metadata"]["uid"]}
+        # Not one write for what was deleted meanwhile.
+        assert [key for key in list_labelled(api, "deleted") if key[0] not in ("Pod", "ReplicaSet")] == []
+
+
+def test_a_pipeline_deleted_while_the_operator_stands_still(
+    api: Api, make_operator: Callable[..., OperatorProcess]
+) -> None:
+    """Its caches still have the pipeline when it goes on: it must look before it writes."""
+    with make_operator() as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        operator.child.send(signal.SIGSTOP)
+        api.delete("OmniPipeline", "omni")
+        eventually(lambda: list_labelled(api) == [])
+        operator.child.send(signal.SIGCONT)
+        eventually(lambda: operator.metrics()['omni_operator_pipelines{ready="True"}'] == 0)
+        wait_idle(operator)
+        assert list_labelled(api) == []
+
+
+def test_rights_are_lost_and_regained(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    with make_operator() as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        expected = snapshot(api)
+        bindings = api.list("RoleBinding")
+        for binding in bindings:
+            api.delete("RoleBinding", binding["metadata"]["name"])
+        for kind, name in expected:
+            if kind == "Service":
+                api.delete(kind, name)
+        eventually(
+            lambda: any('code="403"' in sample for sample in operator.metrics()), timeout_s=90, why="calls are refused"
+        )
+        assert operator.child.running
+        for binding in bindings:
+            for field in ("resourceVersion", "uid", "creationTimestamp", "managedFields"):
+                binding["metadata"].pop(field)
+            api.create(binding)
+        eventually(lambda: snapshot(api) == expected, timeout_s=90)
+        assert api.list("Pod", labels=f"{PIPELINE_LABEL}=omni")

@@ -1,0 +1,223 @@
+"""Whatever somebody does to a child is undone; what is not ours is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import (
+    CHILD_KINDS,
+    PIPELINE_LABEL,
+    REVISION_LABEL,
+    STAGE_LABEL,
+    build_pipeline,
+    build_stage,
+    condition_of,
+    list_children,
+    snapshot,
+    wait_condition,
+    wait_settled,
+)
+
+pytestmark = pytest.mark.controlplane
+
+HEALED_WITHIN_S = 10.0
+
+
+def small_pipeline(**spec: Any) -> Manifest:
+    stages = [build_stage("thinker", outputs=["Text"], replicas=2), build_stage("talker", after="thinker")]
+    return build_pipeline(stages=stages, **spec)
+
+
+@pytest.fixture
+def settled(api: Api, operator: OperatorProcess) -> dict[tuple[str, str], Manifest]:
+    """The children of a pipeline that has settled."""
+    api.apply(small_pipeline())
+    wait_settled(api)
+    wait_idle(operator)
+    return snapshot(api)
+
+
+def assert_heals(api: Api, before: dict[tuple[str, str], Manifest]) -> None:
+    def healed() -> bool:
+        assert snapshot(api) == before
+        return True
+
+    eventually(healed, timeout_s=HEALED_WITHIN_S, why="healed")
+
+
+@pytest.mark.parametrize("kind", CHILD_KINDS)
+def test_a_deleted_child_comes_back(api: Api, settled: dict[tuple[str, str], Manifest], kind: str) -> None:
+    names = [name for child_kind, name in settled if child_kind == kind]
+    assert names
+    for name in names:
+        api.delete(kind, name)
+    assert_heals(api, settled)
+    wait_settled(api)
+
+
+class HandEdit(NamedTuple):
+    name: str
+    kind: str
+    change: list[Manifest]
+
+
+def _label(key: str) -> str:
+    return "/metadata/labels/" + key.replace("/", "~1")
+
+
+EDITS = [
+    HandEdit("scaled", "Deployment", [{"op": "replace", "path": "/spec/replicas", "value": 5}]),
+    HandEdit(
+        "other image",
+        "Deployment",
+        [{"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "example.com/evil:1"}],
+    ),
+    HandEdit(
+        "environment variable changed",
+        "Deployment",
+        [{"op": "replace", "path": "/spec/template/spec/containers/0/env/0/value", "value": "/evil"}],
+    ),
+    HandEdit(
+        "probe removed", "Deployment", [{"op": "remove", "path": "/spec/template/spec/containers/0/livenessProbe"}]
+    ),
+    HandEdit(
+        "read-only root taken away",
+        "Deployment",
+        [
+            {
+                "op": "replace",
+                "path": "/spec/template/spec/containers/0/securityContext/readOnlyRootFilesystem",
+                "value": False,
+            }
+        ],
+    ),
+    HandEdit("selector", "Service", [{"op": "replace", "path": "/spec/selector", "value": {"app": "evil"}}]),
+    HandEdit("port", "Service", [{"op": "replace", "path": "/spec/ports/0/port", "value": 1}]),
+    HandEdit("rules opened", "NetworkPolicy", [{"op": "replace", "path": "/spec/ingress", "value": [{}]}]),
+    HandEdit("budget", "PodDisruptionBudget", [{"op": "replace", "path": "/spec/maxUnavailable", "value": 2}]),
+    HandEdit(
+        "token mounted",
+        "ServiceAccount",
+        [{"op": "replace", "path": "/automountServiceAccountToken", "value": True}],
+    ),
+    HandEdit("pipeline label removed", "Service", [{"op": "remove", "path": _label(PIPELINE_LABEL)}]),
+    HandEdit("pipeline label removed", "Deployment", [{"op": "remove", "path": _label(PIPELINE_LABEL)}]),
+    HandEdit("stage label changed", "Deployment", [{"op": "replace", "path": _label(STAGE_LABEL), "value": "x"}]),
+    HandEdit("revision label changed", "ConfigMap", [{"op": "replace", "path": _label(REVISION_LABEL), "value": "x"}]),
+    HandEdit(
+        "desired hash removed",
+        "Deployment",
+        [{"op": "remove", "path": "/metadata/annotations/omnipipeline.io~1desired-hash"}],
+    ),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[f"{edit.kind}: {edit.name}" for edit in EDITS])
+def test_a_hand_edit_is_undone(api: Api, settled: dict[tuple[str, str], Manifest], edit: HandEdit) -> None:
+    name = next(name for kind, name in sorted(settled) if kind == edit.kind)
+    api.patch(edit.kind, name, edit.change)
+    assert_heals(api, settled)
+
+
+def test_an_edited_label_does_not_orphan(api: Api, settled: dict[tuple[str, str], Manifest]) -> None:
+    """Children that lost their label are found by name: there is one Deployment a stage, not two."""
+    for kind, name in settled:
+        api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
+    assert_heals(api, settled)
+
+
+def test_what_others_add_is_left_alone(
+    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
+) -> None:
+    name = next(name for kind, name in settled if kind == "Deployment")
+    addition = {"metadata": {"labels": {"team.example.com/cost": "7"}, "annotations": {"example.com/note": "hello"}}}
+    api.patch("Deployment", name, addition)
+    wait_idle(operator)
+    metadata = api.get("Deployment", name)["metadata"]
+    assert metadata["labels"]["team.example.com/cost"] == "7"
+    assert metadata["annotations"]["example.com/note"] == "hello"
+
+
+def test_a_restarted_rollout_is_left_alone(
+    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
+) -> None:
+    """`kubectl rollout restart` writes an annotation of the template that is not ours."""
+    name = next(name for kind, name in settled if kind == "Deployment")
+    old = {pod["metadata"]["uid"] for pod in api.list("Pod")}
+    stamp = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+    api.patch("Deployment", name, {"spec": {"template": {"metadata": {"annotations": stamp}}}})
+    eventually(lambda: len({pod["metadata"]["uid"] for pod in api.list("Pod")} - old) > 0)
+    wait_settled(api)
+    wait_idle(operator)
+    assert api.get("Deployment", name)["spec"]["template"]["metadata"]["annotations"].items() >= stamp.items()
+
+
+class Foreign(NamedTuple):
+    kind: str
+    spec: Manifest
+
+
+FOREIGN = [
+    Foreign("Service", {"spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}),
+    Foreign("ServiceAccount", {}),
+    Foreign("Deployment", {}),
+    Foreign("NetworkPolicy", {"spec": {"podSelector": {}}}),
+]
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=[foreign.kind for foreign in FOREIGN])
+def test_a_foreign_object_with_a_childs_name(
+    api: Api, make_operator: Callable[..., OperatorProcess], foreign: Foreign
+) -> None:
+    """It is never touched, the status names it, and once it is gone the pipeline is completed."""
+    with make_operator():
+        api.apply(small_pipeline())
+        wait_settled(api)
+        expected = snapshot(api)
+    name = next(name for kind, name in sorted(expected) if kind == foreign.kind)
+    api.delete("OmniPipeline", "omni")
+    eventually(lambda: not any(api.list(kind, labels=f"{PIPELINE_LABEL}=omni") for kind in CHILD_KINDS))
+    manifest = {"apiVersion": expected[foreign.kind, name]["apiVersion"], "kind": foreign.kind, **foreign.spec}
+    if foreign.kind == "Deployment":
+        manifest["spec"] = {
+            "replicas": 0,
+            "selector": {"matchLabels": {"app": "theirs"}},
+            "template": {
+                "metadata": {"labels": {"app": "theirs"}},
+                "spec": {"containers": [{"name": "main", "image": "example.com/theirs:1"}]},
+            },
+        }
+    theirs = api.create({**manifest, "metadata": {"name": name, "labels": {PIPELINE_LABEL: "omni"}}})
+    with make_operator() as operator:
+        api.apply(small_pipeline())
+        degraded = wait_condition(api, "Degraded", status="True", reason="ChildConflict")
+        assert name in degraded["message"]
+        assert foreign.kind in degraded["message"]
+        wait_idle(operator)
+        live = api.get(foreign.kind, name)
+        assert live["metadata"]["uid"] == theirs["metadata"]["uid"]
+        assert "ownerReferences" not in live["metadata"]
+        assert live.get("spec", {}).get("selector") == theirs.get("spec", {}).get("selector")
+        assert not any(m["manager"] == "omnipipeline-operator" for m in live["metadata"]["managedFields"])
+        api.delete(foreign.kind, name)
+        # No watch tells when an unlabelled foreign object goes; this one carries our label.
+        wait_settled(api)
+        assert condition_of(api.get("OmniPipeline", "omni"), "Degraded")["status"] == "False"
+        assert set(list_children(api)) == set(expected)
+
+
+def test_a_foreign_object_with_our_labels_is_not_pruned(
+    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
+) -> None:
+    labels = next(child["metadata"]["labels"] for (kind, _), child in settled.items() if kind == "ConfigMap")
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs", "labels": labels}}
+    api.create({**theirs, "data": {"a": "b"}})
+    api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
+    wait_settled(api)
+    wait_idle(operator)
+    assert api.get("ConfigMap", "theirs")["data"] == {"a": "b"}

@@ -1,0 +1,272 @@
+"""An OmniPipeline from creation to deletion, through every kind of edit, on a real control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from omni_cli.render import render_children
+from omni_operator.build_settings import BuildSettings
+from omni_proto.pipeline.load import type_document
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import (
+    IMAGE,
+    build_pipeline,
+    build_stage,
+    condition_of,
+    list_children,
+    list_labelled,
+    revisions,
+    serving_revision,
+    stage_of,
+    wait_condition,
+    wait_settled,
+)
+
+pytestmark = pytest.mark.controlplane
+
+
+def noop_applies(operator: OperatorProcess) -> float:
+    return operator.metrics()["omni_operator_noop_applies_total"]
+
+
+def writes(operator: OperatorProcess) -> float:
+    calls = operator.metrics().items()
+    verbs = ('verb="patch"', 'verb="create"', 'verb="delete"')
+    return sum(
+        v for k, v in calls if k.startswith("omni_operator_api_calls_total") and any(verb in k for verb in verbs)
+    )
+
+
+def test_create(api: Api, operator: OperatorProcess) -> None:
+    api.create(build_pipeline())
+    pipeline = wait_settled(api)
+    status = pipeline["status"]
+    assert status["observedGeneration"] == 1
+    assert status["readyStages"] == "3/3"
+    assert status["url"] == f"grpc://omni.{api.namespace}.svc:50051"
+    assert {s["name"]: (s["replicas"], s["readyReplicas"]) for s in status["stages"]} == {
+        "thinker": (1, 1),
+        "talker": (1, 1),
+        "token2wav": (1, 1),
+    }
+    assert {s["revision"] for s in status["stages"]} == revisions(api) == {serving_revision(api)}
+    assert condition_of(pipeline, "Degraded")["status"] == "False"
+
+    children = list_children(api)
+    assert len(children) == 3 + 1 + 3 * 4  # account, two Services, snapshot; Deployment, Service, ConfigMap, policy
+    wait_idle(operator)
+    metrics = operator.metrics()
+    assert metrics['omni_operator_api_calls_total{code="201",verb="patch"}'] == len(children)
+    assert metrics["omni_operator_noop_applies_total"] == 0
+    assert metrics["omni_operator_status_writes_total"] <= 3
+
+
+def test_nothing_is_written_while_nothing_changes(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    with make_operator("--resync", "1") as operator:
+        api.create(build_pipeline())
+        wait_settled(api)
+        wait_idle(operator)
+        before = writes(operator)
+        reconciles = operator.metrics()['omni_operator_reconcile_total{result="unchanged"}']
+        eventually(lambda: operator.metrics()['omni_operator_reconcile_total{result="unchanged"}'] >= reconciles + 3)
+        assert writes(operator) == before
+
+
+class Edit(NamedTuple):
+    """A change of the spec. `revised`: whether it makes a new revision."""
+
+    name: str
+    change: Callable[[Manifest], Any]
+    revised: bool
+
+
+def _set(*path: str | int, value: Any) -> Callable[[Manifest], Any]:
+    def change(pipeline: Manifest) -> None:
+        target: Any = pipeline["spec"]
+        for part in path[:-1]:
+            target = target[part] if isinstance(part, int) else target.setdefault(part, {})
+        target[path[-1]] = value
+
+    return change
+
+
+def _rename_stage(pipeline: Manifest) -> None:
+    stage_of(pipeline, "token2wav")["name"] = "vocoder"
+
+
+def _rename_entry(pipeline: Manifest) -> None:
+    stage_of(pipeline, "thinker")["name"] = "reader"
+    stage_of(pipeline, "talker")["inputs"] = [{"from": "reader"}]
+
+
+def _remove_stage(pipeline: Manifest) -> None:
+    pipeline["spec"]["stages"].pop()
+    stage_of(pipeline, "talker")["outputs"] = ["Audio"]
+
+
+def _add_stage(pipeline: Manifest) -> None:
+    second = build_stage("talker2", after="thinker", outputs=["Audio"]) | {"component": "qwen2_5_omni/talker"}
+    pipeline["spec"]["stages"].append(second)
+
+
+EDITS = [
+    Edit("scale up", _set("stages", 1, "replicas", value=3), revised=False),
+    Edit("scale to zero", _set("stages", 2, "replicas", value=0), revised=False),
+    Edit("engine arguments", _set("stages", 0, "engineArgs", value={"maxNumSeqs": 8}), revised=False),
+    Edit("default sampling", _set("stages", 0, "defaultSampling", value={"temperature": 0.5}), revised=False),
+    Edit("request timeout", _set("timeouts", "request", value=60), revised=False),
+    Edit("resources", _set("stages", 0, "resources", value={"limits": {"nvidia.com/gpu": 1}}), revised=False),
+    Edit("pod annotation", _set("defaults", "podAnnotations", value={"team.example.com/x": "y"}), revised=False),
+    Edit("node selector", _set("defaults", "nodeSelector", value={"kubernetes.io/hostname": "node-1"}), revised=False),
+    Edit("image", _set("defaults", "image", value="example.com/stage:2"), revised=True),
+    Edit("image of a stage", _set("stages", 1, "image", value="example.com/talker:2"), revised=True),
+    Edit("model revision", _set("model", value={"uri": "hf://org/tiny", "revision": "v2"}), revised=True),
+    Edit("dtype", _set("stages", 0, "engineArgs", value={"dtype": "float16"}), revised=True),
+    Edit("edge mode", _set("stages", 1, "inputs", value=[{"from": "thinker", "mode": "Stream"}]), revised=True),
+    Edit("stage added", _add_stage, revised=True),
+    Edit("stage removed", _remove_stage, revised=True),
+    Edit("stage renamed", _rename_stage, revised=True),
+    Edit("entry renamed", _rename_entry, revised=True),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
+def test_edit(api: Api, operator: OperatorProcess, edit: Edit) -> None:
+    api.apply(build_pipeline())
+    wait_settled(api)
+    before = revisions(api)
+    edited = build_pipeline()
+    edit.change(edited)
+    api.apply(edited)
+
+    if edit.name == "scale to zero":
+        wait_condition(api, "Ready", status="False", reason="ScaledToZero")
+    else:
+        wait_settled(api)
+    assert (revisions(api) != before) is edit.revised
+    assert revisions(api) == {serving_revision(api)}
+    # What is there now is what a pipeline created like that would have: nothing is missing, nothing is left over.
+    assert_children_as_rendered(api)
+    wait_idle(operator)
+    assert noop_applies(operator) == 0
+
+
+def assert_children_as_rendered(api: Api) -> None:
+    """The children in the end are exactly those that `omnipipe render` names for the resource as it is stored."""
+    live = api.get("OmniPipeline", "omni")
+    typed = type_document({key: live[key] for key in ("apiVersion", "kind", "metadata", "spec")})
+    rendered = {
+        (child["kind"], child["metadata"]["name"]) for child in render_children(typed, api.namespace, BuildSettings())
+    }
+
+    def as_rendered() -> bool:
+        assert set(list_children(api)) == rendered, set(list_children(api)) ^ rendered
+        return True
+
+    eventually(as_rendered, why="children as rendered")
+
+
+def test_suspend_and_resume(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    wait_settled(api)
+    children = without_snapshot(api)
+    api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
+    wait_condition(api, "Ready", status="False", reason="Suspended")
+    eventually(lambda: not api.list("Pod"), why="pods end")
+    wait_condition(api, "Progressing", status="False")
+    assert without_snapshot(api) == children
+    api.patch("OmniPipeline", "omni", {"spec": {"suspend": False}})
+    wait_settled(api)
+
+
+def without_snapshot(api: Api) -> set[tuple[str, str]]:
+    """Children but for the snapshot of the spec, whose name changes with every edit."""
+    return {key for key in list_children(api) if key[0] != "ControllerRevision"}
+
+
+def test_created_suspended(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline(suspend=True))
+    wait_condition(api, "Ready", status="False", reason="Suspended")
+    assert api.list("Pod") == []
+    api.patch("OmniPipeline", "omni", {"spec": {"suspend": False}})
+    wait_settled(api)
+
+
+def test_deleted_without_an_operator(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    with make_operator():
+        api.apply(build_pipeline())
+        wait_settled(api)
+    assert "finalizers" not in api.get("OmniPipeline", "omni")["metadata"]
+    api.delete("OmniPipeline", "omni")
+    eventually(lambda: list_labelled(api) == [], why="the garbage collector takes everything")
+    assert api.find("OmniPipeline", "omni") is None
+
+
+def test_recreated_under_the_same_name(api: Api, operator: OperatorProcess) -> None:
+    first = api.create(build_pipeline())
+    wait_settled(api)
+    api.delete("OmniPipeline", "omni")
+    # At once: children of the first are still there.
+    second = api.create(build_pipeline())
+    assert second["metadata"]["uid"] != first["metadata"]["uid"]
+    wait_settled(api)
+    assert_children_as_rendered(api)
+    owners = [ref["uid"] for item in list_children(api).values() for ref in item["metadata"]["ownerReferences"]]
+    assert set(owners) == {second["metadata"]["uid"]}
+
+
+def test_a_new_operator_changes_nothing(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """An operator upgrade with the same stage image restarts no pod and writes nothing at all."""
+    with make_operator() as old:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        wait_idle(old)
+    pods = {pod["metadata"]["uid"] for pod in api.list("Pod")}
+    versions = {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()}
+    with make_operator("--log-format", "text", "--workers", "2") as new:
+        new.wait_reconciled()
+        wait_idle(new)
+        assert writes(new) == 0
+    assert {pod["metadata"]["uid"] for pod in api.list("Pod")} == pods
+    assert {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()} == versions
+
+
+def test_the_default_image_is_the_operators(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    manifest = build_pipeline()
+    del manifest["spec"]["defaults"]
+    with make_operator("--default-image", "example.com/a:1"):
+        api.apply(manifest)
+        wait_settled(api)
+        first = revisions(api)
+    with make_operator("--default-image", "example.com/a:2"):
+        # A changed contract: blue/green, like an image in the spec.
+        eventually(lambda: revisions(api) not in (first, set()) and len(revisions(api)) == 1, timeout_s=60)
+        wait_settled(api)
+    images = {c["image"] for d in api.list("Deployment") for c in d["spec"]["template"]["spec"]["containers"]}
+    assert images == {"example.com/a:2"}
+    assert IMAGE not in images
+
+
+def test_several_pipelines_and_a_shared_namespace(api: Api, operator: OperatorProcess) -> None:
+    names = ["a", "b", "c"]
+    for name in names:
+        api.create(build_pipeline(name))
+    for name in names:
+        wait_settled(api, name)
+    kept = {name: set(list_children(api, name)) for name in names}
+    api.delete("OmniPipeline", "b")
+    eventually(lambda: list_labelled(api, "b") == [])
+    assert set(list_children(api, "a")) == kept["a"]
+    assert set(list_children(api, "c")) == kept["c"]
+
+
+def test_a_volume_claim_of_a_model(control_plane: ControlPlane, api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline(model={"uri": "pvc://models/tiny"}))
+    wait_condition(api, "Ready", status="False", reason="VolumeNotBound", timeout_s=60)
+    control_plane.add_volume_claim(api.namespace, "models")
+    wait_settled(api)

@@ -1,0 +1,86 @@
+"""Two operators never fight: one writes, the other waits, and takes over when the first is gone or silent."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import build_pipeline, list_children, snapshot, wait_settled
+
+pytestmark = pytest.mark.controlplane
+
+LEASE_S = "3"
+
+
+def is_leader(operator: OperatorProcess) -> bool:
+    return operator.metrics().get("omni_operator_leader") == 1
+
+
+def count_writes(operator: OperatorProcess) -> float:
+    verbs = ('verb="patch"', 'verb="delete"')
+    calls = operator.metrics().items()
+    return sum(
+        v for k, v in calls if k.startswith("omni_operator_api_calls_total") and any(verb in k for verb in verbs)
+    )
+
+
+@pytest.fixture
+def pair(make_operator: Callable[..., OperatorProcess]) -> tuple[OperatorProcess, OperatorProcess]:
+    """Two running operators of one namespace, the leader first."""
+    operators = [make_operator("--lease-duration", LEASE_S, identity=name) for name in ("one", "two")]
+    for operator in operators:
+        operator.start()
+    eventually(lambda: any(is_leader(operator) for operator in operators))
+    leader, follower = sorted(operators, key=is_leader, reverse=True)
+    return leader, follower
+
+
+def test_only_the_leader_writes(api: Api, pair: tuple[OperatorProcess, OperatorProcess]) -> None:
+    leader, follower = pair
+    api.apply(build_pipeline())
+    wait_settled(api)
+    api.patch("OmniPipeline", "omni", {"spec": {"defaults": {"image": "example.com/stage:2"}}})
+    wait_settled(api)
+    wait_idle(leader)
+    assert count_writes(follower) == 0
+    assert leader.metrics()["omni_operator_noop_applies_total"] == 0
+    assert not is_leader(follower)
+
+
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_the_follower_takes_over(api: Api, pair: tuple[OperatorProcess, OperatorProcess], end: str) -> None:
+    leader, follower = pair
+    api.apply(build_pipeline())
+    wait_settled(api)
+    expected = snapshot(api)
+    if end == "stopped":
+        assert leader.stop() == 0
+    else:
+        leader.kill()
+    name = next(name for kind, name in expected if kind == "Deployment")
+    api.delete("Deployment", name)
+    eventually(lambda: is_leader(follower) and snapshot(api) == expected, timeout_s=30)
+
+
+def test_a_leader_that_was_frozen_does_not_write(api: Api, pair: tuple[OperatorProcess, OperatorProcess]) -> None:
+    """It wakes up believing that it leads, with old caches: the clock forbids every write."""
+    old, new = pair
+    api.apply(build_pipeline())
+    wait_settled(api)
+    wait_idle(old)
+    before = count_writes(old)
+    old.child.send(signal.SIGSTOP)
+    eventually(lambda: is_leader(new), timeout_s=30)
+    api.patch("OmniPipeline", "omni", {"spec": {"defaults": {"image": "example.com/stage:2"}}})
+    wait_settled(api)
+    wait_idle(new)
+    versions = {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()}
+    old.child.send(signal.SIGCONT)
+    eventually(lambda: old.is_ready() and not is_leader(old))
+    wait_idle(old)
+    assert count_writes(old) == before
+    assert {key: child["metadata"]["resourceVersion"] for key, child in list_children(api).items()} == versions

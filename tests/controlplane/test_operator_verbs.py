@@ -1,0 +1,152 @@
+"""The shipped Role against what an operator really does: nothing is denied, nothing is granted for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import yaml
+
+from support.controlplane.api import Api, ApiError, Manifest, eventually
+from support.controlplane.api_server import ApiServer
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.fault_proxy import Call, FaultProxy, parse_path
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import build_pipeline, build_stage, list_children, wait_condition, wait_settled
+
+pytestmark = pytest.mark.controlplane
+
+Grants = set[tuple[str, str, str]]
+POD_MONITORS = "podmonitors.monitoring.coreos.com"
+# Checked by admission when an ownerReference blocks its owner's deletion: never a call of its own.
+BY_ADMISSION = {("omnipipeline.io", "omnipipelines/finalizers", "update")}
+
+
+@pytest.fixture
+def pod_monitor_crd(control_plane: ControlPlane) -> Iterator[None]:
+    """The cluster has PodMonitors for a while."""
+    group, names = "monitoring.coreos.com", {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    control_plane.admin.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {
+                "name": POD_MONITORS,
+                "annotations": {"api-approved.kubernetes.io": "https://github.com/kubernetes/enhancements/pull/1111"},
+            },
+            "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+        }
+    )
+    eventually(lambda: control_plane.admin.call("GET", f"/apis/{group}/v1")["resources"])
+    yield
+    control_plane.admin.delete("CustomResourceDefinition", POD_MONITORS)
+
+
+def granted(api: Api) -> Grants:
+    """(group, resource, verb) of the Roles in the namespace."""
+    return {
+        (group, resource, verb)
+        for role in api.list("Role")
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(calls: list[Call]) -> Grants:
+    """(group, resource, verb) of calls for objects; a server-side apply that creates also needs `create`."""
+    result: Grants = set()
+    for call in calls:
+        group, resource, _ = parse_path(call.path)
+        if resource == call.path:
+            continue  # discovery
+        result.add((group, resource, call.verb))
+        if call.method == "PATCH" and call.status == 201:
+            result.add((group, resource, "create"))
+    return result
+
+
+def test_verbs(
+    api: Api,
+    proxy: FaultProxy,
+    make_operator: Callable[..., OperatorProcess],
+    pod_monitor_crd: None,
+) -> None:
+    with make_operator(server=proxy.url) as operator:
+        stages = [build_stage("thinker", outputs=["Text"], replicas=2), build_stage("talker", after="thinker")]
+        api.apply(build_pipeline(stages=stages))
+        wait_settled(api)
+        assert [kind for kind, _ in list_children(api)].count("Deployment") == 2
+        assert len(api.list("PodMonitor")) == 1
+        # A new revision without a budget: every kind is pruned once.
+        stages[0]["replicas"] = 1
+        api.replace_spec(build_pipeline(stages=stages, defaults={"image": "example.com/stage:2"}))
+        wait_settled(api)
+        # A name that is taken is looked at by name, kind by kind; so is a child without labels.
+        for kind, name in list_children(api):
+            api.patch(kind, name, {"metadata": {"labels": None}})
+        eventually(lambda: all("labels" in child["metadata"] for child in list_children(api).values()))
+        for monitor in api.list("PodMonitor"):
+            api.patch("PodMonitor", monitor["metadata"]["name"], {"metadata": {"labels": None}})
+        eventually(lambda: all("labels" in monitor["metadata"] for monitor in api.list("PodMonitor")))
+        stages[0]["replicas"] = 2
+        api.replace_spec(build_pipeline(stages=stages, defaults={"image": "example.com/stage:2"}))
+        wait_settled(api)
+        account = api.list("ServiceAccount", labels="omnipipeline.io/pipeline=omni")[0]["metadata"]["name"]
+        api.delete("ServiceAccount", account)
+        wait_settled(api)
+        wait_idle(operator)
+    assert [call for call in proxy.calls if call.status == 403] == []
+    roles = granted(api)
+    assert used(proxy.calls) - roles == set()
+    # One ServiceAccount a pipeline, which outlives its revisions: it is never pruned today, but is a child like others.
+    assert roles - used(proxy.calls) - BY_ADMISSION == {("", "serviceaccounts", "delete")}
+
+
+def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """Why the Role names `omnipipelines/finalizers`: this API server enforces it, and the status tells."""
+    with make_operator():
+        role = next(role for role in api.list("Role") if len(role["rules"]) > 3)
+        rules = [rule for rule in role["rules"] if rule["resources"] != ["omnipipelines/finalizers"]]
+        api.patch("Role", role["metadata"]["name"], {"rules": rules})
+        refused = eventually(lambda: blocked_owner_is_refused(api), why="the authorizer follows")
+        assert refused
+        api.apply(build_pipeline())
+        degraded = wait_condition(api, "Degraded", status="True", reason="ApplyFailed")
+        assert "finalizers" in degraded["message"]
+        api.patch("Role", role["metadata"]["name"], {"rules": role["rules"]})
+        wait_settled(api, timeout_s=90)
+
+
+def blocked_owner_is_refused(api: Api) -> bool:
+    """Whether the operator's account may no longer do it, asked of the API server."""
+    attributes = {
+        "namespace": api.namespace,
+        "verb": "update",
+        "group": "omnipipeline.io",
+        "resource": "omnipipelines",
+        "subresource": "finalizers",
+    }
+    user = f"system:serviceaccount:{api.namespace}:omnipipeline-operator"
+    review: Manifest = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {"user": user, "resourceAttributes": attributes},
+    }
+    answer = api.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    return not answer["status"]["allowed"]
+
+
+@pytest.mark.parametrize("file", ["cluster", "namespaced"])
+def test_the_shipped_files_are_accepted(api_server: ApiServer, file: str, request: pytest.FixtureRequest) -> None:
+    text = (request.config.rootpath / "manifests" / "rbac" / f"{file}.yaml").read_text()
+    namespace = f"rbac-{file}"
+    api = api_server.create_namespace(namespace)
+    for manifest in yaml.safe_load_all(text.replace("omnipipeline-system", namespace)):
+        try:
+            api.apply(manifest, dry_run=True, strict=True)
+        except ApiError as error:
+            pytest.fail(f"{manifest['kind']} {manifest['metadata']['name']}: {error}")

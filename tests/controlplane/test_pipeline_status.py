@@ -1,0 +1,154 @@
+"""The status names the stage, the cause and the next step; it does not flap, and events come on transitions only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.controlplane import pods
+from support.controlplane.api import Api, Manifest
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import (
+    STAGE_LABEL,
+    build_pipeline,
+    build_stage,
+    condition_of,
+    stage_of,
+    wait_condition,
+    wait_settled,
+)
+
+pytestmark = pytest.mark.controlplane
+
+
+class Trouble(NamedTuple):
+    """Something wrong with the talker, and what the status is to say."""
+
+    reason: str
+    stage: dict[str, Any]
+    says: tuple[str, ...]
+    spec: dict[str, Any] = {}
+    id: str = ""
+
+
+def crashing(message: str, behaviour: str = "crash") -> dict[str, Any]:
+    return {"podAnnotations": {"kwok.test/behaviour": behaviour, "kwok.test/termination-message": message}}
+
+
+HUB = {"model": {"uri": "hf://org/tiny"}}
+TROUBLES = [
+    Trouble("ImagePullBackOff", {"image": "example.com/does-not-exist:1"}, ("example.com/does-not-exist:1",)),
+    Trouble("Unschedulable", {"resources": {"limits": {"nvidia.com/gpu": 1000}}}, ("nvidia.com/gpu",)),
+    Trouble(
+        "ConfigRejected",
+        crashing('{"reason": "CONFIGURATION_INVALID", "message": "maxModelLen is 7, too small", "field": "engine"}'),
+        ("maxModelLen is 7",),
+    ),
+    Trouble("CrashLoopBackOff", crashing("Traceback: out of tune") | {}, ("out of tune",), id="plain text"),
+    Trouble(
+        "ModelNotFound",
+        crashing('{"reason": "MODEL_NOT_FOUND", "message": "no such repository"}', "init-crash"),
+        ("no such repository",),
+        HUB,
+    ),
+    Trouble(
+        "TokenRejected",
+        crashing('{"reason": "TOKEN_REJECTED", "message": "403 from the hub"}', "init-crash"),
+        ("403 from the hub", "tokenSecretRef"),
+        HUB,
+    ),
+]
+
+
+def troubled_pipeline(trouble: Trouble) -> Manifest:
+    pipeline = build_pipeline(**trouble.spec)
+    stage_of(pipeline, "talker").update(trouble.stage)
+    return pipeline
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=[trouble.id or trouble.reason for trouble in TROUBLES])
+def test_cause(api: Api, make_operator: Callable[..., OperatorProcess], trouble: Trouble) -> None:
+    with make_operator():
+        api.apply(troubled_pipeline(trouble))
+        ready = wait_condition(api, "Ready", status="False", reason=trouble.reason, timeout_s=60)
+        for part in ("talker", *trouble.says):
+            assert part in ready["message"], ready
+        pipeline = api.get("OmniPipeline", "omni")
+        assert pipeline["status"]["readyStages"] == "2/3"
+        (talker,) = [stage for stage in pipeline["status"]["stages"] if stage["name"] == "talker"]
+        assert talker["readyReplicas"] == 0
+        assert talker["message"]
+        # Repaired, all of it goes away.
+        api.replace_spec(build_pipeline(**trouble.spec))
+        settled = wait_settled(api)
+        assert condition_of(settled, "Degraded")["status"] == "False"
+
+
+def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
+    hard = {"hard": {"requests.nvidia.com/gpu": "1"}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": hard}
+    api.create(quota)
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    stages = [build_stage("thinker", outputs=["Text"], **gpu), build_stage("talker", after="thinker", **gpu)]
+    api.apply(build_pipeline(stages=stages))
+    wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=60)
+    api.delete("ResourceQuota", "gpus")
+    # The controller's pauses between attempts to create pods grow; a change of the Deployment's is not needed.
+    wait_settled(api, timeout_s=90)
+
+
+def test_running_pods_fail_and_recover(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    before = wait_settled(api)
+    (pod,) = api.list("Pod", labels=f"{STAGE_LABEL}=talker")
+    pods.crash(api, pod, '{"reason": "ENGINE_DEAD", "message": "the engine process ended"}', exit_code=70)
+    ready = wait_condition(api, "Ready", status="False", reason="EngineDead")
+    assert "talker" in ready["message"]
+    assert ready["lastTransitionTime"] >= condition_of(before, "Ready")["lastTransitionTime"]
+    pods.set_ready(api, api.get("Pod", pod["metadata"]["name"]))
+    after = wait_settled(api)
+    assert condition_of(after, "Degraded")["status"] == "False"
+
+
+def test_no_flapping_and_events_on_transitions(api: Api, operator: OperatorProcess) -> None:
+    """Through a creation, an edit in place and a change of revision that go well."""
+    seen: list[tuple[str, str]] = []
+    done = threading.Event()
+
+    def follow() -> None:
+        while not done.is_set():
+            for event in api.watch("OmniPipeline", timeout_s=5):
+                conditions = (event["object"].get("status") or {}).get("conditions") or []
+                for kind in ("Ready", "Degraded"):
+                    for condition in conditions:
+                        if condition["type"] == kind and (not seen or (kind, condition["status"]) not in last(seen)):
+                            seen.append((kind, condition["status"]))
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    api.create(build_pipeline())
+    wait_settled(api)
+    edited = build_pipeline(timeouts={"request": 60})
+    api.replace_spec(edited)
+    wait_settled(api)
+    edited["spec"]["defaults"]["image"] = "example.com/stage:2"
+    api.replace_spec(edited)
+    wait_settled(api)
+    wait_idle(operator)
+    done.set()
+    thread.join(20)
+    assert [status for kind, status in seen if kind == "Ready"] in (["False", "True"], ["Unknown", "False", "True"])
+    assert {status for kind, status in seen if kind == "Degraded"} <= {"False", "Unknown"}
+    events = [event for event in api.list("Event") if event["involvedObject"]["kind"] == "OmniPipeline"]
+    assert events
+    assert len(events) <= 12, [(event["reason"], event["message"]) for event in events]
+    assert all(event.get("count", 1) == 1 for event in events)
+    assert {event["type"] for event in events} == {"Normal"}
+
+
+def last(seen: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """The latest entry of each kind."""
+    return set(dict(seen).items())

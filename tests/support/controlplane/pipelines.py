@@ -1,0 +1,157 @@
+"""OmniPipelines for tests on a control plane, and what their children come to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from support.controlplane.api import Api, Manifest, eventually
+
+IMAGE = "example.com/stage:1"
+PIPELINE_LABEL = "omnipipeline.io/pipeline"
+STAGE_LABEL = "omnipipeline.io/stage"
+REVISION_LABEL = "omnipipeline.io/revision"
+CHILD_KINDS = (
+    "ServiceAccount",
+    "ConfigMap",
+    "ControllerRevision",
+    "Service",
+    "NetworkPolicy",
+    "Deployment",
+    "PodDisruptionBudget",
+)
+# What the API server and the controllers add to an object.
+_SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "selfLink")
+_SERVICE_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
+
+
+def build_stage(name: str, *, after: str | None = None, **fields: Any) -> Manifest:
+    """A stage as one writes it; `after` is the stage that it reads."""
+    stage: Manifest = {"name": name, "component": f"qwen2_5_omni/{name}", **fields}
+    if after:
+        stage["inputs"] = [{"from": after}]
+    return stage
+
+
+def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = None, **spec: Any) -> Manifest:
+    """An OmniPipeline of three stages (or `stages`) with a model in the image and an image of its own."""
+    if stages is None:
+        stages = [
+            build_stage("thinker", outputs=["Text"]),
+            build_stage("talker", after="thinker"),
+            build_stage("token2wav", after="talker", outputs=["Audio"]),
+        ]
+    return {
+        "apiVersion": "omnipipeline.io/v1alpha1",
+        "kind": "OmniPipeline",
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "file:///models/tiny"},
+            "defaults": {"image": IMAGE},
+            "stages": copy.deepcopy(list(stages)),
+            **spec,
+        },
+    }
+
+
+def stage_of(pipeline: Manifest, name: str) -> Manifest:
+    """The stage of a manifest, to be changed in place."""
+    return next(stage for stage in pipeline["spec"]["stages"] if stage["name"] == name)
+
+
+def condition_of(manifest: Manifest, kind: str) -> Manifest:
+    """A condition of a live object; an empty mapping if it has none of that type."""
+    conditions = (manifest.get("status") or {}).get("conditions") or []
+    return next((condition for condition in conditions if condition["type"] == kind), {})
+
+
+def is_settled(pipeline: Manifest) -> bool:
+    """Ready and not progressing, about its present generation."""
+    generation = pipeline["metadata"]["generation"]
+    ready, progressing = condition_of(pipeline, "Ready"), condition_of(pipeline, "Progressing")
+    return (
+        ready.get("status") == "True"
+        and progressing.get("status") == "False"
+        and ready.get("observedGeneration") == progressing.get("observedGeneration") == generation
+    )
+
+
+def wait_settled(api: Api, name: str = "omni", timeout_s: float = 60.0) -> Manifest:
+    """The pipeline once it is_settled."""
+
+    def settled() -> Manifest | None:
+        pipeline = api.get("OmniPipeline", name)
+        assert is_settled(pipeline), (pipeline["metadata"]["generation"], pipeline.get("status"))
+        return pipeline
+
+    return eventually(settled, timeout_s=timeout_s, why=f"{name} ready and not progressing") or {}
+
+
+def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:
+    """The condition once its fields are as wanted (status="True", reason="Suspended") for the present generation."""
+
+    def as_wanted() -> Manifest | None:
+        pipeline = api.get("OmniPipeline", name)
+        condition = condition_of(pipeline, kind)
+        assert condition.get("observedGeneration") == pipeline["metadata"]["generation"], condition
+        assert {key: condition.get(key) for key in wanted} == wanted, condition
+        return condition
+
+    return eventually(as_wanted, timeout_s=timeout_s, why=f"{kind} {wanted}") or {}
+
+
+def list_children(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
+    """Live children by (kind, name), those being deleted left out: what the pipeline controls, whatever its labels."""
+    pipeline = api.find("OmniPipeline", name)
+    uid = pipeline["metadata"]["uid"] if pipeline else None
+    return {
+        (kind, item["metadata"]["name"]): item
+        for kind in CHILD_KINDS
+        for item in api.list(kind)
+        if uid in [owner["uid"] for owner in item["metadata"].get("ownerReferences", [])]
+        and "deletionTimestamp" not in item["metadata"]
+    }
+
+
+def list_labelled(api: Api, name: str = "omni") -> list[tuple[str, str]]:
+    """(kind, name) of everything that carries the pipeline's label, pods included."""
+    return [
+        (kind, item["metadata"]["name"])
+        for kind in (*CHILD_KINDS, "ReplicaSet", "Pod")
+        for item in api.list(kind, labels=f"{PIPELINE_LABEL}={name}")
+    ]
+
+
+def snapshot(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
+    """The children without what differs from run to run: two runs that came to the same are equal."""
+    return {key: _without_server_fields(child) for key, child in list_children(api, name).items()}
+
+
+def revisions(api: Api, name: str = "omni") -> set[str]:
+    """Revisions that have Deployments."""
+    deployments = api.list("Deployment", labels=f"{PIPELINE_LABEL}={name}")
+    return {deployment["metadata"]["labels"][REVISION_LABEL] for deployment in deployments}
+
+
+def serving_revision(api: Api, name: str = "omni") -> str:
+    """The revision that the stable Service selects."""
+    selector: Mapping[str, str] = api.get("Service", name)["spec"]["selector"]
+    return selector[REVISION_LABEL]
+
+
+def _without_server_fields(child: Manifest) -> Manifest:
+    child = copy.deepcopy(child)
+    child.pop("status", None)
+    metadata, spec = child["metadata"], child.get("spec", {})
+    for field in _SERVER_FIELDS:
+        metadata.pop(field, None)
+    metadata.get("annotations", {}).pop("deployment.kubernetes.io/revision", None)
+    for owner in metadata.get("ownerReferences", []):
+        owner["uid"] = "OWNER"
+    if child["kind"] == "Service" and spec.get("clusterIP") != "None":
+        for field in _SERVICE_FIELDS:
+            spec.pop(field, None)
+    if child["kind"] == "ControllerRevision":
+        child["revision"] = 0
+    return child
