@@ -85,12 +85,18 @@ def download_file(directory: Path, file: RemoteFile, hub_host: str, token: str |
             if stream is None:
                 # Another process has had its turn; see what came of it.
                 continue
+            if has_file(directory, file):
+                # It ended between our look and our turn: this part is ours, and empty.
+                part.unlink(missing_ok=True)
+                return
             _receive(stream, file, hub_host, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next try fetches it anew", field="model.uri")
-            part.replace(target)
+            # In this order the file counts as there from the rename on, and never with other content.
+            target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")
+            part.replace(target)
         _log.info("fetched a file", extra={"file": file.name, "bytes": file.size})
 
 
