@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from omni_cli.main import app
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
-COMMANDS = ("run", "generate", "validate", "tiny-model", "demo")
+COMMANDS = ("run", "generate", "validate", "status", "tiny-model", "demo")
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:

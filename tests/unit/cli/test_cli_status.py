@@ -1,0 +1,222 @@
+"""`omnipipe status`: the drawing, and reading through the real client from a server that answers like the API's."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from omni_cli.main import app
+from omni_cli.status import StatusError, changes, follow
+from omni_cli.status_view import draw_status
+from support.operator_pipelines import make_stages
+
+Json = dict[str, Any]
+
+
+def make_document(**status: Any) -> Json:
+    return {
+        "apiVersion": "omnipipeline.io/v1alpha1",
+        "kind": "OmniPipeline",
+        "metadata": {"name": "demo", "namespace": "models", "generation": 2, "resourceVersion": "7"},
+        "spec": {"model": {"uri": "file:///m"}, "stages": make_stages()},
+        **({"status": {"observedGeneration": 2, **status}} if status else {}),
+    }
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> Json:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def entry(name: str, ready: int, wanted: int = 1, message: str = "", revision: str = "1a2b3c4") -> Json:
+    return {"name": name, "replicas": wanted, "readyReplicas": ready, "revision": revision, "message": message}
+
+
+GOOD = [
+    condition("Ready", "True", "AllStagesReady", "all 3 stages serve"),
+    condition("Progressing", "False", "RolloutComplete", "revision 1a2b3c4 is rolled out"),
+    condition("Degraded", "False", "AsExpected", "nothing failed"),
+]
+
+
+def draw(document: Json, width: int = 110) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(draw_status(document))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def test_a_chain_that_serves() -> None:
+    document = make_document(
+        conditions=GOOD,
+        stages=[entry("thinker", 2, 2), entry("talker", 1), entry("token2wav", 1)],
+        url="grpc://demo.models.svc:50051",
+    )
+    assert draw(document) == (
+        "demo  namespace models  grpc://demo.models.svc:50051\n"
+        "Ready        True   AllStagesReady   all 3 stages serve\n"
+        "Progressing  False  RolloutComplete  revision 1a2b3c4 is rolled out\n"
+        "Degraded     False  AsExpected       nothing failed\n"
+        "● thinker  2/2 ready  revision 1a2b3c4  qwen2_5_omni/thinker  returns Text\n"
+        "└── Stream -> ● talker  1/1 ready  revision 1a2b3c4  qwen2_5_omni/talker\n"
+        "    └── Full -> ● token2wav  1/1 ready  revision 1a2b3c4  qwen2_5_omni/token2wav  returns Audio"
+    )
+
+
+def test_a_stage_that_fails_says_why_in_its_place() -> None:
+    stages = [entry("thinker", 1), entry("talker", 0, message="image x cannot be pulled; check its name")]
+    text = draw(make_document(conditions=GOOD, stages=stages))
+    assert "talker  0/1 ready" in text
+    assert "image x cannot be pulled; check its name" in text.splitlines()[-2]
+    assert "token2wav  not there yet" in text.splitlines()[-1]
+
+
+def test_a_fork_and_a_suspended_stage() -> None:
+    document = make_document(conditions=GOOD, stages=[entry("thinker", 0, 0)])
+    document["spec"]["stages"][2]["inputs"] = [{"from": "thinker"}]
+    lines = draw(document).splitlines()
+    assert lines[-3].startswith("● thinker  0/0 ready")
+    assert lines[-2].startswith("├── Stream -> ● talker")
+    assert lines[-1].startswith("└── Full -> ● token2wav")
+
+
+def test_stages_of_an_older_spec_that_serve_meanwhile() -> None:
+    text = draw(make_document(conditions=GOOD, stages=[entry("brain", 1)]))
+    assert text.splitlines()[-2:] == [
+        "serving meanwhile, of an older spec:",
+        "└── ● brain  1/1 ready  revision 1a2b3c4",
+    ]
+
+
+def test_without_a_status() -> None:
+    text = draw(make_document())
+    assert "no status yet: is the operator running?" in text
+    assert "thinker  not there yet" in text
+
+
+def test_of_an_older_generation() -> None:
+    assert "the last edit is not seen" in draw(make_document(conditions=GOOD, observedGeneration=1))
+
+
+class TestWatch:
+    """When something is drawn again."""
+
+    def read(self, *answers: str | Exception) -> list[str]:
+        script = iter(answers)
+
+        def read() -> Json:
+            answer = next(script)
+            if isinstance(answer, Exception):
+                raise answer
+            return {"metadata": {"resourceVersion": answer}}
+
+        seen: list[str] = []
+        try:
+            for document in changes(read, lambda: None):
+                seen.append(document["metadata"]["resourceVersion"])
+        except StatusError as error:
+            seen.append(str(error))
+        return seen
+
+    def test_only_changes(self) -> None:
+        assert self.read("1", "1", "2", "2", StatusError("no pipeline 'x'")) == ["1", "2", "no pipeline 'x'"]
+
+    def test_an_api_server_that_is_away_for_a_while(self) -> None:
+        away = StatusError("the API server does not answer")
+        assert self.read("1", away, away, "1", "2", StatusError("no pipeline")) == ["1", "2", "no pipeline"]
+
+    def test_a_first_read_that_fails(self) -> None:
+        assert self.read(StatusError("the API server does not answer")) == ["the API server does not answer"]
+
+    @pytest.mark.parametrize("terminal", [True, False])
+    def test_each_is_drawn(self, terminal: bool) -> None:
+        out = io.StringIO()
+        first, second = make_document(conditions=GOOD), make_document(conditions=GOOD, stages=[entry("thinker", 1)])
+        follow(iter([first, second]), Console(file=out, width=110, force_terminal=terminal, highlight=False))
+        assert "thinker" in out.getvalue()
+        assert "not there yet" in out.getvalue()
+        assert "1/1 ready" in out.getvalue()
+
+
+class Api(BaseHTTPRequestHandler):
+    """Answers like an API server that holds one pipeline."""
+
+    def do_GET(self) -> None:
+        known = self.path == "/apis/omnipipeline.io/v1alpha1/namespaces/models/omnipipelines/demo"
+        code = 200 if known else 403 if "/forbidden/" in self.path else 404
+        body = json.dumps(make_document(conditions=GOOD) if known else {"kind": "Status", "code": code}).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on stderr."""
+
+
+@pytest.fixture
+def api() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def write_kubeconfig(path: Path, port: int, namespace: str | None = "models") -> Path:
+    context = {"cluster": "c", "user": "u", **({"namespace": namespace} if namespace else {})}
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "x",
+        "contexts": [{"name": "x", "context": context}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "KUBECONFIG": "/nonexistent"})
+    result = runner.invoke(app, ["status", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_reads_from_the_cluster(api: int, tmp_path: Path, by_flag: bool) -> None:
+    file = write_kubeconfig(tmp_path / "config", api, None if by_flag else "models")
+    code, out, err = invoke("demo", "--kubeconfig", str(file), *(["-n", "models"] if by_flag else []))
+    assert (code, err) == (0, "")
+    assert "AllStagesReady" in out
+
+
+def test_failures_say_what_to_do(api: int, tmp_path: Path) -> None:
+    file = str(write_kubeconfig(tmp_path / "config", api))
+    code, _, err = invoke("other", "--kubeconfig", file)
+    assert code == 1
+    assert err.startswith("error: no pipeline 'other' in namespace 'models'; kubectl get omni -A")
+    code, _, err = invoke("demo", "-n", "forbidden", "--kubeconfig", file)
+    assert (code, err) == (1, "error: the API server answers 403 (Forbidden)\n")
+    code, _, err = invoke("demo", "--kubeconfig", "/nonexistent")
+    assert code == 1
+    assert "--kubeconfig" in err
+    code, _, err = invoke("gone", "--watch", "--kubeconfig", file)
+    assert code == 1
+    assert "no pipeline 'gone'" in err
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        port = server.server_port
+    code, _, err = invoke("demo", "--kubeconfig", str(write_kubeconfig(tmp_path / "config", port)))
+    assert code == 1
+    assert "does not answer" in err
