@@ -35,7 +35,9 @@ def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[s
         from kubernetes import client, config
         from kubernetes.config.config_exception import ConfigException
     except ImportError as error:
-        raise StatusError("the Kubernetes client is missing; install it: pip install 'omnipipeline[operator]'") from error
+        raise StatusError(
+            "the Kubernetes client is missing; install it: pip install 'omnipipeline[operator]'"
+        ) from error
 
     file = str(kubeconfig) if kubeconfig else None
     try:
