@@ -50,11 +50,12 @@ schemas: setup ## Regenerate the exported schemas in docs/reference
 goldens: setup ## Regenerate what the operator makes of each sample, tests/golden/operator
 	@$(PY) scripts/render_goldens.py
 
-bench: setup ## Ratios against transformers and stock vLLM, written to benchmarks/results
-	@$(PY) -m benchmarks
+bench: ## Ratios against peers, stock vLLM and transformers, written to benchmarks/results (CASE=name runs one)
+	@scripts/setup.sh bench
+	@$(PY) -m benchmarks $(CASE)
 
 constraints: setup ## Pin the newest versions that pyproject.toml allows
-	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --quiet \
+	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
 
 clean: ## Remove what the targets made, but not the caches

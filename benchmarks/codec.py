@@ -6,10 +6,15 @@ All check CRC-32C.
 
 from __future__ import annotations
 
+import statistics
+from pathlib import Path
+
 import google_crc32c
 import numpy as np
 
-from benchmarks.interleave import time_interleaved
+from benchmarks.charts import grouped_bars
+from benchmarks.interleave import median_ratio, time_rounds
+from benchmarks.report import Options, Report, Row
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.tensors import (
@@ -26,31 +31,44 @@ ROW = 3584
 SIZES_MB = (1, 8, 32)
 
 
-def measure(rounds: int) -> list[dict[str, object]]:
+ROUNDS = 15
+OWN, CHUNKED = "own codec", "protobuf in chunks"
+
+
+def measure(options: Options) -> Report:
     """One row a size and side: GB/s and the ratio to message objects in chunks."""
-    tune_malloc()  # as the stage server does at start-up; both sides gain
-    rows: list[dict[str, object]] = []
+    tune_malloc()  # as the stage server does at start-up; all sides gain
+    rows: list[Row] = []
     for megabytes in SIZES_MB:
         count = megabytes * 1_000_000 // (ROW * 2)
         spec = TensorSpec("x", "float16", (ROW,))
         data = np.random.default_rng(0).standard_normal((count, ROW)).astype(np.float16)
         sides = {
-            "own codec": lambda spec=spec, data=data: run_own(spec, data),
-            "protobuf, 1 MB chunks": lambda spec=spec, data=data: run_protobuf(data, 1_000_000),
-            "protobuf, one message": lambda spec=spec, data=data: run_protobuf(data, data.nbytes),
+            OWN: lambda spec=spec, data=data: run_own(spec, data),
+            CHUNKED: lambda data=data: run_protobuf(data, 1_000_000),
+            "protobuf message": lambda data=data: run_protobuf(data, data.nbytes),
         }
-        seconds = time_interleaved(sides, rounds)
-        base = seconds["protobuf, 1 MB chunks"]
+        seconds = time_rounds(sides, options.rounds or ROUNDS)
         rows += [
             {
                 "mb": megabytes,
                 "side": name,
-                "gb_per_s": round(data.nbytes / taken / 1e9, 2),
-                "ratio_to_chunked_protobuf": round(base / taken, 2),
+                "gb_per_s": round(data.nbytes / statistics.median(taken) / 1e9, 2),
+                "ratio_to_chunked_protobuf": round(median_ratio(seconds[CHUNKED], taken), 2),
             }
             for name, taken in seconds.items()
         ]
-    return rows
+    return Report({"encode, decode, check, reassemble": rows})
+
+
+def draw(result: Row, path: Path) -> None:
+    """GB/s by size and side."""
+    rows = result["tables"]["encode, decode, check, reassemble"]
+    panels = {
+        f"{size} MB": {row["side"]: row["gb_per_s"] for row in rows if row["mb"] == size}
+        for size in dict.fromkeys(row["mb"] for row in rows)
+    }
+    grouped_bars(path, panels, title="Tensor codec, without a network", unit="GB/s", highlight=[OWN])
 
 
 def run_own(spec: TensorSpec, data: np.ndarray) -> None:

@@ -1,19 +1,40 @@
-"""Runs sides in turn and compares their medians."""
+"""Runs sides in turn and compares them round by round."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+
+def time_rounds(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each side by round. One round runs every side once, in an order that turns from round to round; a
+    first, uncounted round warms up."""
+    names = list(sides)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = time.perf_counter()
+            sides[name]()
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side. One round runs every side once; a first, uncounted round warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for round_number in range(rounds + 1):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            if round_number:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    """Median seconds of each side."""
+    return {name: statistics.median(times) for name, times in time_rounds(sides, rounds).items()}
+
+
+def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """Median of the rounds' own ratios: what disturbs a round disturbs both of its sides."""
+    return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least share of all values do not exceed."""
+    if not values or not 0 < share <= 1:
+        raise ValueError("a quantile needs values and a share in (0, 1]")
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]

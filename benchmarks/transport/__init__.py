@@ -1,0 +1,36 @@
+"""Tensors from one process to another over loopback: our codec and stream against raw TCP and other peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.report import Options, Report, Row
+
+
+def measure(options: Options) -> Report:
+    """GB/s, CPU seconds a GB and round trips of every side."""
+    # Imported here: every peer process imports this package, and needs one side only.
+    from benchmarks.transport.measure import measure as run
+
+    return run(options)
+
+
+def draw(result: Row, path: Path) -> None:
+    """Ratios to raw TCP by size."""
+    from benchmarks.charts import grouped_bars
+    from benchmarks.transport.measure import FLOORS, STREAMED
+    from benchmarks.transport.peer import OMNI
+
+    rows = result["tables"][STREAMED]
+    panels = {
+        size: {row["side"]: row["ratio_to_tcp"] for row in rows if row["size"] == size}
+        for size in dict.fromkeys(row["size"] for row in rows)
+    }
+    grouped_bars(
+        path,
+        panels,
+        title="Tensors between two processes over loopback, checksums on",
+        unit="x raw TCP",
+        highlight=[OMNI],
+        floors=FLOORS,
+    )

@@ -1,0 +1,179 @@
+"""Runs the sides in turn and makes the tables."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.interleave import median_ratio, quantile
+from benchmarks.report import Floor, Options, Report, Row
+from benchmarks.transport.payload import BULK, SIZES, Size
+from benchmarks.transport.peer import FLIGHT, FLIGHT_WHOLE, OMNI, SIDES, TCP
+
+ROUNDS = 15
+ROUND_TRIPS = 150
+"""In a round."""
+STREAMED, LATENCY = "streams of tensors", "round trip of one row"
+FLOORS = {"1 MB": 0.4, "8 MB": 0.5, "32 MB": 0.5}
+"""Least ratio to raw TCP."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """One round of one side and size."""
+
+    gb_per_s: float
+    cpu_s_per_gb: float
+
+
+@dataclass(slots=True)
+class Peers:
+    """A side's two processes."""
+
+    server: subprocess.Popen[str]
+    sender: subprocess.Popen[str]
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    alone: list[float] = field(default_factory=list)
+    behind_bulk: list[float] = field(default_factory=list)
+
+    def transfer(self, size: Size) -> Sample:
+        """One round: size.transfers tensors, one behind the other."""
+        before = ask(self.server, {})
+        done = ask(self.sender, {"do": "transfers", "rows": size.rows, "count": size.transfers})
+        cpu = ask(self.server, {}) - before + done["cpu"]
+        return Sample(size.bytes / done["seconds"][0] / 1e9, cpu / (size.bytes * size.transfers / 1e9))
+
+    def round_trips(self, bulk: bool) -> list[float]:
+        """Seconds of each row."""
+        rows = BULK.rows if bulk else 1
+        done = ask(self.sender, {"do": "round_trips", "rows": rows, "count": ROUND_TRIPS})
+        return list(done["seconds"])
+
+
+def measure(options: Options) -> Report:
+    """Throughput, CPU time and latency of every side."""
+    rounds = options.rounds or ROUNDS
+    with ExitStack() as stack:
+        peers = {name: stack.enter_context(start_side(name)) for name in SIDES}
+        for number in range(rounds + 1):
+            for size in SIZES:
+                for side in _turn(peers, number):
+                    sample = side.transfer(size)
+                    if number:  # the first round warms connections and pools
+                        side.samples.setdefault(size.name, []).append(sample)
+            for side in _turn(peers, number):
+                side.alone += side.round_trips(bulk=False) if number else []
+                side.behind_bulk += side.round_trips(bulk=True) if number else []
+    tables = {STREAMED: streamed_rows(peers), LATENCY: latency_rows(peers)}
+    return Report(tables, find_floors(peers), NOTES)
+
+
+NOTES = [
+    "GB/s: tensors sent one behind the other on one stream until the last is verified; median of rounds.",
+    "ratio_to_tcp: median of each round's own ratio. CPU seconds are those of both processes.",
+    "Every side ends with one contiguous, verified tensor; ours also looks for NaN and infinity and hands over a "
+    "writable buffer. All but the protobuf message run with the stage server's malloc settings.",
+    "Behind bulk: 32 MB tensors are sent meanwhile, on the same connection where the side can.",
+]
+
+
+def streamed_rows(peers: Mapping[str, Peers]) -> list[Row]:
+    """One row a size and side."""
+    return [
+        {
+            "size": size.name,
+            "side": name,
+            "gb_per_s": round(statistics.median(_speeds(side, size.name)), 3),
+            "ratio_to_tcp": round(median_ratio(_speeds(side, size.name), _speeds(peers[TCP], size.name)), 3),
+            "cpu_s_per_gb": round(statistics.median(sample.cpu_s_per_gb for sample in side.samples[size.name]), 2),
+        }
+        for size in SIZES
+        for name, side in peers.items()
+    ]
+
+
+def latency_rows(peers: Mapping[str, Peers]) -> list[Row]:
+    """One row a side, in microseconds."""
+    return [
+        {
+            "side": name,
+            "p50_us": _us(side.alone, 0.5),
+            "p99_us": _us(side.alone, 0.99),
+            "p50_us_behind_bulk": _us(side.behind_bulk, 0.5),
+            "p99_us_behind_bulk": _us(side.behind_bulk, 0.99),
+            "same_connection": SIDES[name].shares_connection,
+        }
+        for name, side in peers.items()
+    ]
+
+
+def find_floors(peers: Mapping[str, Peers]) -> list[Floor]:
+    """Our stream against raw TCP and Arrow Flight."""
+
+    def ratio(other: str, size: str) -> float:
+        return round(median_ratio(_speeds(peers[OMNI], size), _speeds(peers[other], size)), 3)
+
+    against_tcp = [Floor(f"x {TCP}, {size}", ratio(TCP, size), least) for size, least in FLOORS.items()]
+    against_flight = [
+        Floor(f"x {other}, {size}", ratio(other, size), 1.0)
+        for size in ("8 MB", "32 MB")
+        for other in (FLIGHT_WHOLE, FLIGHT)
+    ]
+    return against_tcp + against_flight
+
+
+@contextmanager
+def start_side(name: str) -> Iterator[Peers]:
+    """A side's processes, connected; ended with the block."""
+    command = [sys.executable, "-m", "benchmarks.transport.peer", name]
+    with ExitStack() as stack:
+        server = stack.enter_context(_process([*command, "serve"]))
+        port = json.loads(_read(server))
+        sender = stack.enter_context(_process([*command, "send", str(port)]))
+        yield Peers(server, sender)
+
+
+@contextmanager
+def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(process: subprocess.Popen[str], command: Row) -> Any:
+    """Its answer to a command."""
+    if process.stdin is None:
+        raise RuntimeError("a peer without stdin")
+    process.stdin.write(json.dumps(command) + "\n")
+    process.stdin.flush()
+    return json.loads(_read(process))
+
+
+def _read(process: subprocess.Popen[str]) -> str:
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        raise RuntimeError(f"a peer ended with {process.wait()}: {process.args}")
+    return line
+
+
+def _turn(peers: Mapping[str, Peers], number: int) -> list[Peers]:
+    sides = list(peers.values())
+    turn = number % len(sides)
+    return sides[turn:] + sides[:turn]
+
+
+def _speeds(side: Peers, size: str) -> list[float]:
+    return [sample.gb_per_s for sample in side.samples[size]]
+
+
+def _us(seconds: list[float], share: float) -> int:
+    return round(quantile(seconds, share) * 1e6)
