@@ -23,6 +23,7 @@ _PULL_FAILURES: Final = frozenset(
 )
 _START_FAILURES: Final = frozenset({"CreateContainerError", "RunContainerError", "StartError", "PostStartHookError"})
 _MAX_DETAIL: Final = 600
+_MAX_FOREIGN_DETAIL: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,15 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
 
 def parse_termination(text: str) -> tuple[str, str, str]:
-    """Reason, message and field of a termination message of ours; empty if it is none.
+    """Reason, message and field of a termination message; of a foreign image's plain text only a short message.
 
-    Foreign text is not passed on: it may hold whatever a program prints when it dies.
+    Kubelet takes it from the file that the container writes for this end (terminationMessagePolicy: File), never from
+    its log, which may hold whatever a program prints when it dies.
     """
     try:
         document = json.loads(text)
     except ValueError:
-        return "", "", ""
+        return "", " ".join(text.split())[:_MAX_FOREIGN_DETAIL], ""
     if not isinstance(document, dict):
         return "", "", ""
     reason, message, field = (
@@ -132,7 +134,7 @@ def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
         )
     if code == ENGINE_DEAD or reason == "EngineDead":
         return Cause(Reason.ENGINE_DEAD, f"the engine died{said}; kubectl logs --previous shows why")
-    if not reason and code in _STOPPED_FROM_OUTSIDE:
+    if not reason and not message and code in _STOPPED_FROM_OUTSIDE:
         return Cause(
             Reason.PROBE_FAILING,
             f"kubelet stopped container {name}: its startup or liveness probe failed; see kubectl logs --previous",

@@ -44,19 +44,24 @@ TROUBLES = [
     Trouble("Unschedulable", {"resources": {"limits": {"nvidia.com/gpu": 1000}}}, ("nvidia.com/gpu",)),
     Trouble(
         "ConfigRejected",
-        crashing('{"reason": "CONFIGURATION_INVALID", "message": "maxModelLen is 7, too small", "field": "engine"}'),
+        crashing('{"reason": "InvalidConfiguration", "message": "maxModelLen is 7, too small", "field": "engineArgs"}'),
         ("maxModelLen is 7",),
     ),
     Trouble("CrashLoopBackOff", crashing("Traceback: out of tune") | {}, ("out of tune",), id="plain text"),
     Trouble(
         "ModelNotFound",
-        crashing('{"reason": "MODEL_NOT_FOUND", "message": "no such repository"}', "init-crash"),
+        crashing(
+            '{"reason": "InvalidConfiguration", "message": "no such repository", "field": "model.uri"}', "init-crash"
+        ),
         ("no such repository",),
         HUB,
     ),
     Trouble(
         "TokenRejected",
-        crashing('{"reason": "TOKEN_REJECTED", "message": "403 from the hub"}', "init-crash"),
+        crashing(
+            '{"reason": "InvalidConfiguration", "message": "403 from the hub", "field": "model.tokenSecretRef"}',
+            "init-crash",
+        ),
         ("403 from the hub", "tokenSecretRef"),
         HUB,
     ),
