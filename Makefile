@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane playground goldens
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane playground goldens chart
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ proto: setup ## Regenerate the protobuf and gRPC stubs
 
 schemas: setup ## Regenerate the exported schemas in docs/reference
 	@$(PY) scripts/export_schemas.py
+
+chart: setup ## Regenerate the chart's schema, README and CRD
+	@$(PY) scripts/chart_docs.py
 
 goldens: setup ## Regenerate what the operator makes of each sample, tests/golden/operator
 	@$(PY) scripts/render_goldens.py

@@ -1,0 +1,159 @@
+"""helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe each value.
+
+`# -- TEXT` before a value is its description, `# @enum A B` the words it may be, `# @min N` its least number. Types
+come from the defaults; a map with a description is free, one without is closed. `--check` fails if a file is stale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[1] / "helm" / "omnipipeline"
+_KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):")
+_TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "integer"), (str, "string"), (list, "array"))
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the comments before a value say."""
+
+    description: str = ""
+    enum: tuple[str, ...] = ()
+    minimum: int | None = None
+
+
+@dataclass
+class _Pending:
+    lines: list[str] = field(default_factory=list)
+
+    def take(self) -> Notes:
+        description, enum, minimum = "", (), None
+        for line in self.lines:
+            if line.startswith("-- "):
+                description = line[3:]
+            elif line.startswith("@enum "):
+                enum = tuple(line.split()[1:])
+            elif line.startswith("@min "):
+                minimum = int(line.split()[1])
+            elif description:
+                description += f" {line}"
+        self.lines = []
+        return Notes(description, enum, minimum)
+
+
+def read_notes(text: str) -> dict[str, Notes]:
+    """Dotted path -> what its comments say. Flow-style values (`{cpu: 50m}`) are one value."""
+    notes: dict[str, Notes] = {}
+    path: list[tuple[int, str]] = []
+    pending = _Pending()
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            pending.lines.append(stripped.lstrip("#").strip())
+        elif not stripped:
+            pending.lines = []
+        elif match := _KEY.match(line):
+            indent = len(match["indent"])
+            path = [(at, key) for at, key in path if at < indent] + [(indent, match["key"])]
+            notes[".".join(key for _, key in path)] = pending.take()
+    return notes
+
+
+def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> dict[str, Any]:
+    """The JSON schema of a map of values: closed where values.yaml names its keys."""
+    properties: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        note = notes.get(path, Notes())
+        if isinstance(value, dict) and not note.description:
+            properties[key] = build_schema(value, notes, f"{path}.")
+            continue
+        found: dict[str, Any] = {"type": "object"} if isinstance(value, dict) else {}
+        found |= next(({"type": name} for kind, name in _TYPES if isinstance(value, kind)), {})
+        found |= {"description": note.description} if note.description else {}
+        found |= {"enum": list(note.enum)} if note.enum else {}
+        found |= {"minimum": note.minimum} if note.minimum is not None else {}
+        properties[key] = found
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    if prefix:
+        return schema
+    # Helm puts the values of a parent chart's `global` into every subchart.
+    properties["global"] = {"type": "object"}
+    return {"$schema": "https://json-schema.org/draft-07/schema#", **schema}
+
+
+def list_values(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> Iterator[tuple[str, Any, Notes]]:
+    """Leaf values in the order of the file."""
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and not notes[path].description:
+            yield from list_values(value, notes, f"{path}.")
+        else:
+            yield path, value, notes[path]
+
+
+def build_readme(values: dict[str, Any], notes: dict[str, Notes], chart: dict[str, Any]) -> str:
+    """README.md of the chart."""
+    rows = []
+    for path, value, note in list_values(values, notes):
+        words = f" One of {', '.join(note.enum)}." if note.enum else ""
+        rows.append(f"| `{path}` | `{json.dumps(value)}` | {note.description}{words} |")
+    return "\n".join(
+        (
+            "# omnipipeline",
+            "",
+            chart["description"],
+            "",
+            "```console",
+            "$ helm install omnipipeline helm/omnipipeline --namespace omnipipeline-system --create-namespace",
+            "```",
+            "",
+            "Made by `make chart` from `values.yaml`; edit that.",
+            "",
+            "| value | default | what |",
+            "|---|---|---|",
+            *rows,
+            "",
+        )
+    )
+
+
+def render() -> dict[Path, str]:
+    """The generated files and their contents."""
+    text = (CHART / "values.yaml").read_text()
+    values, notes = yaml.safe_load(text), read_notes(text)
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    missing = [path for path, _, note in list_values(values, notes) if not note.description]
+    if missing:
+        raise SystemExit(f"values.yaml: no description (`# -- ...`) of {', '.join(missing)}")
+    return {
+        CHART / "values.schema.json": json.dumps(build_schema(values, notes), indent=2) + "\n",
+        CHART / "README.md": build_readme(values, notes, chart),
+        CHART / "files" / "crd.yaml": (CHART.parents[1] / "manifests" / "crd" / "omnipipelines.yaml").read_text(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for path, content in render().items():
+        if not path.exists() or path.read_text() != content:
+            stale.append(path.relative_to(CHART.parents[1]).as_posix())
+            if "--check" not in arguments:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
+    if stale and "--check" in arguments:
+        sys.stderr.write(f"stale: {', '.join(stale)}; run `make chart`\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
