@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,8 @@ class OmniModelConfig:
 def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
-    Raises ConfigurationError (field "model.path"): no such directory, no config.json, not JSON, no model_type.
+    Raises ConfigurationError (field "model.path"): no such directory, no config.json, not JSON, no model_type, weights
+    that this process may not read.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -59,6 +61,13 @@ def load_model_config(path: Path) -> OmniModelConfig:
     architectures = data.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
         raise _bad_checkpoint(f"{file}: architectures must be a list of names")
+    # safetensors reports such a file as missing, from within the engine's process.
+    for weights in sorted(path.glob("*.safetensors")):
+        if not os.access(weights, os.R_OK):
+            raise _bad_checkpoint(
+                f"{weights} is a link to nowhere, or user {os.getuid()} may not read it; mount what it points to, or "
+                "let that user read it (chmod a+r)"
+            )
     return OmniModelConfig(path, data["model_type"], tuple(architectures), data)
 
 

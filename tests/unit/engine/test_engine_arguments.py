@@ -193,6 +193,16 @@ def test_no_directory(tmp_path: Path) -> None:
         load_model_config(tmp_path / "absent")
 
 
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "0a1b")
+    with pytest.raises(
+        ConfigurationError, match=r"model.safetensors is a link to nowhere, or user \d+ may not"
+    ) as caught:
+        load_model_config(tmp_path)
+    assert caught.value.details.field == "model.path"
+
+
 def test_good_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
     config = load_model_config(tmp_path)

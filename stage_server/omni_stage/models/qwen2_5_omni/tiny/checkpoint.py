@@ -47,6 +47,9 @@ def write_tiny_checkpoint(directory: str | Path, seed: int = 0, shape: str | Tin
         processor.save_pretrained(directory)
     torch.save(speakers, directory / "spk_dict.pt")
     _write_generation_config(directory, tokenizer)
+    for file in directory.glob("*.safetensors"):
+        # safetensors writes for its user only; a pod's user is another.
+        file.chmod(0o644)
     return directory
 
 
