@@ -23,6 +23,7 @@ from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
 from omni_operator.plan import Prune
 from omni_operator.status import compute_status
+from omni_proto.pipeline.status import PipelineStatus
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GRACE = timedelta(seconds=330)
@@ -143,6 +144,7 @@ class SimulatedCluster:
     def report(self, decision: Decision) -> None:
         """The operator writes the status of what is there now, if it differs."""
         status = compute_status(decision.pipeline, self.observe(), decision.rollout, decision.plan, self.now)
+        PipelineStatus.model_validate(status)
         if status != self.pipeline.get("status"):
             self.events += compute_events(self.pipeline.get("status"), status)
             self.pipeline["status"] = status
