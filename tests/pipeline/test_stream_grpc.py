@@ -74,8 +74,12 @@ async def test_the_talker_speaks_before_the_thinker_has_ended(stream_pipeline: R
     order: list[str] = []
     timings = {}
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
-        job = {**JOBS["long, seeded"], "include_token_ids": True, "include_codec_tokens": True}
-        async for event in client.generate(**job, include_timings=True, timeout=100.0):
+        # Long: a tiny thinker on a busy machine writes a hundred words before the talker's process gets its turn.
+        sampling = {"thinker": {"max_tokens": 700, "ignore_eos": True}, "talker": {"max_tokens": 8, "ignore_eos": True}}
+        events = client.generate(
+            text="One, two, three", sampling=sampling, include_token_ids=True, include_codec_tokens=True, timeout=100.0
+        )
+        async for event in events:
             if isinstance(event, TokenDelta):
                 order += [event.stage] * len(event.ids)
             elif isinstance(event, StageFinished):
