@@ -43,6 +43,8 @@ class StreamedRuns:
         async with self.sessions:
             with self.work.open(request.request_id) as work:
                 parts = self._parts(request, plan, params, part, stream, feed, work)
+                # A long prompt's rows need not stay here for as long as the request runs.
+                del part
                 async with aclosing(self.core.stream_parts(request.request_id, parts)) as outputs:
                     async for output in outputs:
                         self.work.note_step()
