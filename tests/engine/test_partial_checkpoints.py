@@ -1,0 +1,45 @@
+"""Stages load what `fetch` gives them: the shards that hold their component's weights, and no others."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from omni_stage.fetch import ALL_WEIGHTS, INDEX, select_weights
+from omni_stage.models.weights import weight_prefixes
+from support.omni_stages import OmniStages, check_parity, run_omni_stages
+from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = ReferenceSettings(thinker_tokens=8, talker_tokens=8)
+PROMPT = ReferencePrompt("Hello")
+
+
+def link_part(whole: Path, component: str, directory: Path) -> set[str]:
+    """What fetch makes of a checkpoint for a component, by links. Names of the shards."""
+    directory.mkdir()
+    selected = select_weights(json.loads((whole / INDEX).read_text()), weight_prefixes(component))
+    shards = set(selected.values())
+    for file in whole.iterdir():
+        if file.name != INDEX and (file.name in shards or not file.match(ALL_WEIGHTS)):
+            (directory / file.name).symlink_to(file)
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": selected}))
+    return shards
+
+
+async def test_every_stage_of_qwen2_5_omni(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    shards: dict[str, set[str]] = {}
+    engines = {}
+    async with AsyncExitStack() as stack:
+        for stage in ("thinker", "talker", "token2wav"):
+            directory = tmp_path / stage
+            shards[stage] = link_part(tiny_checkpoint, f"qwen2_5_omni/{stage}", directory)
+            engines |= (await stack.enter_async_context(run_omni_stages(directory, stage))).engines
+        check_parity(
+            await OmniStages(engines).run_chain(PROMPT, SETTINGS), load_reference(tiny_checkpoint).run(PROMPT, SETTINGS)
+        )
+    assert any(part < set().union(*shards.values()) for part in shards.values()), "every stage had every shard"
