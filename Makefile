@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench constraints clean controlplane playground goldens chart
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground goldens chart
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,13 @@ goldens: setup ## Regenerate what the operator makes of each sample, tests/golde
 bench: ## Ratios against peers, stock vLLM and transformers, written to benchmarks/results (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
+
+fuzz: ## A million inputs to everything that reads a peer's bytes, written to benchmarks/results/fuzz.json
+	@scripts/setup.sh fuzz
+	@$(PY) tests/fuzz/fuzz_edge.py --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
+
+soak: setup ## Half an hour of mixed load with random faults (MINUTES=30), written to benchmarks/results/soak.json
+	@PYTHONPATH=tests $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json
 
 constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Makes .venv with everything that the demo and the tests need. Idempotent: a stamp names what was installed.
+# An argument names a further extra (fuzz).
 # An argument names one more extra of pyproject.toml: `scripts/setup.sh bench`.
 # Needs Python 3.11-3.13. Wheels (about 6 GB unpacked) stay in uv's cache, outside the checkout.
 set -eu
@@ -48,5 +49,5 @@ echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 "$uv" venv --quiet --allow-existing --python "$python" .venv
 "$uv" pip install --quiet --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev${1:+,$1}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
-rm -f .venv/.omnipipeline-*
+[ -n "${1:-}" ] || rm -f .venv/.omnipipeline-*
 touch ".venv/.omnipipeline-$want" "$stamp"

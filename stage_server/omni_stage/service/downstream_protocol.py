@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from omni_proto.stage.v1 import stage_service_pb2
@@ -72,8 +73,10 @@ def status_of_call(
     code = error.code()
     for key, value in error.trailing_metadata() or ():
         if key == STATUS_DETAILS_KEY:
-            status = status_pb2.Status()
-            status.ParseFromString(value)
+            try:
+                status = status_pb2.Status.FromString(value)
+            except DecodeError:
+                continue
             if error_info(status) is not None and status.code == code.value[0]:
                 return status, code
     return to_status(_explain(code, stage), stage=stage, request_id=request_id), code

@@ -6,7 +6,10 @@ fixed message: its text may hold a prompt.
 
 from __future__ import annotations
 
+from typing import Any
+
 from google.protobuf import duration_pb2
+from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
@@ -93,7 +96,7 @@ def error_info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
     """Our ErrorInfo of a status; None if the status was not made by a stage."""
     for detail in status.details:
         info = error_details_pb2.ErrorInfo()
-        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+        if _unpack(detail, info) and info.domain == DOMAIN:
             return info
     return None
 
@@ -102,9 +105,17 @@ def retry_delay_s(status: status_pb2.Status) -> float | None:
     """Seconds that a status asks to wait before a retry; None if it has no RetryInfo."""
     for detail in status.details:
         retry = error_details_pb2.RetryInfo()
-        if detail.Is(retry.DESCRIPTOR) and detail.Unpack(retry):
-            return max(0.0, float(retry.retry_delay.ToNanoseconds()) / 1e9)
+        if _unpack(detail, retry):
+            return max(0.0, float(retry.retry_delay.seconds) + retry.retry_delay.nanos / 1e9)
     return None
+
+
+def _unpack(detail: Any, message: Message) -> bool:
+    """Whether detail is a message of that type; damaged ones of a peer are none."""
+    try:
+        return bool(detail.Unpack(message))
+    except DecodeError:
+        return False
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -22,7 +22,7 @@ from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError, In
 from omni_stage.service.admission import parse_cgroup_limit, parse_memory_total
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
 from omni_stage.service.deadlines import Deadline, downstream_timeout
-from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable
+from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
 from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
 from omni_stage.service.media import MAX_AUDIO_SAMPLES, decode_audio, decode_image
@@ -44,6 +44,18 @@ def jpeg() -> bytes:
     buffer = io.BytesIO()
     Image.new("L", (5, 6)).save(buffer, "JPEG")
     return buffer.getvalue()
+
+
+def test_details_of_a_peer_that_do_not_parse_are_none() -> None:
+    damaged = to_status(errors.NotReadyError("no", retry_after_s=1), stage="talker", request_id="r")
+    for detail in damaged.details:
+        detail.value = b"\x0a\x02\xff\xff\xff"
+    assert error_info(damaged) is None
+    assert retry_delay_s(damaged) is None
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\x0a\xff"))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers)
+    status, _ = status_of_call(error, stage="talker", request_id="r")
+    assert error_info(status).reason == "DOWNSTREAM_UNAVAILABLE"
 
 
 def test_images_become_rgb(lab: SimpleNamespace) -> None:

@@ -1,0 +1,209 @@
+"""What is fuzzed: each target reads bytes as a stage or a client does, and lets pass only what a peer may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import grpc
+import grpc.aio
+import torch
+from google.protobuf.message import DecodeError
+
+from omni_proto.client.errors import OmniRequestError, error_from_rpc, error_from_status
+from omni_proto.client.events import event_from_response
+from omni_proto.errors import OmniProtoError, WireError
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import (
+    TensorChunkView,
+    TensorSchema,
+    TensorSpec,
+    decode_generate_request,
+    deserialize_generate_response,
+    schema_from_proto,
+    schema_hash,
+    schema_to_proto,
+    tensor_prompt,
+)
+from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
+from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
+from omni_stage.service.convert import build_prompt
+from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edge_input import check_edge, to_torch
+from omni_stage.service.errors import MAX_MESSAGE_CHARS, STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
+from omni_stage.service.plan import plan_request
+from omni_stage.service.reading import RequestReader
+from omni_stage.service.wire import deserialize_request
+from support.scripted_stages import ScriptedComponent
+
+SCHEMA = TensorSchema(
+    "fuzz/edge", 1, (TensorSpec("x", "bfloat16", (2,)), TensorSpec("ids", "int64"), TensorSpec("m", "bool"))
+)
+MAX_ROWS = 64
+MAX_TRAILER_BYTES = 7000
+"""HTTP/2 peers cap headers at 8 KiB in all, and the status travels base64-encoded beside the message."""
+LIMITS = PayloadLimits(max_payload_bytes=1 << 16)
+
+
+@cache
+def config(*, entry: bool) -> StageConfig:
+    data: dict[str, object] = {"pipeline": "fuzz", "stage": "thinker", "component": "a/b", "model": {"path": "/m"}}
+    data["limits"] = {"maxPromptChars": 1000, "maxMediaBytes": 4096, "maxMediaPerRequest": 2}
+    if entry:
+        data["outputs"] = ["Text"]
+        edge = {"stage": "talker", "target": "t", "component": "a/b", "stages": ["talker"], "outputs": ["Audio"]}
+        data["downstream"] = [edge]
+    else:
+        data |= {"stage": "talker", "input": {"source": "thinker"}, "outputs": ["Audio"]}
+    return StageConfig.model_validate(data)
+
+
+@cache
+def component(*, entry: bool) -> ScriptedComponent:
+    return ScriptedComponent(output_schema=SCHEMA) if entry else ScriptedComponent(input_schema=SCHEMA)
+
+
+def split(data: bytes) -> Iterator[bytes]:
+    """Messages: a length byte, or two, and that many bytes each."""
+    position = 0
+    while position < len(data):
+        size = data[position]
+        position += 1
+        if size >= 0xF0 and position < len(data):
+            size = (size & 0xF) << 8 | data[position]
+            position += 1
+        yield data[position : position + size]
+        position += size
+
+
+def decode(data: bytes) -> None:
+    """The short cut of the codec and protobuf's own parser agree."""
+    try:
+        ours: object = decode_generate_request(data)
+    except WireError:
+        ours = None
+    try:
+        theirs = pb.GenerateRequest.FromString(data)
+    except DecodeError:
+        theirs = None
+    if (ours is None) != (theirs is None):
+        raise AssertionError("one of the two parsers refuses it")
+    if theirs is None or ours is None:
+        return
+    if isinstance(ours, TensorChunkView):
+        chunk = theirs.tensor
+        if (ours.name, ours.row_offset, ours.rows, ours.crc32c, ours.last, bytes(ours.data)) != (
+            chunk.name, chunk.row_offset, chunk.rows, chunk.crc32c, chunk.last, chunk.data
+        ):  # fmt: skip
+            raise AssertionError("the two parsers read another chunk")
+    elif ours != theirs:
+        raise AssertionError("the two parsers read another message")
+
+
+def read_edge(data: bytes) -> None:
+    """What follows a good Start."""
+    prompt = tensor_prompt(SCHEMA, "thinker", [(name, MAX_ROWS) for name in SCHEMA.names])
+    start = pb.Start(tensors=prompt, edge_schema_hash=schema_hash(SCHEMA))
+    reader = RequestReader()
+    reader.expect({1: 9}, check_edge(reader.start(pb.GenerateRequest(start=start)), "thinker", SCHEMA))
+    try:
+        for message in split(data):
+            reader.feed(deserialize_request(message))
+        reader.end_of_stream()
+    except (OmniStageError, OmniProtoError) as error:
+        check_told(error)
+        return
+    tensors = to_torch(reader.tensors)
+    if not torch.isfinite(tensors["x"]).all() or any(len(tensor) > MAX_ROWS for tensor in tensors.values()):
+        raise AssertionError("accepted what must be refused")
+
+
+def plan(data: bytes) -> None:
+    """A whole Start, at an entry stage and at one below, up to the engine's door."""
+    message = deserialize_request(data)
+    try:
+        start = RequestReader().start(message)
+    except OmniStageError as error:
+        check_told(error)
+        return
+    for entry in (True, False):
+        try:
+            planned = plan_request(start, config(entry=entry), component(entry=entry), 128)
+            if planned.reserved_bytes < 0 or planned.output_rows > 128:
+                raise AssertionError("reserves what cannot be")
+            if planned.prompt is not None:
+                build_prompt(planned.prompt, {media_id: bytearray(9) for media_id in planned.prompt.announced})
+        except (OmniStageError, OmniProtoError) as error:
+            check_told(error)
+
+
+def payload(data: bytes) -> None:
+    """What the engine's process reads."""
+    try:
+        read = AdditionalInformationPayload.from_bytes(data, LIMITS)
+    except (InvalidTensorError, CorruptTensorError):
+        pass
+    else:
+        if AdditionalInformationPayload.from_bytes(read.to_bytes(), LIMITS).to_bytes() != read.to_bytes():
+            raise AssertionError("a payload does not survive being written and read")
+        for entry in read.entries.values():
+            entry.value()
+    try:
+        PromptEmbedsPayload.from_bytes(data, LIMITS).to_tensor()
+    except (InvalidTensorError, CorruptTensorError):
+        return
+
+
+def answers(data: bytes) -> None:
+    """What a stage and a client make of what a downstream stage says."""
+    protocol = DownstreamProtocol("talker", ["talker", "token2wav"])
+    for message in split(data):
+        try:
+            response = deserialize_generate_response(message)
+            event_from_response(response)
+            if response.WhichOneof("message") == "failed":
+                error_from_status(response.failed.status)
+                error_info(response.failed.status)
+                retry_delay_s(response.failed.status)
+            protocol.check(response)
+        except (OmniRequestError, WireError, DownstreamProtocolError):
+            return
+
+
+def trailers(data: bytes) -> None:
+    """The status that a failed call of a downstream stage brings."""
+    metadata = grpc.aio.Metadata((STATUS_DETAILS_KEY, data))
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata)
+    status, _ = status_of_call(error, stage="talker", request_id="r")
+    is_retryable(status)
+    error_from_rpc(error)
+    if error_info(status) is None:
+        raise AssertionError("a status without a reason")
+
+
+def schemas(data: bytes) -> None:
+    """Schemas of GetStage."""
+    try:
+        schema = schema_from_proto(pb.GetStageResponse.FromString(data).input_schema)
+    except (DecodeError, OmniProtoError):
+        return
+    if schema_from_proto(schema_to_proto(schema)) != schema:
+        raise AssertionError("a schema does not survive being written and read")
+    schema_hash(schema)
+
+
+def check_told(error: Exception) -> None:
+    """An error's status fits the trailers, and has a reason."""
+    status = to_status(error, stage="talker", request_id="r")
+    info = error_info(status)
+    if (
+        info is None
+        or not info.reason
+        or len(status.message) > MAX_MESSAGE_CHARS
+        or len(status.SerializeToString()) > 7000
+    ):
+        raise AssertionError("a status that peers may refuse")
+
+
+TARGETS: tuple[Callable[[bytes], None], ...] = (decode, read_edge, plan, payload, answers, schemas, trailers)
