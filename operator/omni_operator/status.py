@@ -54,7 +54,7 @@ def compute_status(
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
     """The status of a pipeline whose spec cannot be read (any more). What runs is left as it is, and so is told."""
     previous = observed.pipeline.get("status") or {}
-    message = f"the spec is not valid: {problem}; correct it, nothing is changed until then"
+    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, nothing is changed until then"
     verdicts = {
         kind: Verdict(kind == DEGRADED, Reason.INVALID_SPEC, message) for kind in (READY, PROGRESSING, DEGRADED)
     }
