@@ -223,7 +223,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         (edit("spec/rollout", {"maxSurge": "110%"}),),
         "spec.rollout.maxSurge",
         "should match",
-        "or a percentage such as 25%",
+        "must be a percentage such as 25%",
     ),
     "rollout above 64": Bad(
         (edit("spec/rollout", {"maxSurge": 65}),), "spec.rollout.maxSurge", "equal to 64", "at most 64"

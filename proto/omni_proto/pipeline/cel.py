@@ -25,7 +25,7 @@ def evaluate(expression: str, value: Any) -> Any:
     """The result of a CEL expression in which `self` is the value. Raises RuleError."""
     try:
         return _compile(expression).execute(cel.Context({"self": value}, _FUNCTIONS))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
         raise RuleError(f"{expression}: {error}") from error
 
 

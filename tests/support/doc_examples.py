@@ -1,0 +1,32 @@
+"""The pipelines in the pages of docs/, as people would copy them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+
+
+def pipelines_in(page: Path) -> dict[str, str]:
+    """Name -> YAML text of every OmniPipeline that the page shows in full."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    shown = [(block, yaml.safe_load(block)) for block in blocks]
+    pipelines = [(document, block) for block, document in shown if is_pipeline(document)]
+    return {f"{page.stem}-{document['metadata']['name']}": block for document, block in pipelines}
+
+
+def is_pipeline(document: Any) -> bool:
+    return isinstance(document, dict) and document.get("kind") == "OmniPipeline"
+
+
+def sample_pipelines() -> dict[str, str]:
+    """Name -> YAML text of every sample manifest."""
+    return {path.stem: path.read_text() for path in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))}
+
+
+EXAMPLES = {name: text for page in PAGES for name, text in pipelines_in(page).items()}
