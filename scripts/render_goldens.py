@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omni_cli.render import format_manifests, render_children
 from omni_operator.build_settings import BuildSettings
-from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline.offline import load_checked
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "manifests" / "samples"
@@ -21,7 +21,7 @@ NAMESPACE = "golden"
 def render_goldens() -> dict[Path, str]:
     """The text of each golden file."""
     return {
-        GOLDEN / sample.name: format_manifests(render_children(load_pipeline(sample), NAMESPACE, SETTINGS))
+        GOLDEN / sample.name: format_manifests(render_children(load_checked(sample), NAMESPACE, SETTINGS))
         for sample in sorted(SAMPLES.glob("*.yaml"))
     }
 

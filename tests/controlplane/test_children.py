@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from omni_cli.render import format_manifests, render_children
 from omni_operator.build_settings import BuildSettings
+from omni_operator.decide import parse_live_pipeline
 from omni_operator.matching import find_difference
 from omni_operator.objects import CHILD_KINDS
 from omni_proto.pipeline import OmniPipeline, load_pipeline
@@ -180,6 +182,15 @@ def test_a_config_map_cannot_be_changed(namespace: Api) -> None:
     namespace.apply(config_map)
     with pytest.raises(ApiError, match="immutable"):
         namespace.apply({**config_map, "data": {"stage.yaml": "other"}})
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+def test_the_api_server_s_defaults_lead_to_what_render_prints_offline(namespace: Api, golden: Path) -> None:
+    sample = yaml.safe_load((ROOT / "manifests" / "samples" / golden.name).read_text())
+    live = namespace.apply(sample, strict=True)
+    settings = BuildSettings(default_image="omnipipeline-stage:golden", pod_monitors=True)
+    children = render_children(parse_live_pipeline(live), "golden", settings)
+    assert format_manifests(children) == golden.read_text()
 
 
 @pytest.mark.parametrize("name", ["namespaced", "cluster"])
