@@ -15,7 +15,6 @@ from typing import Any, Final
 from omni_operator.apply import Outcome, apply_plan
 from omni_operator.build_settings import BuildSettings
 from omni_operator.client import ApiClient
-from omni_operator.conditions import ChildError
 from omni_operator.decide import Decision, decide, parse_live_pipeline
 from omni_operator.errors import RetryClass
 from omni_operator.events import compute_events
@@ -33,6 +32,7 @@ from omni_operator.publish import is_minor, live_status, write_events, write_sta
 from omni_operator.settings import OperatorSettings
 from omni_operator.status import compute_invalid_status, compute_status
 from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
+from omni_operator.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 
 MAX_ROUNDS: Final = 5

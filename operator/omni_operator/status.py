@@ -6,18 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from omni_operator.conditions import (
-    DEGRADED,
-    PROGRESSING,
-    READY,
-    Assessment,
-    ChildError,
-    StageState,
-    Verdict,
-    bound,
-    judge,
-    set_conditions,
-)
+from omni_operator.conditions import DEGRADED, PROGRESSING, READY, Verdict, bound, set_conditions
 from omni_operator.live import LiveSet, compute_live_sets, find_condition
 from omni_operator.names import GRPC_PORT, pipeline_url, stage_name
 from omni_operator.observed import Observed
@@ -25,6 +14,7 @@ from omni_operator.plan import Plan
 from omni_operator.pods import find_cause
 from omni_operator.reasons import Reason
 from omni_operator.rollout import Rollout
+from omni_operator.verdicts import Assessment, ChildError, StageState, judge
 from omni_proto.pipeline import OmniPipeline, order_stages
 
 Status = dict[str, Any]

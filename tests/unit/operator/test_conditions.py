@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.conditions import (
-    Assessment,
-    ChildError,
-    StageState,
-    Verdict,
-    bound,
-    judge,
-    set_conditions,
-)
+from omni_operator.conditions import Verdict, bound, set_conditions
 from omni_operator.containers import Cause
 from omni_operator.events import EventData, compute_events
 from omni_operator.objects import ChildKey
@@ -26,6 +18,7 @@ from omni_operator.pods import _RANKS
 from omni_operator.reasons import EXPLANATIONS, Reason
 from omni_operator.rollout import Phase
 from omni_operator.status import compute_invalid_status
+from omni_operator.verdicts import Assessment, ChildError, StageState, judge
 from omni_proto.pipeline.status import PipelineStatus
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
