@@ -77,6 +77,16 @@ class Assessment:
     settled: bool = False
     """Whether a rollout of this very generation was complete before: what is missing now was lost."""
 
+    @property
+    def foreign(self) -> Sequence[Conflict]:
+        """Conflicts that somebody has to solve."""
+        return [conflict for conflict in self.conflicts if not conflict.leftover]
+
+    @property
+    def leftovers(self) -> Sequence[Conflict]:
+        """Names held by children of a deleted pipeline, which are about to go."""
+        return [conflict for conflict in self.conflicts if conflict.leftover]
+
 
 def judge(assessment: Assessment) -> dict[str, Verdict]:
     """The verdict on every condition."""
@@ -92,7 +102,7 @@ def judge_ready(assessment: Assessment) -> Verdict:
     if assessment.suspended:
         return Verdict(False, Reason.SUSPENDED, "spec.suspend is true, no pods run; set it to false to serve")
     entry = entry_service_name(assessment.pipeline)
-    taken = [conflict for conflict in assessment.conflicts if conflict.key == ("Service", entry)]
+    taken = [conflict for conflict in assessment.foreign if conflict.key == ("Service", entry)]
     if taken:
         return Verdict(False, Reason.CHILD_CONFLICT, _describe_conflicts(taken))
     idle = [stage.name for stage in assessment.stages if not stage.wanted]
@@ -118,19 +128,16 @@ def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Ver
         others = [name for name in names if name != worst.name]
         also = f"; {_stages(others)} {_have(others)} no ready pod either" if others else ""
         return Verdict(False, worst.cause.reason, f"stage {worst.name}: {worst.cause.message}{also}")
-    if assessment.conflicts:
-        return Verdict(False, Reason.CHILD_CONFLICT, _describe_conflicts(assessment.conflicts))
+    if assessment.foreign:
+        return Verdict(False, Reason.CHILD_CONFLICT, _describe_conflicts(assessment.foreign))
     if assessment.errors:
         return Verdict(False, Reason.APPLY_FAILED, _describe_errors(assessment.errors))
     if assessment.phase is Phase.WAITING:
         return Verdict(False, Reason.WAITING_FOR_OLD_REVISION, _describe_progress(assessment))
     if assessment.settled:
         return Verdict(False, Reason.REPLICAS_MISSING, _describe_losses(missing))
-    return Verdict(
-        False,
-        Reason.STAGES_NOT_READY,
-        f"{_stages(names)} {_have(names)} no ready pod yet; wait, pods start and load the model",
-    )
+    wait = "children of a deleted pipeline of this name go first" if assessment.leftovers else "pods start and load"
+    return Verdict(False, Reason.STAGES_NOT_READY, f"{_stages(names)} {_have(names)} no ready pod yet; wait, {wait}")
 
 
 _PROGRESS: Final[Mapping[Phase, Reason]] = {
@@ -186,9 +193,8 @@ def _describe_progress(assessment: Assessment) -> str:
 
 def judge_degraded(assessment: Assessment) -> Verdict:
     """Whether something failed, or was lost."""
-    foreign = [conflict for conflict in assessment.conflicts if not conflict.leftover]
-    if foreign:
-        return Verdict(True, Reason.CHILD_CONFLICT, _describe_conflicts(foreign))
+    if assessment.foreign:
+        return Verdict(True, Reason.CHILD_CONFLICT, _describe_conflicts(assessment.foreign))
     if assessment.errors:
         return Verdict(True, Reason.APPLY_FAILED, _describe_errors(assessment.errors))
     failing = _worst(stage for stage in assessment.stages if stage.cause is not None and stage.cause.hard)
@@ -236,8 +242,6 @@ def _describe_losses(stages: Sequence[StageState]) -> str:
 def _describe_conflicts(conflicts: Sequence[Conflict]) -> str:
     first = conflicts[0]
     more = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
-    if first.leftover:
-        return f"{first.key.kind} {first.key.name} of a deleted pipeline of this name is still there{more}; wait"
     owner = f"belongs to {first.owner}" if first.owner else "was not made by this pipeline"
     return (
         f"{first.key.kind} {first.key.name} {owner}{more} and is left alone; delete or rename it, or give the "

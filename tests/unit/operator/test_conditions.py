@@ -228,18 +228,18 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "Service demo belongs to Helm web and is left alone; delete or rename it",
     ),
     "a Deployment is nobody's": (
-        replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign("Deployment", "demo-talker-aaaaaaa")),
+        replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign("Deployment", "demo-talker-aaaaaaa") * 3),
         "False ChildConflict",
         "True Starting",
         "True ChildConflict",
-        "Deployment demo-talker-aaaaaaa was not made by this pipeline",
+        "Deployment demo-talker-aaaaaaa was not made by this pipeline (and 2 more)",
     ),
     "children of a deleted pipeline": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, conflicts=foreign(leftover=True) * 3),
-        "False ChildConflict",
+        "False StagesNotReady",
         "True Starting",
         "False AsExpected",
-        "of a deleted pipeline of this name is still there (and 2 more); wait",
+        "no ready pod yet; wait, children of a deleted pipeline of this name go first",
     ),
     "a write is refused": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, errors=(ChildError("Deployment a", "denied\n by policy"),)),
