@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -14,9 +14,9 @@ from support.controlplane.pipelines import (
     PIPELINE_LABEL,
     REVISION_LABEL,
     STAGE_LABEL,
-    build_pipeline,
-    build_stage,
+    build_two_stages,
     condition_of,
+    differences,
     list_children,
     snapshot,
     wait_condition,
@@ -26,17 +26,13 @@ from support.controlplane.pipelines import (
 pytestmark = pytest.mark.controlplane
 
 HEALED_WITHIN_S = 10.0
-
-
-def small_pipeline(**spec: Any) -> Manifest:
-    stages = [build_stage("thinker", outputs=["Text"], replicas=2), build_stage("talker", after="thinker")]
-    return build_pipeline(stages=stages, **spec)
+HASH = "omnipipeline.io/desired-hash"
 
 
 @pytest.fixture
 def settled(api: Api, operator: OperatorProcess) -> dict[tuple[str, str], Manifest]:
     """The children of a pipeline that has settled."""
-    api.apply(small_pipeline())
+    api.apply(build_two_stages())
     wait_settled(api)
     wait_idle(operator)
     return snapshot(api)
@@ -44,7 +40,8 @@ def settled(api: Api, operator: OperatorProcess) -> dict[tuple[str, str], Manife
 
 def assert_heals(api: Api, before: dict[tuple[str, str], Manifest]) -> None:
     def healed() -> bool:
-        assert snapshot(api) == before
+        assert differences(before, snapshot(api)) == []
+        assert all(HASH in child["metadata"]["annotations"] for child in list_children(api).values())
         return True
 
     eventually(healed, timeout_s=HEALED_WITHIN_S, why="healed")
@@ -176,7 +173,7 @@ def test_a_foreign_object_with_a_childs_name(
 ) -> None:
     """It is never touched, the status names it, and once it is gone the pipeline is completed."""
     with make_operator():
-        api.apply(small_pipeline())
+        api.apply(build_two_stages())
         wait_settled(api)
         expected = snapshot(api)
     name = next(name for kind, name in sorted(expected) if kind == foreign.kind)
@@ -194,7 +191,7 @@ def test_a_foreign_object_with_a_childs_name(
         }
     theirs = api.create({**manifest, "metadata": {"name": name, "labels": {PIPELINE_LABEL: "omni"}}})
     with make_operator() as operator:
-        api.apply(small_pipeline())
+        api.apply(build_two_stages())
         degraded = wait_condition(api, "Degraded", status="True", reason="ChildConflict")
         assert name in degraded["message"]
         assert foreign.kind in degraded["message"]

@@ -12,7 +12,7 @@ from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.fault_proxy import Call, FaultProxy, parse_path
 from support.controlplane.operators import OperatorProcess, wait_idle
-from support.controlplane.pipelines import build_pipeline, build_stage, list_children, wait_condition, wait_settled
+from support.controlplane.pipelines import build_pipeline, build_two_stages, list_children, wait_condition, wait_settled
 
 pytestmark = pytest.mark.controlplane
 
@@ -76,14 +76,12 @@ def test_verbs(
     pod_monitor_crd: None,
 ) -> None:
     with make_operator(server=proxy.url) as operator:
-        stages = [build_stage("thinker", outputs=["Text"], replicas=2), build_stage("talker", after="thinker")]
-        api.apply(build_pipeline(stages=stages))
+        api.apply(build_two_stages())
         wait_settled(api)
         assert [kind for kind, _ in list_children(api)].count("Deployment") == 2
         assert len(api.list("PodMonitor")) == 1
         # A new revision without a budget: every kind is pruned once.
-        stages[0]["replicas"] = 1
-        api.replace_spec(build_pipeline(stages=stages, defaults={"image": "example.com/stage:2"}))
+        api.replace_spec(build_two_stages(replicas=1, defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
         # A name that is taken is looked at by name, kind by kind; so is a child without labels.
         for kind, name in list_children(api):
@@ -92,8 +90,7 @@ def test_verbs(
         for monitor in api.list("PodMonitor"):
             api.patch("PodMonitor", monitor["metadata"]["name"], {"metadata": {"labels": None}})
         eventually(lambda: all("labels" in monitor["metadata"] for monitor in api.list("PodMonitor")))
-        stages[0]["replicas"] = 2
-        api.replace_spec(build_pipeline(stages=stages, defaults={"image": "example.com/stage:2"}))
+        api.replace_spec(build_two_stages(defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
         account = api.list("ServiceAccount", labels="omnipipeline.io/pipeline=omni")[0]["metadata"]["name"]
         api.delete("ServiceAccount", account)

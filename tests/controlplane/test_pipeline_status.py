@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from support.controlplane import pods
-from support.controlplane.api import Api, Manifest
+from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     STAGE_LABEL,
     build_pipeline,
-    build_stage,
+    build_two_stages,
     condition_of,
     stage_of,
     wait_condition,
@@ -31,38 +32,42 @@ class Trouble(NamedTuple):
     stage: dict[str, Any]
     says: tuple[str, ...]
     spec: dict[str, Any] = {}
-    id: str = ""
 
 
-def crashing(message: str, behaviour: str = "crash") -> dict[str, Any]:
-    return {"podAnnotations": {"kwok.test/behaviour": behaviour, "kwok.test/termination-message": message}}
+def crashing(reason: str, message: str, field: str = "", *, behaviour: str = "crash", code: int = 1) -> dict[str, Any]:
+    """Pod annotations of a stage whose containers end like that, with the termination message of our programs."""
+    termination = json.dumps({"reason": reason, "message": message, "field": field})
+    keys = {"behaviour": behaviour, "termination-message": termination, "exit-code": str(code)}
+    return {"podAnnotations": {f"kwok.test/{key}": value for key, value in keys.items()}}
 
 
 HUB = {"model": {"uri": "hf://org/tiny"}}
 TROUBLES = [
     Trouble("ImagePullBackOff", {"image": "example.com/does-not-exist:1"}, ("example.com/does-not-exist:1",)),
-    Trouble("Unschedulable", {"resources": {"limits": {"nvidia.com/gpu": 1000}}}, ("nvidia.com/gpu",)),
+    Trouble("Unschedulable", {"nodeSelector": {"kubernetes.io/hostname": "nowhere"}}, ("node",)),
     Trouble(
         "ConfigRejected",
-        crashing('{"reason": "InvalidConfiguration", "message": "maxModelLen is 7, too small", "field": "engineArgs"}'),
+        crashing("InvalidConfiguration", "maxModelLen is 7, too small", "engine.max_model_len", code=78),
         ("maxModelLen is 7",),
     ),
-    Trouble("CrashLoopBackOff", crashing("Traceback: out of tune") | {}, ("out of tune",), id="plain text"),
+    Trouble("EngineDead", crashing("EngineDead", "the engine process ended", code=70), ("the engine process ended",)),
+    Trouble("CrashLoopBackOff", crashing("InternalError", "out of tune"), ("out of tune", "kubectl logs")),
     Trouble(
         "ModelNotFound",
-        crashing(
-            '{"reason": "InvalidConfiguration", "message": "no such repository", "field": "model.uri"}', "init-crash"
-        ),
-        ("no such repository",),
+        crashing("InvalidConfiguration", "no such repository", "model.uri", behaviour="init-crash", code=78),
+        ("no such repository", "spec.model"),
         HUB,
     ),
     Trouble(
         "TokenRejected",
-        crashing(
-            '{"reason": "InvalidConfiguration", "message": "403 from the hub", "field": "model.tokenSecretRef"}',
-            "init-crash",
-        ),
-        ("403 from the hub", "tokenSecretRef"),
+        crashing("InvalidConfiguration", "was refused (403)", "model.token", behaviour="init-crash", code=78),
+        ("was refused (403)", "tokenSecretRef"),
+        HUB,
+    ),
+    Trouble(
+        "FetchFailed",
+        crashing("FetchFailed", "the hub answered 503", "model.uri", behaviour="init-crash"),
+        ("the hub answered 503",),
         HUB,
     ),
 ]
@@ -74,15 +79,15 @@ def troubled_pipeline(trouble: Trouble) -> Manifest:
     return pipeline
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=[trouble.id or trouble.reason for trouble in TROUBLES])
+@pytest.mark.parametrize("trouble", TROUBLES, ids=[trouble.reason for trouble in TROUBLES])
 def test_cause(api: Api, make_operator: Callable[..., OperatorProcess], trouble: Trouble) -> None:
     with make_operator():
         api.apply(troubled_pipeline(trouble))
         ready = wait_condition(api, "Ready", status="False", reason=trouble.reason, timeout_s=60)
         for part in ("talker", *trouble.says):
             assert part in ready["message"], ready
+        eventually(lambda: api.get("OmniPipeline", "omni")["status"]["readyStages"] == "2/3")
         pipeline = api.get("OmniPipeline", "omni")
-        assert pipeline["status"]["readyStages"] == "2/3"
         (talker,) = [stage for stage in pipeline["status"]["stages"] if stage["name"] == "talker"]
         assert talker["readyReplicas"] == 0
         assert talker["message"]
@@ -97,8 +102,10 @@ def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": hard}
     api.create(quota)
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-    stages = [build_stage("thinker", outputs=["Text"], **gpu), build_stage("talker", after="thinker", **gpu)]
-    api.apply(build_pipeline(stages=stages))
+    pipeline = build_two_stages(replicas=1)
+    for stage in pipeline["spec"]["stages"]:
+        stage.update(gpu)
+    api.apply(pipeline)
     wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=60)
     api.delete("ResourceQuota", "gpus")
     # The controller's pauses between attempts to create pods grow; a change of the Deployment's is not needed.

@@ -237,6 +237,8 @@ class FaultProxy:
                 async for chunk in upstream.content.iter_any():
                     await answer.write(chunk)
                 await answer.write_eof()
+            except (ConnectionError, aiohttp.ClientError):
+                transport.abort()  # one side is gone: so is the other
             finally:
                 self._watches.pop(answer, None)
             return answer

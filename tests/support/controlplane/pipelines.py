@@ -55,6 +55,15 @@ def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = No
     }
 
 
+def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> Manifest:
+    """Fewer objects, of every kind all the same: the first stage has two replicas and so a disruption budget."""
+    stages = [
+        build_stage("thinker", outputs=["Text"], replicas=replicas),
+        build_stage("talker", after="thinker", outputs=["Audio"]),
+    ]
+    return build_pipeline(name, stages=stages, **spec)
+
+
 def stage_of(pipeline: Manifest, name: str) -> Manifest:
     """The stage of a manifest, to be changed in place."""
     return next(stage for stage in pipeline["spec"]["stages"] if stage["name"] == name)
@@ -128,6 +137,21 @@ def snapshot(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
     return {key: _without_server_fields(child) for key, child in list_children(api, name).items()}
 
 
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two snapshots differ, as readable paths; empty if they are equal."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = sorted({*one, *other}, key=str)
+        return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}/{_join(key)}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [line for index, pair in pairs for line in differences(*pair, f"{path}/{index}")]
+    return [] if one == other else [f"{path}: {one!r} -> {other!r}"[:500]]
+
+
+def _join(key: Any) -> str:
+    return " ".join(key) if isinstance(key, tuple) else str(key)
+
+
 def revisions(api: Api, name: str = "omni") -> set[str]:
     """Revisions that have Deployments."""
     deployments = api.list("Deployment", labels=f"{PIPELINE_LABEL}={name}")
@@ -146,7 +170,9 @@ def _without_server_fields(child: Manifest) -> Manifest:
     metadata, spec = child["metadata"], child.get("spec", {})
     for field in _SERVER_FIELDS:
         metadata.pop(field, None)
-    metadata.get("annotations", {}).pop("deployment.kubernetes.io/revision", None)
+    # The hash covers the owner's uid.
+    for annotation in ("deployment.kubernetes.io/revision", "omnipipeline.io/desired-hash"):
+        metadata.get("annotations", {}).pop(annotation, None)
     for owner in metadata.get("ownerReferences", []):
         owner["uid"] = "OWNER"
     if child["kind"] == "Service" and spec.get("clusterIP") != "None":
