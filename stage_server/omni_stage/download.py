@@ -24,6 +24,7 @@ from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
 
 from omni_stage.errors import OmniStageError
@@ -146,7 +147,14 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub_host: str, token: str | Non
     # A signed address elsewhere carries its own right of access: the token is none of its business.
     own_host = urlsplit(file.url).netloc == hub_host
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}
-    http_get(file.url, stream, resume_size=have, headers=headers, expected_size=file.size)
+    try:
+        http_get(file.url, stream, resume_size=have, headers=headers, expected_size=file.size)
+    except HfHubHTTPError as error:
+        if own_host:
+            raise
+        # Not the hub's word about the token: signed addresses expire, within an hour or so.
+        code = error.response.status_code if error.response is not None else 0
+        raise FetchError(f"the hub's storage answered {code} for {file.name}; try again", field="model.uri") from error
     stream.flush()
     os.fsync(stream.fileno())
 

@@ -32,7 +32,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from omni_stage.download import FetchError, check_room, download_file, find_file
+from omni_stage.download import FetchError, RemoteFile, check_room, download_file, find_file, has_file
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.termination import ExitCode, write_termination
@@ -226,10 +226,19 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
         download_file(request.dest / _FULL_INDEX_FOLDER, index, host, token)
         selected = _reduce_index(request.dest, repository, prefixes)
         wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
+
+    def ask(name: str) -> RemoteFile:
+        return find_file(repository, commit, name, token)
+
+    def get(file: RemoteFile) -> None:
+        if not has_file(request.dest, file):
+            # Asked for anew: its turn may come hours later, and signed addresses expire.
+            download_file(request.dest, ask(file.name), host, token)
+
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
-        files = list(pool.map(lambda name: find_file(repository, commit, name, token), sorted(wanted)))
+        files = list(pool.map(ask, sorted(wanted)))
         check_room(request.dest, files)
-        for _ in pool.map(lambda file: download_file(request.dest, file, host, token), files):
+        for _ in pool.map(get, files):
             pass
 
 
