@@ -258,7 +258,7 @@ def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
     pipeline = type_document(build_pipeline(name))
     settings, owner = BuildSettings(), Owner(name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
-    shared = build_shared(pipeline, owner, settings, serving=revision)
+    shared = build_shared(owner, serving=revision)
     return [*shared, *build_revision_set(pipeline, revision, owner, settings)]
 
 
