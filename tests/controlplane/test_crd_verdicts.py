@@ -10,6 +10,7 @@ from omni_proto.pipeline import PipelineError
 from omni_proto.pipeline.offline import fill_in, parse_checked
 from support.controlplane.api import ApiError, Manifest, path_of
 from support.controlplane.api_server import ApiServer
+from support.spec_mutations import mutated
 from support.spec_table import BAD, GOOD, make
 
 pytestmark = pytest.mark.controlplane
@@ -40,6 +41,25 @@ def test_api_server_refuses_and_says_why(api_server: ApiServer, case: str) -> No
 def test_api_server_accepts_and_stores_what_offline_validation_fills_in(api_server: ApiServer, case: str) -> None:
     stored = create(api_server, make(*GOOD[case]))
     assert stored["spec"] == fill_in(make(*GOOD[case]))["spec"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_verdicts_are_equal_on_random_edits(api_server: ApiServer, seed: int) -> None:
+    accepted = 0
+    for document in mutated(seed, 100):
+        try:
+            parse_checked(json.dumps(document))
+            offline = ""
+        except PipelineError as error:
+            offline = str(error)
+        try:
+            create(api_server, document)
+            server = ""
+        except ApiError as error:
+            server = error.message
+        assert bool(server) == bool(offline), f"API server: {server or 'accepted'}\noffline: {offline or 'accepted'}"
+        accepted += not server
+    assert 10 <= accepted <= 60, "the edits are of either kind"
 
 
 @pytest.mark.parametrize(

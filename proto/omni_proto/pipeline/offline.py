@@ -88,7 +88,7 @@ def _fill_in(schema: Schema, value: Any) -> Any:
         filled = {
             name: _fill_in(known.get(name, rest), item)
             for name, item in value.items()
-            if item is not None or not (known or rest)
+            if item is not None or not (name in known or rest)
         }
         for name, child in known.items():
             if name not in filled and "default" in child:
