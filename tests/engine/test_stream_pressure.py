@@ -13,7 +13,7 @@ from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from support.omni_stages import run_omni_stages
 from support.reference import ReferencePrompt
-from support.streams import HEAD, collect, run_live, stage_request, until_empty
+from support.streams import HEAD, collect, run_live, stage_request, table_sizes, until, until_empty
 
 pytestmark = pytest.mark.engine
 
@@ -87,9 +87,9 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
         tasks = [asyncio.create_task(collect(talker, stage_request(talker, stream, **sampling))) for stream in streams]
         for stream in streams:
             stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
-        await asyncio.sleep(0.3)
-        core = talker._core.llm.engine_core.engine_core  # type: ignore[attr-defined]
-        assert len(core.scheduler.requests) == most, "the others wait outside the engine"
+        # All that fit have come to the end of their rows; the others wait outside the engine.
+        await until(lambda: table_sizes(talker)["waiting for input"] == most)
+        assert table_sizes(talker)["scheduler"] == most
         for stream in streams:
             stream.put({"x": rows[prompt + 5 :]})
             stream.end()

@@ -1,4 +1,4 @@
-"""The pipeline whose talker starts on the thinker's first rows, in three processes: equal to Full, and earlier."""
+"""The pipeline whose stages start on the first rows, in three processes: equal to Full, and earlier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFinished, TokenDelta
+from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, OmniRequestError, StageFinished, TokenDelta
 from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 pytestmark = pytest.mark.pipeline
@@ -39,9 +39,13 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The sample with a Stream edge from thinker to talker."""
+    """The sample that streams from thinker to talker, streaming from talker to token2wav too."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
-    with run_pipeline(SAMPLES / "tiny-omni-stream.yaml", tiny_checkpoint, folder) as running:
+    sample = (SAMPLES / "tiny-omni-stream.yaml").read_text()
+    assert "{from: talker, mode: Full}" in sample
+    pipeline = folder / "pipeline.yaml"
+    pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
+    with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
         yield running
 
 
@@ -51,7 +55,7 @@ async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:
 
 
 def outcome(result: Any) -> Any:
-    """Everything that must not depend on the edge's mode. Of the sound its length: batches round differently."""
+    """Everything that must not depend on the edges' mode: of the sound its length."""
     reasons = {stage: finished.finish_reason for stage, finished in result.finished.items()}
     return result.text, dict(result.token_ids), reasons, len(result.audio)
 
@@ -70,26 +74,36 @@ async def test_equal_to_full_alone_and_eight_at_once(
     assert len(set(map(str, expected.values()))) == len(JOBS), "jobs that all answer alike show nothing"
 
 
-async def test_the_talker_speaks_before_the_thinker_has_ended(stream_pipeline: RunningPipeline) -> None:
+async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline: RunningPipeline) -> None:
     order: list[str] = []
     timings = {}
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
         # Long: a tiny thinker on a busy machine writes a hundred words before the talker's process gets its turn.
-        sampling = {"thinker": {"max_tokens": 700, "ignore_eos": True}, "talker": {"max_tokens": 8, "ignore_eos": True}}
+        sampling = {
+            "thinker": {"max_tokens": 700, "ignore_eos": True},
+            "talker": {"max_tokens": 400, "ignore_eos": True},
+        }
         events = client.generate(
             text="One, two, three", sampling=sampling, include_token_ids=True, include_codec_tokens=True, timeout=100.0
         )
         async for event in events:
             if isinstance(event, TokenDelta):
                 order += [event.stage] * len(event.ids)
+            elif isinstance(event, Accepted | AudioChunk):
+                order.append(f"{event.stage} {type(event).__name__}")
             elif isinstance(event, StageFinished):
                 order.append(f"{event.stage} finished")
                 timings[event.stage] = event.timings
     assert order.index("talker") < order.index("thinker finished")
     last_thinker = len(order) - 1 - order[::-1].index("thinker")
     assert order.index("talker") < last_thinker, "the first codec token came before the last word"
-    talker = timings["talker"]
-    assert 0 < talker.first_output_ns < talker.input_complete_ns, "the talker's own clock says so too"
+    last_talker = len(order) - 1 - order[::-1].index("talker")
+    assert order.index("token2wav AudioChunk") < last_talker, "the first sound came before the last codec token"
+    assert order[:3] == [f"{stage} Accepted" for stage in ("thinker", "talker", "token2wav")]
+    for stage in ("talker", "token2wav"):
+        # Each stage's own clock says so too. A talker that has said all does not wait for the end of its input.
+        complete = timings[stage].input_complete_ns
+        assert complete == 0 or 0 < timings[stage].first_output_ns < complete, stage
 
 
 REFUSED = {"min_tokens": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5}

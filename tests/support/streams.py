@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import count, pairwise
 from typing import Any
@@ -115,9 +115,16 @@ def table_sizes(engine: Any) -> dict[str, int]:
     }
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for a state that must come."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - a state of an engine's tables, which set no event
+            await asyncio.sleep(0.005)
+
+
 async def until_empty(engine: Any) -> dict[str, int]:
-    """What is left in the tables a second after the requests ended; {} if nothing is."""
-    for _ in range(100):
+    """What is left in the tables once the requests have ended; {} if nothing is."""
+    for _ in range(500):
         left = {name: number for name, number in table_sizes(engine).items() if number}
         if not left:
             return {}

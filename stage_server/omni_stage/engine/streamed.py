@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm import SamplingParams
 
@@ -29,6 +29,8 @@ class StreamedRuns:
     work: WorkLedger
     sessions: asyncio.Semaphore
     """Sessions that may be open at once (EngineCore.max_sessions); more wait here, outside the engine."""
+    windows: dict[str, str] = field(default_factory=dict)
+    """Request -> the engine's id of its window that runs now."""
 
     async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
         """An autoregressive request; see part_plan. Closing the generator aborts it."""
@@ -70,11 +72,15 @@ class StreamedRuns:
         for window in itertools.count():
             prompt, params = self.lowering.lower(request, part.input, self.lowering.params(request, part.input))
             core_id = f"{request.request_id}.{window}"
-            with self.work.open(core_id):
-                async with aclosing(self.core.stream(core_id, prompt, params)) as outputs:
-                    async for output in outputs:
-                        self.work.note_step()
-                        yield emitter.emit(engine_step(output, finish_reason(output) if part.last else None))
+            self.windows[request.request_id] = core_id
+            try:
+                with self.work.open(core_id):
+                    async with aclosing(self.core.stream(core_id, prompt, params)) as outputs:
+                        async for output in outputs:
+                            self.work.note_step()
+                            yield emitter.emit(engine_step(output, finish_reason(output) if part.last else None))
+            finally:
+                self.windows.pop(request.request_id, None)
             if part.last:
                 return
             part = await read_part(stream, feed)

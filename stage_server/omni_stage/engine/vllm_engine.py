@@ -140,7 +140,8 @@ class VllmStageEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever reads its steps gets a ModelExecutionError. Unknown ids are ignored."""
-        await self._core.abort(request_id)
+        windows = self._runs.windows if self._runs is not None else {}
+        await self._core.abort(windows.get(request_id, request_id))
 
     async def shutdown(self) -> None:
         """End the engine and its processes. Idempotent."""

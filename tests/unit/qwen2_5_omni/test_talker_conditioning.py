@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.component import FinishReason
+from omni_stage.models.component import EngineStep, FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
 from omni_stage.models.qwen2_5_omni.talker_feed import TalkerFeed
+from omni_stage.models.qwen2_5_omni.thinker import ThinkerEmitter
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 TEXT = TextRows(start=torch.full((1, 2), 1.0), end=torch.full((1, 2), 2.0), padding=torch.full((1, 2), 3.0))
@@ -58,7 +59,7 @@ def positions_of(part: InputPart) -> tuple[int, torch.Tensor]:
 def cut_edges(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], list[EdgeRows]]:
     """A whole edge, and the same in batches: x cut anywhere, the prompt's tensors before, between or behind."""
     prompt, reply = draw(st.integers(1, 6)), draw(st.integers(1, 8))
-    whole = edge(prompt + reply, prompt, draw(st.integers(-3, 3)))
+    whole = edge(prompt + reply, prompt, draw(st.integers(-min(3, prompt), 3)))
     cuts = sorted(draw(st.sets(st.integers(1, prompt + reply - 1))))
     pieces = [whole["x"][begin:end] for begin, end in pairwise([0, *cuts, prompt + reply])]
     batches = [EdgeRows({"x": piece}) for piece in pieces]
@@ -188,3 +189,17 @@ async def test_an_edge_stream_gives_what_queued_at_once() -> None:
     rows = await reading
     assert (dict(rows.tensors), rows.ended) == ({}, True)
     assert (await stream.read()).ended, "the end stays"
+
+
+def test_the_thinker_says_when_its_prompts_tensors_are_complete() -> None:
+    emitter = ThinkerEmitter(want_tensors=True, dtype=torch.float32)
+    head = {"mrope_positions": torch.zeros(3, 3), "mrope_delta": torch.zeros(1)}
+    first = emitter.emit(
+        EngineStep(token_ids=[7], prompt_token_ids=[1, 2, 3], tensors={"rows": torch.ones(3, 2), **head})
+    )
+    assert set(first.tensors) == {"x", "token_ids", *HEAD}
+    assert first.complete_tensors == HEAD
+    second = emitter.emit(EngineStep(token_ids=[8], tensors={"rows": torch.ones(1, 2)}))
+    assert set(second.tensors) == {"x", "token_ids"}
+    silent = ThinkerEmitter(want_tensors=False, dtype=torch.float32)
+    assert silent.emit(EngineStep(token_ids=[7], prompt_token_ids=[1])).complete_tensors == frozenset()
