@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+import uvloop
+
 from omni_operator.connection import load_connection
 from omni_operator.controller import Controller
 from omni_operator.errors import SettingsError
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
         configure_logging(settings.log_format, settings.log_level)
-        return asyncio.run(run_operator(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(run_operator(settings))
     except SettingsError as error:
         sys.stderr.write(f"omni_operator: {error}\n")
         return EXIT_SETTINGS

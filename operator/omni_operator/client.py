@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
+from yarl import URL
 
 from omni_operator.connection import CONNECT_TIMEOUT_S, Connection
 from omni_operator.errors import (
@@ -29,6 +30,8 @@ from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
 REQUEST_TIMEOUT_S: Final = 15.0
 """Longest time of a call that is no watch."""
 LIST_TIMEOUT_S: Final = 60.0
+CONCURRENT_CALLS: Final = 8
+"""Calls at the same time, watches, lists and the lease apart."""
 PAGE_SIZE: Final = 500
 WATCH_SLACK_S: Final = 15.0
 """How much later than asked for the server may end a watch before the connection counts as dead."""
@@ -41,6 +44,7 @@ TIMEOUT: Final = "Timeout"
 """Reason of an UnreachableError that took its whole time: it is not repeated at once."""
 
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_MERGE = "application/merge-patch+json"
 _JSON = "application/json"
 
 
@@ -105,6 +109,8 @@ class ApiClient:
         self._metrics = metrics
         self._limiter = limiter
         self._may_write = may_write
+        # Each connection costs a TLS handshake, as much CPU as ten calls.
+        self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -166,6 +172,12 @@ class ApiClient:
         path = kind.path(metadata["namespace"], metadata["name"])
         return await self._repeat(lambda: self._write("patch", "PATCH", path, manifest, _APPLY), (ConflictError,))
 
+    async def merge(self, kind: ChildKind, manifest: Manifest, change: Manifest) -> Manifest:
+        """JSON merge patch of a child that is ours: a list in change replaces the live one as a whole."""
+        metadata = manifest["metadata"]
+        path = kind.path(metadata["namespace"], metadata["name"])
+        return await self._repeat(lambda: self._write("patch", "PATCH", path, change, _MERGE))
+
     async def apply_status(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of the status subresource.
 
@@ -223,7 +235,8 @@ class ApiClient:
         while True:
             await self._limiter.acquire()
             try:
-                return await call()
+                async with self._slots:
+                    return await call()
             except ApiError as error:
                 passing = isinstance(error, (ServerError, TooManyRequestsError, *also)) and error.reason != TIMEOUT
                 pause_s, asked_for_s = next(pauses_s, None), error.retry_after_s or 0.0
@@ -278,7 +291,9 @@ class ApiClient:
             self._session = self._connection.new_session()
         counted = False
         try:
-            async with self._session.request(method, self._connection.server + path, **arguments) as response:
+            async with self._session.request(
+                method, URL(self._connection.server + path, encoded=True), **arguments
+            ) as response:
                 self._metrics.count_call(verb, str(response.status))
                 counted = True
                 yield response

@@ -19,6 +19,8 @@ from omni_operator.errors import SettingsError
 
 USER_AGENT = "omnipipeline-operator"
 CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 90.0
+"""For how long an idle connection is kept; longer than the pause between two looks of a watch."""
 
 
 class Connection:
@@ -51,7 +53,9 @@ class Connection:
             return response
 
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=RESTClientObject(self._configuration).ssl_context, limit=0),
+            connector=aiohttp.TCPConnector(
+                ssl=RESTClientObject(self._configuration).ssl_context, limit=0, keepalive_timeout=KEEPALIVE_S
+            ),
             headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
             proxy=self._configuration.proxy,
             middlewares=(authenticate,),
