@@ -13,7 +13,7 @@ from omni_proto.pipeline.crd import build_crd
 from omni_proto.pipeline.status import MAX_STAGE_MESSAGE
 from support.controlplane.api import Api, ApiError, Manifest
 from support.controlplane.api_server import ApiServer
-from support.spec_edits import LETTERS, first, make, stages
+from support.spec_edits import LETTERS, YAML_WORDS, first, make, stages
 from support.spec_table import GOOD
 
 pytestmark = pytest.mark.controlplane
@@ -167,6 +167,15 @@ def test_no_field_is_immutable(omni: Api) -> None:
     for case in ("two talkers", "pvc", "recreate", "one stage", "placement of all stages", "base"):
         changed = make(*GOOD[case])
         omni.apply({**changed, "metadata": {"name": "omni"}})
+
+
+def test_plain_words_of_yaml_mean_the_same(api_server: ApiServer) -> None:
+    """The table that offline validation reads YAML by is kubectl's."""
+    data = "".join(f"  k{number}: {word}\n" for number, word in enumerate(YAML_WORDS))
+    text = f"apiVersion: omnipipeline.io/v1alpha1\nkind: OmniPipeline\nmetadata: {{name: a}}\nspec:\n{data}"
+    arguments = ("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-")
+    spec = json.loads(api_server.kubectl(*arguments, stdin=text).stdout)["spec"]
+    assert [spec[f"k{number}"] for number in range(len(YAML_WORDS))] == list(YAML_WORDS.values())
 
 
 def test_unknown_field_is_refused_by_kubectl_and_dropped_for_lax_clients(api_server: ApiServer, omni: Api) -> None:

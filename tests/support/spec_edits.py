@@ -113,6 +113,30 @@ def pod_anti_affinity(selector: Document) -> Edit:
     return first(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
 
 
+YAML_WORDS: dict[str, Any] = {
+    **dict.fromkeys(("y", "Yes", "ON", "true"), True),
+    **dict.fromkeys(("N", "no", "off", "FALSE"), False),
+    **dict.fromkeys(("", "~", "null"), None),
+    **{word: word for word in ("12:30", "12:30:00", "2026-01-01", "2026-01-01T00:00:00Z", "=", "0o9", "1,000", "+-1")},
+    "1e9": 10**9,
+    "1E+3": 1000,
+    "1.5e3": 1500,
+    "1.": 1,
+    "08": 8,
+    "12e03": 12000,
+    "-0": 0,
+    "+1": 1,
+    "1_000": 1000,
+    "0x10": 16,
+    "010": 8,
+    "0o10": 8,
+    "0b11": 3,
+    "2.5": 2.5,
+    ".5": 0.5,
+    "+.5e-3": 0.0005,
+}
+"""What kubectl makes of a plain word."""
+
 LETTERS = "abcdefghijklmnopq"
 """17 names of stages."""
 TERM = (

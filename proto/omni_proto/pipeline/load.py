@@ -7,7 +7,7 @@ library: `offline.py`, which every command of `omnipipe` goes through; a stage s
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +16,10 @@ from pydantic import ValidationError
 
 from omni_proto.pipeline.problems import PipelineError, Problem, format_path
 from omni_proto.pipeline.resource import KIND, OmniPipeline
+from omni_proto.pipeline.strict_yaml import StrictLoader
 
 MAX_PIPELINE_BYTES = 256 << 10
 """Most bytes of a pipeline file; the resource itself is at most 64 KiB."""
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, and aliases, with which a small file can grow without bound."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not supported", self.get_mark())
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-# Dates stay text: JSON, and so the API server, has none.
-_StrictLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 def load_pipeline(path: Path) -> OmniPipeline:
@@ -73,7 +51,7 @@ def read_file(path: Path) -> str:
 def parse_document(text: str, source: str) -> dict[str, Any]:
     """The one document of YAML or JSON text, made of what JSON has. Raises PipelineError."""
     try:
-        documents = [item for item in yaml.load_all(text, Loader=_StrictLoader) if item is not None]
+        documents = [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
@@ -89,8 +67,14 @@ def parse_document(text: str, source: str) -> dict[str, Any]:
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise PipelineError(source, [Problem("file", f"holds a value that JSON cannot: {error}")]) from error
-    plain: dict[str, Any] = json.loads(text)
+    plain: dict[str, Any] = json.loads(text, parse_float=_number)
     return plain
+
+
+def _number(text: str) -> int | float:
+    """1.0 and 1e3 are whole numbers: kubectl sends them so."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def type_document(document: Mapping[str, Any], source: str = "pipeline") -> OmniPipeline:

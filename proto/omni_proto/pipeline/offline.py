@@ -76,7 +76,7 @@ def _position(value: Any, path: FieldPath) -> list[int]:
 
 
 def fill_in(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy as the API server would store it: nulls dropped, defaults filled in, and 1.0 is 1, as kubectl sends it."""
+    """A copy as the API server would store it: nulls dropped, defaults filled in."""
     filled: dict[str, Any] = _fill_in(object_schema(), dict(document))
     return filled
 
@@ -96,8 +96,6 @@ def _fill_in(schema: Schema, value: Any) -> Any:
         return filled
     if isinstance(value, list):
         return [_fill_in(schema.get("items", {}), item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
     return value
 
 

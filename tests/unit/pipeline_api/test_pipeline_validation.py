@@ -15,8 +15,9 @@ import yaml
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline.load import parse_document
 from omni_proto.pipeline.offline import load_checked, parse_checked
-from support.spec_edits import BASE, Edit, edit, first, second, stages, third
+from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
 from support.spec_table import BAD, BAD_FIELDS, GOOD, make
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
@@ -182,10 +183,14 @@ def test_dates_stay_text() -> None:
     assert parse_checked(text).metadata.annotations == {"day": "2026-01-01"}
 
 
-NUMBERS: dict[str, tuple[Any, Any]] = {"1.0 is 1": (1.0, 1), "1e3 is 1000": (1e3, 1000)}
+# tests/controlplane/test_crd_api.py holds the same against kubectl.
+@pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
+def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
+    found = parse_document(f"key: {word}\n", "test")["key"]
+    assert found == value
+    assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("case", NUMBERS, ids=lambda name: name.replace(" ", "-"))
-def test_whole_numbers_as_kubectl_sends_them(case: str) -> None:
-    given, expected = NUMBERS[case]
-    assert parse_checked(dump(first(replicas=given))).spec.stages[0].replicas == expected
+@pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
+def test_whole_numbers_with_a_point(parse: Callable[[str], OmniPipeline]) -> None:
+    assert parse(dump(first(replicas=2.0))).spec.stages[0].replicas == 2

@@ -1,0 +1,51 @@
+"""YAML as kubectl reads it, without what is dangerous or ambiguous."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+
+class StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice, and aliases, with which a small file can grow without bound.
+
+    Plain words mean what they mean to kubectl, whose YAML is YAML 1.1 but for: 1e9 is a number, 12:30 is text, and so
+    are dates, for JSON has none.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not supported", self.get_mark())
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+    def construct_boolean(self, node: yaml.ScalarNode) -> bool:
+        return str(self.construct_scalar(node)).lower() in ("y", "yes", "true", "on")
+
+
+_DIGITS = "-+.0123456789"
+_RESOLVERS: tuple[tuple[str, str, str], ...] = (
+    ("bool", r"^(?:y|Y|n|N|(?:[Yy]es|YES|[Nn]o|NO|[Tt]rue|TRUE|[Ff]alse|FALSE|[Oo]n|ON|[Oo]ff|OFF))$", "yYnNtTfFoO"),
+    ("int", r"^[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)$", _DIGITS),
+    ("float", r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$", _DIGITS),
+    ("float", r"^\.(?:nan|NaN|NAN)$", "."),
+    ("null", r"^(?:~|null|Null|NULL|)$", "~nN"),
+    ("merge", r"^<<$", "<"),
+)
+
+StrictLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _starts in _RESOLVERS:
+    # The empty text is null and starts with nothing.
+    StrictLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), [*_starts, *([""] if _tag == "null" else [])]
+    )
+StrictLoader.add_constructor("tag:yaml.org,2002:bool", StrictLoader.construct_boolean)
