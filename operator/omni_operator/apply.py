@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from omni_operator.client import ApiClient
-from omni_operator.errors import ApiError
+from omni_operator.errors import ApiError, InvalidError
 from omni_operator.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
 from omni_operator.plan import Plan
 from omni_operator.store import ObjectKey, Store, version_of
@@ -84,7 +84,15 @@ async def _apply_child(
 ) -> None:
     key = key_of(manifest)
     before = store.get(ObjectKey(key.kind, manifest["metadata"]["namespace"], key.name))
-    after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+    try:
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+    except InvalidError:
+        if key.kind != "Service" or before is None:
+            raise
+        # A port whose number somebody edited is another port to server-side apply, which adds ours beside it, and then
+        # their names collide.
+        await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}})
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest)
     store.put_written(after, scope)
     if before is not None and version_of(before) == version_of(after):
         metrics.count_noop_apply()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,7 +128,7 @@ def with_errors(action: Callable[[], object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Iterator[Api]:
+def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Api:
     """A namespace of 5,000 pods that are not ours; half of them carry labels like ours. Nothing schedules them."""
     api = api_server.create_namespace("crowded")
 
@@ -142,8 +142,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(create, range(CROWD)))
-    yield api
-    api.call("DELETE", f"/api/v1/namespaces/{api.namespace}/pods?gracePeriodSeconds=0")
+    return api
 
 
 def test_five_thousand_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: Path) -> None:
