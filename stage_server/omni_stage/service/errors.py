@@ -106,7 +106,8 @@ def retry_delay_s(status: status_pb2.Status) -> float | None:
     for detail in status.details:
         retry = error_details_pb2.RetryInfo()
         if _unpack(detail, retry):
-            return max(0.0, float(retry.retry_delay.seconds) + retry.retry_delay.nanos / 1e9)
+            delay: float = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+            return max(0.0, delay)
     return None
 
 
