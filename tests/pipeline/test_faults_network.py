@@ -18,7 +18,7 @@ import torch
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from support.scripted_stages import Kit, Stage, rows
+from support.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
 from support.tcp_proxy import TcpProxy, Toxics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -201,3 +201,23 @@ async def test_a_connection_cut_between_requests_is_not_noticed(benches: list[Be
         assert bench.proxy.connections > connections
 
     await on_every_hop(benches, check)
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+    async with AsyncExitStack() as stack:
+        edge = Kit.edge("talker", "dns:///talker.gone.invalid.:50051", ["talker"])
+        stage = await Kit(stack).serve(downstream=[edge], component=ScriptedComponent(output_schema=EDGE_A))
+        client = await stack.enter_async_context(AsyncOmniClient(stage.target))
+        with pytest.raises(OmniRequestError) as caught:
+            await client.run(text="hello", timeout=PATIENCE_S)
+        error = caught.value
+        assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
+        partial = await client.run(text="hello", timeout=PATIENCE_S, allow_partial=True)
+        assert (partial.text, partial.failed["talker"].error.reason) == ("Hello", "DOWNSTREAM_UNAVAILABLE")
+
+        gone = AsyncOmniClient("dns:///entry.gone.invalid.:50051")
+        stack.push_async_callback(gone.close)
+        with pytest.raises(OmniRequestError) as caught:
+            await gone.run(text="hello", timeout=PATIENCE_S)
+        assert caught.value.code.name == "UNAVAILABLE"

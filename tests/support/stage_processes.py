@@ -21,14 +21,15 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from omni_cli.guard import end_tree, list_tree
+from omni_cli.guard import ProcessId, end_tree, list_tree
 from omni_cli.ports import pick_ports
 from omni_proto.stage_config import StageConfig
 
 REAL = (sys.executable, "-m", "omni_stage", "serve")
 CHEAP = (sys.executable, str(Path(__file__).with_name("cheap_stages.py")))
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 400.0
 _STAGES = {"thinker": ["thinker", "talker", "token2wav"], "talker": ["talker", "token2wav"], "token2wav": ["token2wav"]}
+_TOKENS_ONLY = ("maxModelLen", "kvCacheMemoryMib")
 _ABOVE = {"talker": "thinker", "token2wav": "talker"}
 _OUTPUTS = {"thinker": ["Text"], "talker": [], "token2wav": ["Audio"]}
 
@@ -37,7 +38,7 @@ def chain_configs(
     ports: Mapping[str, int], *, targets: Mapping[str, str] | None = None, **settings: object
 ) -> dict[str, StageConfig]:
     """Configurations of thinker -> talker -> token2wav on this machine; targets overrides how a stage is reached.
-    settings goes to every stage."""
+    settings goes to every stage, engineArgs as far as it has them."""
     configs = {}
     for stage, below in _STAGES.items():
         data: dict[str, object] = {
@@ -49,6 +50,9 @@ def chain_configs(
             "listen": {"host": "127.0.0.1", "grpcPort": ports[stage], "healthPort": 0, "metricsPort": 0},
             **settings,
         }
+        arguments = data.get("engineArgs")
+        if stage == "token2wav" and isinstance(arguments, dict):
+            data["engineArgs"] = {key: value for key, value in arguments.items() if key not in _TOKENS_ONLY}
         if stage in _ABOVE:
             data["input"] = {"source": _ABOVE[stage]}
         if len(below) > 1:
@@ -182,6 +186,10 @@ class StageProcess:
             request = health_pb2.HealthCheckRequest(service=service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    def list_tree(self) -> set[ProcessId]:
+        """The process and all that descends from it."""
+        return list_tree(self.pid)
 
     def engine_core(self) -> int:
         """Process id of vLLM's engine core."""
