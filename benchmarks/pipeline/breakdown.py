@@ -1,0 +1,52 @@
+"""Where a request's time went, from the timings that its stages sent. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from benchmarks.report import Row
+from omni_proto.client import StageTimings
+
+PARTS = ("reach", "input", "prepare", "queue", "engine", "hand over", "finish")
+
+
+def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
+    """ms of one stage's parts.
+
+    reach: from the caller's send (or the upstream stage's first row) to Accepted. input: until the whole input is here;
+    in a Full edge that is the upstream engine's work. prepare: until the engine has the request. queue: until its
+    scheduler took it. engine: until its last output. hand over: what of serialising and sending rows came after that.
+    finish: until the stage said that it is done.
+    """
+    scheduled = timings.engine_scheduled_ns or timings.engine_submitted_ns
+    sent = max(timings.transfer_end_ns, timings.last_output_ns)
+    return {
+        "reach": max(0, timings.accepted_unix_ns - caller_unix_ns) / 1e6,
+        "input": timings.input_complete_ns / 1e6,
+        "prepare": max(0, timings.engine_submitted_ns - timings.input_complete_ns) / 1e6,
+        "queue": max(0, scheduled - timings.engine_submitted_ns) / 1e6,
+        "engine": max(0, timings.last_output_ns - max(scheduled, 0)) / 1e6,
+        "hand over": (sent - timings.last_output_ns) / 1e6,
+        "finish": max(0, timings.finished_ns - sent) / 1e6,
+    }
+
+
+def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> list[Row]:
+    """One row for each (side, at once, stage): the median of each part, in ms."""
+    return [
+        {
+            "side": side,
+            "at_once": count,
+            "stage": stage,
+            **{
+                f"{part.replace(' ', '_')}_ms": round(statistics.median(one[part] for one in ones), 1) for part in PARTS
+            },
+        }
+        for (side, count, stage), ones in samples.items()
+    ]
+
+
+def first_row_unix_ns(upstream: StageTimings) -> int:
+    """When a stage had its first rows to send, on the wall clock: then it calls the stage below."""
+    return upstream.accepted_unix_ns + (upstream.first_output_ns or upstream.finished_ns)

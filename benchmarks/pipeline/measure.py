@@ -1,0 +1,185 @@
+"""Runs the sides in turn, keeps the answers, makes the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.interleave import median_ratio, quantile
+from benchmarks.pipeline.breakdown import first_row_unix_ns, split, stage_rows
+from benchmarks.pipeline.edges import EdgeTotals, read_edges
+from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
+from benchmarks.pipeline.work import PROMPTS, TALKER_TOKENS, THINKER_TOKENS
+from benchmarks.report import Options, Report, Row
+from omni_cli.local import LocalPipeline
+
+ROUNDS = 5
+AT_ONCE = (1, 4, 8)
+SAMPLES = {"omni, Full": "tiny-omni", "omni, Stream": "tiny-omni-stream"}
+REFERENCE = "transformers"
+JOBS, STAGES, EDGES = "jobs", "where a request's time goes", "edges"
+FLAME_SECONDS = 15
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Answers by round of one side and number at once."""
+
+    rounds: list[list[Answer]] = field(default_factory=list)
+
+    def all(self, key: str) -> list[float]:
+        """done or first_audio of every answer, in seconds."""
+        return [getattr(answer, key) for answers in self.rounds for answer in answers]
+
+    def medians(self, key: str) -> list[float]:
+        """Its median in each round."""
+        return [statistics.median(getattr(answer, key) for answer in answers) for answers in self.rounds]
+
+    def makespans(self) -> list[float]:
+        """Seconds of each round until all were done."""
+        return [max(answer.done for answer in answers) for answers in self.rounds]
+
+
+Outcomes = dict[tuple[str, int], Outcome]
+
+
+def measure(options: Options) -> Report:
+    """Full and Stream pipelines and transformers, all running, asked in turn."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a stage: three share the cores
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checkpoint = Path(folder) / "model"
+        write_checkpoint(checkpoint)
+        locals_ = {name: stack.enter_context(start_pipeline(file, checkpoint)) for name, file in SAMPLES.items()}
+        reference = Reference(checkpoint)
+        stack.callback(reference.close)
+        return asyncio.run(_measure(locals_, reference, options))
+
+
+async def _measure(locals_: dict[str, LocalPipeline], reference: Reference, options: Options) -> Report:
+    pipelines = {name: connect(local) for name, local in locals_.items()}
+    sides: dict[str, Pipeline | Reference] = {**pipelines, REFERENCE: reference}
+    outcomes: Outcomes = defaultdict(Outcome)
+    edges: dict[str, dict[str, EdgeTotals]] = {}
+    for number in range(-1, options.rounds or ROUNDS):  # the first round warms up
+        if number == 0:
+            edges = {name: read_edges(side.metrics_ports) for name, side in pipelines.items()}
+        for count in AT_ONCE:
+            for name in _turn(list(sides), number):
+                answers = await sides[name].ask(PROMPTS[:count])
+                if number >= 0:
+                    outcomes[name, count].rounds.append(answers)
+    tables = {
+        JOBS: job_rows(outcomes),
+        STAGES: stage_rows(_split_all(outcomes)),
+        EDGES: [row for name, side in pipelines.items() for row in _edge_rows(name, side, edges[name], outcomes)],
+    }
+    for name, side in pipelines.items():
+        flame = options.results / f"thinker-{name.rpartition(' ')[2].lower()}.svg"
+        await draw_flame(side, flame)
+        await side.client.close()
+    return Report(tables, [], NOTES)
+
+
+NOTES = [
+    f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, "
+    f"{TALKER_TOKENS} codec tokens, greedy, their sound. It says what the pipeline costs, not how fast a 7B model is.",
+    "Three stage servers with one OpenMP thread each share the cores; transformers has all cores, and takes one "
+    "request after another, as its Qwen2.5-Omni does when it speaks.",
+    "Time to first audio of transformers is its job's: it returns the sound when it is whole.",
+    "Stages: ms, medians. `input` of a Full edge holds the upstream engine's work; `hand over` is what of serialising "
+    "and sending came after the engine's last output, the rest went out while it worked.",
+]
+
+
+def write_checkpoint(directory: Path) -> None:
+    """The tiny checkpoint, by a process of its own."""
+    command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(directory), "--seed", "0"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def job_rows(outcomes: Outcomes) -> list[Row]:
+    """One row for each side and number at once."""
+    return [
+        {
+            "side": name,
+            "at_once": count,
+            "job_ms_p50": _ms(statistics.median(outcome.all("done"))),
+            "job_ms_p90": _ms(quantile(outcome.all("done"), 0.9)),
+            "first_audio_ms_p50": _ms(statistics.median(outcome.all("first_audio"))),
+            "jobs_per_s": round(count / statistics.median(outcome.makespans()), 2),
+            "job_ratio_to_transformers": round(
+                median_ratio(outcomes[REFERENCE, count].medians("done"), outcome.medians("done")), 2
+            ),
+            "tokens": f"{_tokens(outcome, 'thinker')}+{_tokens(outcome, 'talker')}",
+        }
+        for (name, count), outcome in sorted(outcomes.items(), key=lambda item: (item[0][1], item[0][0]))
+    ]
+
+
+def _split_all(outcomes: Outcomes) -> dict[tuple[str, int, str], list[dict[str, float]]]:
+    samples: dict[tuple[str, int, str], list[dict[str, float]]] = defaultdict(list)
+    for (name, count), outcome in outcomes.items():
+        for answer in (answer for answers in outcome.rounds for answer in answers):
+            caller = answer.started_unix_ns
+            for stage in ("thinker", "talker", "token2wav"):
+                timings = answer.stages.get(stage)
+                if timings is not None:
+                    samples[name, count, stage].append(split(timings, caller))
+                    caller = first_row_unix_ns(timings)
+    return samples
+
+
+def _edge_rows(name: str, side: Pipeline, before: dict[str, EdgeTotals], outcomes: Outcomes) -> list[Row]:
+    requests = sum(
+        len(answers) for (side_name, _), outcome in outcomes.items() if side_name == name for answers in outcome.rounds
+    )
+    rows = []
+    for stage, total in read_edges(side.metrics_ports).items():
+        spent = total.since(before.get(stage, EdgeTotals()))
+        rows.append(
+            {
+                "side": name,
+                "from": stage,
+                "kb_per_request": round(spent.bytes / requests / 1e3, 1),
+                "messages_per_request": round(spent.messages / requests, 1),
+                "wire_ms_per_request": round(spent.wire_s / requests * 1e3, 2),
+                "wire_ms_per_message": round(spent.wire_s / max(1.0, spent.messages) * 1e3, 3),
+            }
+        )
+    return rows
+
+
+async def draw_flame(side: Pipeline, path: Path) -> None:
+    """A flame graph of the thinker's stage server under load, if py-spy may look at it."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "record", "--nonblocking", "--rate", "200"]
+    command += ["--duration", str(FLAME_SECONDS), "--output", str(path), "--pid", str(side.pids["thinker"])]
+    sampler = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    watch = asyncio.create_task(sampler.communicate())
+    while not watch.done():
+        await side.ask(PROMPTS)
+    _, complaint = await watch
+    if sampler.returncode:
+        print(f"no flame graph: {complaint.decode().strip()[-300:]}")
+
+
+def _turn(names: Sequence[str], number: int) -> list[str]:
+    turn = number % len(names)
+    return [*names[turn:], *names[:turn]]
+
+
+def _tokens(outcome: Outcome, stage: str) -> float:
+    """Tokens of a request on average."""
+    return round(statistics.mean(answer.tokens[stage] for answers in outcome.rounds for answer in answers), 1)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,128 @@
+"""The sides as running processes: a pipeline of stage servers, and transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.pipeline.work import SAMPLING, SEED
+from omni_cli.local import LocalOptions, LocalPipeline
+from omni_cli.progress import make_progress
+from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, StageTimings
+from omni_proto.pipeline import load_pipeline
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(slots=True)
+class Answer:
+    """One request, in seconds since all of its group were sent."""
+
+    done: float = 0.0
+    first_audio: float = 0.0
+    started_unix_ns: int = 0
+    stages: dict[str, StageTimings] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    """Completion tokens by stage."""
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    """Tensor bytes by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stage servers of one pipeline file."""
+
+    client: AsyncOmniClient
+    metrics_ports: Mapping[str, int]
+    pids: Mapping[str, int]
+    """Stage servers' process ids by stage."""
+
+    async def ask(self, prompts: Sequence[str]) -> list[Answer]:
+        """All at once."""
+        start, start_unix = time.perf_counter(), time.time_ns()
+
+        async def one(prompt: str) -> Answer:
+            answer = Answer(started_unix_ns=start_unix)
+            async for event in self.client.generate(chat=prompt, sampling=SAMPLING, seed=SEED):
+                now = time.perf_counter() - start
+                if isinstance(event, AudioChunk):
+                    answer.first_audio = answer.first_audio or now
+                elif isinstance(event, StageFinished):
+                    answer.stages[event.stage] = event.timings
+                    answer.tokens[event.stage] = event.usage.completion_tokens
+                    answer.bytes_sent[event.stage] = event.usage.tensor_bytes_sent
+            answer.done = time.perf_counter() - start
+            return answer
+
+        return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+@contextmanager
+def start_pipeline(sample: str, checkpoint: Path) -> Iterator[LocalPipeline]:
+    """Stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block."""
+    pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
+    with LocalPipeline(pipeline, LocalOptions(model_path=str(checkpoint))) as local:
+        with make_progress(Console(stderr=True), [stage.name for stage in pipeline.spec.stages]) as progress:
+            local.start(progress)
+        yield local
+
+
+def connect(local: LocalPipeline) -> Pipeline:
+    """A client of a running pipeline. Call it in the event loop that uses it."""
+    pids = {}
+    for one in local.list_processes():
+        command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+        if b"omni_stage" in command and b"--config" in command:
+            pids[Path(command[command.index(b"--config") + 1].decode()).stem] = one.pid
+    metrics = {stage: address.metrics for stage, address in local.addresses.items()}
+    return Pipeline(AsyncOmniClient(local.endpoint), metrics, pids)
+
+
+class Reference:
+    """transformers in a process of its own, with all cores."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1), "HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._read()
+
+    async def ask(self, prompts: Sequence[str]) -> list[Answer]:
+        """All at once; they are answered one by one."""
+        return await asyncio.to_thread(self._ask, prompts)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _ask(self, prompts: Sequence[str]) -> list[Answer]:
+        if self._process.stdin is None:
+            raise RuntimeError("the reference has no stdin")
+        self._process.stdin.write(json.dumps(list(prompts)) + "\n")
+        self._process.stdin.flush()
+        return [
+            Answer(seconds, seconds, tokens={"thinker": thinker, "talker": talker})
+            for seconds, thinker, talker in json.loads(self._read())
+        ]
+
+    def _read(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise RuntimeError(f"the reference ended with {self._process.wait()}")
+        return line

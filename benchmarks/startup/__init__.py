@@ -1,0 +1,98 @@
+"""Process start to ready, by part, of each stage of a tiny Qwen2.5-Omni, one stage at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.charts import stacked_bars
+from benchmarks.interleave import quantile
+from benchmarks.report import Options, Report, Row
+from benchmarks.startup.parts import Mark, cpu_seconds, split_start
+
+ROUNDS = 3
+START_LIMIT_S = 900.0
+STAGES = ("thinker", "talker", "token2wav")
+TOTALS, BY_PART = "start to ready", "seconds by part"
+TRACER = Path(__file__).parent / "tracer"
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+
+
+def measure(options: Options) -> Report:
+    """Starts every stage a few times, in turn; the first, uncounted start of the thinker fills the caches."""
+    from omni_cli.local import compile_local
+    from omni_proto.pipeline import load_pipeline
+
+    starts: dict[str, list[tuple[dict[str, float], float]]] = {stage: [] for stage in STAGES}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(folder / "model"), "--seed", "0"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        configs = compile_local(load_pipeline(SAMPLE), str(folder / "model"), dict.fromkeys(STAGES, 0))
+        for config in configs:
+            (folder / f"{config.stage}.yaml").write_text(config.to_yaml())
+        for number in range(-1, options.rounds or ROUNDS):
+            for stage in STAGES[:1] if number < 0 else STAGES:
+                parts, cpu = start_once(folder / f"{stage}.yaml", folder)
+                if number >= 0:
+                    starts[stage].append((parts, cpu))
+    totals = [
+        {
+            "stage": stage,
+            "ready_s_p50": round(statistics.median(sum(parts.values()) for parts, _ in ones), 1),
+            "ready_s_max": round(quantile([sum(parts.values()) for parts, _ in ones], 1.0), 1),
+            "cpu_s_p50": round(statistics.median(cpu for _, cpu in ones), 1),
+        }
+        for stage, ones in starts.items()
+    ]
+    by_part = [
+        {
+            "part": part,
+            **{stage: round(statistics.median(parts[part] for parts, _ in ones), 2) for stage, ones in starts.items()},
+        }
+        for part in starts[STAGES[0]][0][0]
+    ]
+    return Report({TOTALS: totals, BY_PART: by_part}, [], NOTES)
+
+
+NOTES = [
+    "One stage server at a time, bytecode compiled, files in the page cache, a checkpoint of a few MB: what is left is "
+    "imports. CPU seconds are those of the stage server and its engine's process up to their last mark.",
+]
+
+
+def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
+    """Start a stage server, wait until it is ready, stop it. Seconds by part, and processor seconds."""
+    trace, address = folder / "trace.jsonl", folder / "address.json"
+    for stale in (trace, address):
+        stale.unlink(missing_ok=True)
+    path = os.pathsep.join(filter(None, (str(TRACER), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "OMNI_BENCH_TRACE": str(trace)}
+    command = [sys.executable, "-m", "omni_stage", "serve", "--config", str(config), "--address-file", str(address)]
+    with (folder / "stage.log").open("wb") as log:
+        launched = time.time()
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            while not address.exists():
+                if process.poll() is not None or time.time() - launched > START_LIMIT_S:
+                    raise RuntimeError((folder / "stage.log").read_text(errors="replace")[-4000:])
+                time.sleep(0.005)
+            ready = time.time()
+        finally:
+            process.terminate()
+            process.wait(60)
+    marks = [Mark(**json.loads(line)) for line in trace.read_text().splitlines()]
+    return split_start(marks, launched, ready), cpu_seconds(marks)
+
+
+def draw(result: Row, path: Path) -> None:
+    """A bar a stage, its parts one behind the other."""
+    rows = result["tables"][BY_PART]
+    bars = {stage: {row["part"]: row[stage] for row in rows} for stage in STAGES}
+    stacked_bars(path, bars, title="Process start to ready", unit="s")

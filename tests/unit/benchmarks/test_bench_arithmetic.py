@@ -1,0 +1,115 @@
+"""The pure parts of the benchmarks: a figure that is computed wrong is worse than none."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.interleave import median_ratio, quantile, time_rounds
+from benchmarks.pipeline.breakdown import PARTS as REQUEST_PARTS
+from benchmarks.pipeline.breakdown import first_row_unix_ns, split
+from benchmarks.pipeline.edges import EdgeTotals, parse_edges
+from benchmarks.report import Floor, format_table
+from benchmarks.startup.parts import LAST_PART, PARTS, Mark, cpu_seconds, split_start
+
+from omni_proto.client import StageTimings
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [([3, 1, 2], 0.5, 2), ([3, 1, 2], 1.0, 3), ([1], 0.01, 1), (list(range(1, 101)), 0.99, 99), ([1, 2], 0.9, 2)],
+)
+def test_quantile(values: list[float], share: float, expected: float) -> None:
+    assert quantile(values, share) == expected
+
+
+@pytest.mark.parametrize(("values", "share"), [([], 0.5), ([1.0], 0.0), ([1.0], 1.1)])
+def test_quantile_of_nothing(values: list[float], share: float) -> None:
+    with pytest.raises(ValueError, match="quantile"):
+        quantile(values, share)
+
+
+def test_a_disturbed_round_does_not_move_the_ratio() -> None:
+    assert median_ratio([2.0, 200.0, 2.0], [1.0, 100.0, 1.0]) == 2.0
+
+
+def test_sides_take_turns_in_going_first() -> None:
+    order: list[str] = []
+    sides = {name: lambda name=name: order.append(name) for name in "abc"}
+    seconds = time_rounds(sides, 2)
+    assert order == list("abc" + "bca" + "cab")
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_floor_says_whether_it_is_met() -> None:
+    assert [Floor("x", value, 0.5).to_row()["met"] for value in (0.49, 0.5)] == [False, True]
+
+
+def test_table_lines_up() -> None:
+    assert format_table([{"side": "a", "n": 1}, {"side": "bb", "n": None}]) == "  side  n\n  a     1\n  bb    -"
+
+
+def test_parts_of_a_stage_add_up_to_its_end() -> None:
+    timings = StageTimings(
+        accepted_unix_ns=10 * MS,
+        input_complete_ns=2 * MS,
+        engine_submitted_ns=3 * MS,
+        engine_scheduled_ns=5 * MS,
+        first_output_ns=6 * MS,
+        last_output_ns=20 * MS,
+        transfer_start_ns=6 * MS,
+        transfer_end_ns=22 * MS,
+        finished_ns=23 * MS,
+    )
+    parts = split(timings, caller_unix_ns=9 * MS)
+    assert tuple(parts) == REQUEST_PARTS
+    assert list(parts.values()) == [1, 2, 1, 2, 15, 2, 1]
+    assert sum(parts.values()) - parts["reach"] == timings.finished_ns / MS
+    assert first_row_unix_ns(timings) == 16 * MS
+
+
+def test_a_stage_that_sends_nothing_and_was_never_scheduled() -> None:
+    timings = StageTimings(input_complete_ns=MS, engine_submitted_ns=MS, last_output_ns=4 * MS, finished_ns=4 * MS)
+    parts = split(timings, caller_unix_ns=0)
+    assert (parts["queue"], parts["engine"], parts["hand over"]) == (0, 3, 0)
+
+
+def test_edge_counters() -> None:
+    text = "\n".join(
+        (
+            "# TYPE omni_stage_edge_bytes counter",
+            'omni_stage_edge_bytes_total{direction="sent",peer="talker",stage="thinker"} 700',
+            'omni_stage_edge_bytes_total{direction="received",peer="x",stage="thinker"} 9',
+            "# TYPE omni_stage_edge_chunk_seconds histogram",
+            'omni_stage_edge_chunk_seconds_bucket{le="+Inf",peer="talker",stage="thinker"} 4',
+            'omni_stage_edge_chunk_seconds_count{peer="talker",stage="thinker"} 4',
+            'omni_stage_edge_chunk_seconds_sum{peer="talker",stage="thinker"} 0.5',
+            "",
+        )
+    )
+    totals = parse_edges(text)
+    assert totals == EdgeTotals(messages=4, wire_s=0.5, bytes=700)
+    assert totals.since(EdgeTotals(1, 0.25, 600)) == EdgeTotals(3, 0.25, 100)
+
+
+def _marks() -> list[Mark]:
+    processes = {"server": 1, "core": 2}
+    marks = [Mark(1, "python", 0.5, 0.1)]
+    marks += [
+        Mark(processes[process], label, float(number + 1), float(number))
+        for number, (_, process, label) in enumerate(PARTS)
+    ]
+    return [*marks[:5], Mark(2, "EngineCore.__init__ begins", 5.0, 4.0), *marks[5:]]
+
+
+def test_parts_of_a_start() -> None:
+    parts = split_start(_marks(), launched=0.0, ready=12.0)
+    assert list(parts) == [name for name, _, _ in PARTS] + [LAST_PART]
+    assert sum(parts.values()) == 12.0
+    assert parts[LAST_PART] == 2.0
+    assert cpu_seconds(_marks()) == 9.0 + 7.0
+
+
+def test_a_start_without_a_mark() -> None:
+    with pytest.raises(ValueError, match="load_model"):
+        split_start([mark for mark in _marks() if "load_model" not in mark.label], launched=0.0, ready=12.0)
