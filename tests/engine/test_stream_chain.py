@@ -1,0 +1,152 @@
+"""Three stage servers with real engines in this process, every edge streamed: the service and the engines together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from prometheus_client import CollectorRegistry
+
+from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinished, TokenDelta
+from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageConfig
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.service.serve import StageServer
+from support.omni_stages import OmniStages, run_omni_stages, stage_config
+from support.streams import until, until_empty
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+SAMPLING = {
+    "thinker": {"temperature": 0.8, "max_tokens": 120, "ignore_eos": True},
+    "talker": {"temperature": 1.1, "max_tokens": 150, "ignore_eos": True},
+}
+
+
+class Chain:
+    """thinker -> talker -> token2wav over the engines of one set."""
+
+    def __init__(self, mode: EdgeMode) -> None:
+        self._mode = mode
+        self.servers: dict[str, StageServer] = {}
+
+    async def start(self, stages: OmniStages, checkpoint: Path, stack: AsyncExitStack) -> str:
+        """Start the servers from the last to the first. The entry's address."""
+        target = ""
+        for name in ("token2wav", "talker", "thinker"):
+            server = StageServer(self._config(name, checkpoint, target), CollectorRegistry())
+            engine: StageEngine = stages.engines[name]
+            stack.push_async_callback(server.close)
+            ports = await server.start(lambda _, engine=engine: Shared(engine))
+            target = f"127.0.0.1:{ports.grpc}"
+            self.servers[name] = server
+        return target
+
+    def _config(self, name: str, checkpoint: Path, target: str) -> StageConfig:
+        config = stage_config(name, checkpoint)
+        listen = Listen(host="127.0.0.1", grpc_port=0, health_port=0, metrics_port=0)
+        changes: dict[str, Any] = {"listen": listen}
+        if config.input is not None:
+            changes["input"] = InputEdge(source=config.input.source, mode=self._mode)
+        if config.downstream:
+            (edge,) = config.downstream
+            below = ["talker", "token2wav"] if edge.stage == "talker" else ["token2wav"]
+            changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Output.AUDIO]}
+            changes["downstream"] = [edge.model_copy(update=changed)]
+        return config.model_copy(update=changes)
+
+
+class Shared:
+    """An engine that is started already and outlives the server."""
+
+    def __init__(self, engine: StageEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def start(self) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        return
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[tuple[OmniStages, str, str, Chain]]:
+    """Engines, the address of the chain that waits for whole inputs, of the one that does not, and the latter."""
+    checkpoint = make_tiny_checkpoint(0, "gqa")
+    async with run_omni_stages(checkpoint) as stages, AsyncExitStack() as stack:
+        full, streamed = Chain(EdgeMode.FULL), Chain(EdgeMode.STREAM)
+        yield (
+            stages,
+            await full.start(stages, checkpoint, stack),
+            await streamed.start(stages, checkpoint, stack),
+            streamed,
+        )
+
+
+async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
+    return await client.run(
+        text=text,
+        seed=seed,
+        sampling=SAMPLING,
+        include_token_ids=True,
+        include_codec_tokens=True,
+        encoding="pcm_f32le",
+        timeout=250,
+    )
+
+
+async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
+    stages, full_address, address, chain = chains
+    order: list[str] = []
+    timings: dict[str, Any] = {}
+    async with AsyncOmniClient(full_address) as full, AsyncOmniClient(address) as streamed:
+        expected = [await run(full, text, seed) for seed, text in enumerate(["Hello", "One, two", "?"])]
+        results = await asyncio.gather(*(run(streamed, text, s) for s, text in enumerate(["Hello", "One, two", "?"])))
+        async for event in streamed.generate(
+            text="Hello", seed=0, sampling=SAMPLING, include_token_ids=True, include_codec_tokens=True, timeout=250
+        ):
+            if isinstance(event, TokenDelta):
+                order += [event.stage] * len(event.ids)
+            elif isinstance(event, Accepted | AudioChunk):
+                order.append(f"{event.stage} {type(event).__name__}")
+            elif isinstance(event, StageFinished):
+                timings[event.stage] = event.timings
+    for ours, theirs in zip(results, expected, strict=True):
+        assert ours.text == theirs.text
+        assert ours.token_ids == theirs.token_ids
+        sound, whole = (torch.from_numpy(np.frombuffer(r.audio, "<f4").copy()) for r in (ours, theirs))
+        assert sound.shape == whole.shape
+        assert float((sound - whole).pow(2).mean().sqrt()) < 0.05 * float(whole.pow(2).mean().sqrt())
+    assert order[:3] == ["thinker Accepted", "talker Accepted", "token2wav Accepted"]
+    assert order.index("talker") < len(order) - 1 - order[::-1].index("thinker"), "a code before the last word"
+    assert order.index("token2wav AudioChunk") < len(order) - 1 - order[::-1].index("talker"), "sound before the last"
+    assert 0 < timings["talker"].first_output_ns < timings["talker"].input_complete_ns
+    assert 0 < timings["token2wav"].first_audio_ns < timings["token2wav"].input_complete_ns
+    for name, server in chain.servers.items():
+        await until(lambda admission=server.admission: (admission.requests, admission.streamed) == (0, 0))
+        if name != "token2wav":
+            assert await until_empty(stages.engines[name]) == {}
+
+
+async def test_a_call_that_is_left_ends_in_every_engine(chains: tuple[OmniStages, str, str, Chain]) -> None:
+    stages, _, address, chain = chains
+    async with AsyncOmniClient(address) as client:
+        events = client.generate(text="Hello", sampling=SAMPLING, include_codec_tokens=True, timeout=250)
+        async for event in events:
+            if isinstance(event, TokenDelta) and event.stage == "talker":
+                break
+        await events.aclose()
+    for name, server in chain.servers.items():
+        await until(lambda admission=server.admission: (admission.requests, admission.streamed) == (0, 0))
+        await until(lambda engine=stages.engines[name]: engine.unfinished_requests == 0)
+        if name != "token2wav":
+            assert await until_empty(stages.engines[name]) == {}
