@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground goldens chart
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ goldens: setup ## Regenerate what the operator makes of each sample, tests/golde
 bench: ## Ratios against peers, stock vLLM and transformers, written to benchmarks/results (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
+
+bench-operator: controlplane ## The operator with 500 pipelines, against budgets and a bare loop (about 12 minutes)
+	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
 
 fuzz: ## A million inputs to everything that reads a peer's bytes, written to benchmarks/results/fuzz.json
 	@scripts/setup.sh fuzz

@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import urllib3
+
 from benchmarks.__main__ import RESULTS, describe_machine
 from omni_operator.build_settings import BuildSettings, Owner
 from omni_operator.client import ApiClient, RateLimiter
@@ -85,7 +87,7 @@ class Observer:
                         break
                     version = event["object"]["metadata"]["resourceVersion"]
                     see(event["type"], event["object"])
-            except (OSError, ApiError, ValueError):
+            except (OSError, ApiError, ValueError, urllib3.exceptions.HTTPError):
                 time.sleep(0.5)
 
     def _see_child(self, event: str, child: Manifest) -> None:
