@@ -133,6 +133,10 @@ BAD_EDGES: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "flat rows": (edge(3, 2) | {"x": torch.ones(3)}, "must have 2 dimensions"),
     "two deltas": (edge(3, 2) | {"mrope_delta": torch.zeros(2)}, "must have one row"),
     "two positions a token": (edge(3, 2) | {"mrope_positions": torch.zeros(2, 2)}, r"must be \[prompt tokens, 3\]"),
+    "position below zero": (edge(3, 2) | {"mrope_positions": torch.full((2, 3), -1)}, "at least 0 and below 32768"),
+    "position beyond": (edge(3, 2) | {"mrope_positions": torch.full((2, 3), 32768)}, "at least 0 and below 32768"),
+    "delta below zero": (edge(3, 2) | {"mrope_delta": torch.tensor([-3])}, "the reply must begin at"),
+    "delta beyond": (edge(3, 2) | {"mrope_delta": torch.tensor([2**62])}, "the reply must begin at"),
     "no prompt": (edge(3, 0), r"must be \[prompt tokens, 3\]"),
 }
 

@@ -23,6 +23,10 @@ _EMBEDDING = "thinker.model.embed_tokens.weight"
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
+DEFAULT_POSITIONS = 32_768
+"""max_position_embeddings of configurations that do not say, as in transformers."""
+
+
 @dataclass(frozen=True, slots=True)
 class CodecTokens:
     """Token ids of the talker's vocabulary."""
@@ -57,6 +61,8 @@ class OmniCheckpoint:
     """Id in the thinker's vocabulary that ends the text that the talker reads."""
     text_padding_id: int
     """Id in the thinker's vocabulary that the talker reads after the end of the text."""
+    talker_positions: int
+    """Positions that the talker's rotary embedding is made for."""
     code_limit: int
     """Codec tokens below this can be sounded; token2wav has no embedding for others."""
     max_codes: int
@@ -86,8 +92,9 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
             ),
             text_end_id=talker["tts_text_end_token_id"],
             text_padding_id=talker["tts_text_pad_token_id"],
+            talker_positions=talker.get("max_position_embeddings", DEFAULT_POSITIONS),
             code_limit=dit["num_embeds"] + 1,
-            max_codes=dit.get("max_position_embeddings", 32768) // dit["repeats"],
+            max_codes=dit.get("max_position_embeddings", DEFAULT_POSITIONS) // dit["repeats"],
             block_codes=max(1, dit.get("block_size", 24) // dit["repeats"]),
         )
     except (KeyError, TypeError) as error:

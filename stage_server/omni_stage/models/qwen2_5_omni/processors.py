@@ -21,7 +21,7 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.edge_stream import EdgeRows
-from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
+from omni_stage.models.qwen2_5_omni.checkpoint import DEFAULT_POSITIONS, CodecTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,11 @@ class TalkerPart:
 class TalkerConditioning:
     """The table above, built as the thinker's rows come. However they are cut, the parts add up to the same rows."""
 
-    def __init__(self, text: TextRows, codec: CodecTokens) -> None:
+    def __init__(self, text: TextRows, codec: CodecTokens, positions: int = DEFAULT_POSITIONS) -> None:
+        """positions: how many the talker's rotary embedding is made for."""
         self._text = text
         self._codec = codec
+        self._positions = positions
         self._fresh: dict[str, list[torch.Tensor]] = {}
         self._ended = False
         self._complete: frozenset[str] = frozenset()
@@ -139,6 +141,7 @@ class TalkerConditioning:
             raise InvalidTensorError(
                 f"mrope_delta: must have one row, got {delta.shape[0]}", field="tensors.mrope_delta", limit=1
             )
+        self._check_positions(positions, int(delta))
         length = positions.shape[0]
         x = torch.cat(self._fresh.pop("x"))
         self._fresh.clear()
@@ -153,6 +156,23 @@ class TalkerConditioning:
             mrope_delta=int(delta),
         )
         return self._place(prompt.input_rows, prompt)
+
+    def _check_positions(self, positions: torch.Tensor, delta: int) -> None:
+        """Positions are indices of the rotary embedding's table: one beyond it would end the engine, and every request
+        in it. vLLM's table is four times as long, so that a reply fits behind the last position that passes here."""
+        limit = self._positions
+        if int(positions.min()) < 0 or int(positions.max()) >= limit:
+            raise InvalidTensorError(
+                f"mrope_positions: every position must be at least 0 and below {limit}",
+                field="tensors.mrope_positions",
+                limit=limit,
+            )
+        if not 0 <= positions.shape[0] + delta < limit:
+            raise InvalidTensorError(
+                f"mrope_delta: the reply must begin at a position that is at least 0 and below {limit}",
+                field="tensors.mrope_delta",
+                limit=limit,
+            )
 
     def _place(self, rows: torch.Tensor, prompt: TalkerPrompt | None) -> TalkerPart:
         offset = self._next_position

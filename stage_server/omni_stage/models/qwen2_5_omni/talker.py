@@ -93,7 +93,7 @@ class Talker:
     def open_feed(self, request: StageRequest) -> TalkerFeed:
         """The same, row by row."""
         text = self._texts[pick_voice(request.voice, self.voices)]
-        conditioning = TalkerConditioning(text, self._checkpoint.codec)
+        conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
         # To go on after the end of the stream is not to write its end at all.
         return TalkerFeed(conditioning, self._checkpoint.codec, goes_on=bool(request.sampling.ignore_eos))
 
