@@ -1,7 +1,7 @@
 """`make bench`: ratios, each measured in one run with the sides taking turns; printed, and written to results/.
 
 This machine and that one differ; a ratio of two sides that took turns on one machine says something on both. Every case
-writes results/CASE.json and draws results/CASE.png from it.
+writes results/CASE.json, draws results/CASE.png from it and puts the tables into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.page import render_result, replace_section
 from benchmarks.report import Options, describe_machine, load, print_report
 
 CASES = ("codec", "transport", "schedulers", "startup", "pipeline")
 RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main() -> int:
@@ -25,7 +27,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the pictures of what was measured")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page anew")
     options = parser.parse_args()
     unknown = set(options.cases) - set(CASES)
     if unknown:
@@ -35,6 +37,8 @@ def main() -> int:
         if not options.draw:
             run_case(name, Options(options.rounds, options.results))
         draw_case(name, options.results)
+        if options.results == RESULTS:
+            write_page(name)
     return 0
 
 
@@ -61,6 +65,12 @@ def draw_case(name: str, results: Path) -> None:
     if file.exists():
         result = json.loads(file.read_text())
         importlib.import_module(f"benchmarks.{name}").draw(result, file.with_suffix(".png"))
+
+
+def write_page(name: str) -> None:
+    """Put a case's figures into docs/performance.md."""
+    result = json.loads((RESULTS / f"{name}.json").read_text())
+    PAGE.write_text(replace_section(PAGE.read_text(), name, render_result(result)))
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ class Reference:
     """transformers in a process of its own, with all cores."""
 
     def __init__(self, checkpoint: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count() or 1), "HF_HUB_OFFLINE": "1"}
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment = {**os.environ, **quiet, "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint)],
             stdin=subprocess.PIPE,

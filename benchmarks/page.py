@@ -1,0 +1,46 @@
+"""docs/performance.md: the text is written by hand, the tables between markers come from the result files."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.report import Row
+
+
+def replace_section(page: str, name: str, body: str) -> str:
+    """The page with the text between <!-- NAME --> and <!-- /NAME --> exchanged. Raises ValueError if they lack."""
+    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"the page has no section {name}")
+    return pattern.sub(lambda found: found.group(1) + body + found.group(2), page)
+
+
+def render_result(result: Row) -> str:
+    """A result file as markdown: when and on what, floors, tables."""
+    machine = result["machine"]
+    lines = [
+        f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
+        f"after: {machine['load_before'][0]} and {machine['load_after'][0]} (1 minute).",
+        "",
+    ]
+    if result["floors"]:
+        floors = [{**floor, "met": "yes" if floor["met"] else "**no**"} for floor in result["floors"]]
+        lines += [*_table(floors), ""]
+    for title, rows in result["tables"].items():
+        lines += [f"{title[0].upper()}{title[1:]}:", "", *_table(rows), ""]
+    return "\n".join(lines)
+
+
+def _table(rows: list[Row]) -> list[str]:
+    keys = list(rows[0])
+    header = [key.replace("_", " ") for key in keys]
+    lines = [header, ["---"] * len(keys), *([_cell(row.get(key)) for key in keys] for row in rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " to ".join(map(str, value))
+    return "-" if value is None else str(value)

@@ -1,0 +1,33 @@
+"""Figures get into docs/performance.md as they stand in the result files."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.page import render_result, replace_section
+
+RESULT = {
+    "date": "2026-01-02",
+    "machine": {"cores": 2, "cpu": "a CPU", "load_before": [0.5, 1, 1], "load_after": [1.5, 1, 1]},
+    "seconds": 12,
+    "floors": [{"name": "x", "value": 0.4, "least": 0.5, "met": False}],
+    "tables": {"streams": [{"side": "a", "gb_per_s": 1.5, "same": True, "range": [1, 2], "none": None}]},
+}
+
+
+def test_a_section_is_exchanged_and_the_rest_stays() -> None:
+    page = "before\n<!-- a -->\nold \\1\n<!-- /a -->\nbetween\n<!-- b -->\n<!-- /b -->\n"
+    assert replace_section(page, "a", "new \\1\n") == page.replace("old", "new")
+    assert replace_section(page, "b", "x\n") == page.replace("<!-- b -->\n", "<!-- b -->\nx\n")
+
+
+def test_a_page_without_the_section() -> None:
+    with pytest.raises(ValueError, match="no section c"):
+        replace_section("<!-- a -->\n<!-- /a -->\n", "c", "")
+
+
+def test_result_as_markdown() -> None:
+    lines = render_result(RESULT).splitlines()
+    assert "load before and after: 0.5 and 1.5" in lines[0]
+    assert "| x | 0.4 | 0.5 | **no** |" in lines
+    assert "Streams:" in lines
+    assert "| a | 1.5 | yes | 1 to 2 | - |" in lines
