@@ -14,7 +14,7 @@ from typing import Protocol
 from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError, InvalidError
 from omni_operator.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
-from omni_operator.plan import Plan
+from omni_operator.plan import Plan, Verified
 from omni_operator.store import ObjectKey, Store, version_of
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ async def apply_plan(
     namespace: str,
     plan: Plan,
     unknown: Mapping[ChildKey, ApiError],
+    verified: Verified,
     metrics: ApplyMetrics,
 ) -> Outcome:
     """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
@@ -64,7 +65,7 @@ async def apply_plan(
             key = key_of(manifest)
             if key in unknown:
                 raise unknown[key]
-            await _apply_child(client, store, scope, manifest, why, metrics)
+            await _apply_child(client, store, scope, manifest, why, verified, metrics)
             applied += 1
         for child in plan.prune:
             key = child.key
@@ -80,7 +81,7 @@ async def apply_plan(
 
 
 async def _apply_child(
-    client: ApiClient, store: Store, scope: str, manifest: Manifest, why: str, metrics: ApplyMetrics
+    client: ApiClient, store: Store, scope: str, manifest: Manifest, why: str, verified: Verified, metrics: ApplyMetrics
 ) -> None:
     key = key_of(manifest)
     before = store.get(ObjectKey(key.kind, manifest["metadata"]["namespace"], key.name))
@@ -94,6 +95,7 @@ async def _apply_child(
         await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}})
         after = await client.apply(KIND_BY_NAME[key.kind], manifest)
     store.put_written(after, scope)
+    verified.add_applied(manifest, after)
     if before is not None and version_of(before) == version_of(after):
         metrics.count_noop_apply()
         _log.warning("apply of %s %s changed nothing, though it differed by: %s", key.kind, key.name, why)

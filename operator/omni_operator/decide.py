@@ -18,7 +18,7 @@ from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.live import controller_uid
 from omni_operator.objects import Manifest
 from omni_operator.observed import Observed
-from omni_operator.plan import Plan, compute_plan
+from omni_operator.plan import Plan, Verified, compute_plan
 from omni_operator.revision import compute_revision, latest_snapshots, read_snapshot
 from omni_operator.rollout import Rollout, decide_rollout
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
@@ -38,13 +38,19 @@ class Decision:
     plan: Plan
 
 
-def decide(pipeline: OmniPipeline, observed: Observed, settings: BuildSettings, now: datetime) -> Decision:
-    """The writes that bring the observed state one safe step closer to the pipeline's spec."""
+def decide(
+    pipeline: OmniPipeline,
+    observed: Observed,
+    settings: BuildSettings,
+    now: datetime,
+    verified: Verified | None = None,
+) -> Decision:
+    """The writes that bring the observed state one safe step closer to the pipeline's spec; see compute_plan."""
     target = compute_revision(pipeline, settings.default_image)
     snapshots = read_snapshots(observed, target)
     rollout = decide_rollout(pipeline, target, snapshots, observed, now)
     desired = build_desired({**snapshots, target: pipeline}, rollout, observed, settings)
-    return Decision(pipeline, target, rollout, compute_plan(desired, observed, rollout.keep))
+    return Decision(pipeline, target, rollout, compute_plan(desired, observed, rollout.keep, verified))
 
 
 def build_desired(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import kopf
 
@@ -30,6 +30,22 @@ class EndlessBackoffs:
         while True:
             yield pause
             pause = min(5.0, pause * 2)
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Keeps no last-handled state and computes none: kopf would copy every object several times for a diff that
+    no handler asks for."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        """Nothing of the object counts."""
+        return cast(kopf.BodyEssence, {})
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        """Nothing was kept."""
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Nothing is kept."""
 
 
 class PipelineWatcher(Protocol):
@@ -61,6 +77,7 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     # A limit would be on objects, not on work: an idle worker keeps its slot for idle_timeout.
     result.queueing.worker_limit = None
     result.queueing.idle_timeout = 1.0
+    result.persistence.diffbase_storage = NoDiffBase()
     result.process.ultimate_exiting_timeout = 30
     return result
 

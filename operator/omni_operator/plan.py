@@ -60,11 +60,44 @@ class Plan:
         return not self.apply and not self.prune
 
 
-def compute_plan(desired: Sequence[Manifest], observed: Observed, keep: Collection[ChildKey] = ()) -> Plan:
+class Verified:
+    """Versions of live objects that were found to hold all of what is desired: comparing is most of a round's work.
+
+    A desired hash stands for what was compared, uid and resource version for what it was compared with, so an entry
+    never turns wrong. The oldest entries are forgotten.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._keys: dict[tuple[str, str, str], None] = {}
+
+    def __contains__(self, key: tuple[str, str, str]) -> bool:
+        return key in self._keys
+
+    def add_applied(self, manifest: Manifest, live: Manifest) -> None:
+        """Note the answer to an apply: it holds what was applied, or what admission made of that."""
+        metadata = live["metadata"]
+        wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
+        self.add((wanted, metadata["uid"], metadata["resourceVersion"]))
+
+    def add(self, key: tuple[str, str, str]) -> None:
+        """Note a desired hash, and the uid and resource version of the object that holds it."""
+        self._keys[key] = None
+        if len(self._keys) > self._limit:
+            del self._keys[next(iter(self._keys))]
+
+
+def compute_plan(
+    desired: Sequence[Manifest],
+    observed: Observed,
+    keep: Collection[ChildKey] = (),
+    verified: Verified | None = None,
+) -> Plan:
     """The writes that make the children equal to desired.
 
     A child is skipped if its desired-hash annotation is ours (so nothing was added or removed on our side) and desired
-    is a subset of it (so nobody changed it). keep names children that may not be pruned (Rollout.keep).
+    is a subset of it (so nobody changed it). keep names children that may not be pruned (Rollout.keep). What verified
+    knows is not compared again.
     """
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[Conflict] = []
@@ -77,7 +110,7 @@ def compute_plan(desired: Sequence[Manifest], observed: Observed, keep: Collecti
             conflicts.append(_conflict(live, observed.name))
         elif "deletionTimestamp" in live["metadata"]:
             waiting.append(key_of(manifest))
-        elif (difference := _difference(manifest, live)) is not None:
+        elif (difference := _difference(manifest, live, verified)) is not None:
             apply.append((manifest, difference))
     return Plan(
         apply=tuple(manifest for manifest, _ in apply),
@@ -94,11 +127,19 @@ def _apply_order(manifest: Manifest, pipeline: str) -> tuple[int, int, str]:
     return int(is_stable), _APPLY_RANK[kind], name
 
 
-def _difference(manifest: Manifest, live: Manifest) -> str | None:
+def _difference(manifest: Manifest, live: Manifest, verified: Verified | None) -> str | None:
     wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
     if live["metadata"].get("annotations", {}).get(DESIRED_HASH_ANNOTATION) != wanted:
         return "desired"
-    return find_difference(manifest, live)
+    if verified is None:
+        return find_difference(manifest, live)
+    key = (wanted, live["metadata"]["uid"], live["metadata"]["resourceVersion"])
+    if key in verified:
+        return None
+    difference = find_difference(manifest, live)
+    if difference is None:
+        verified.add(key)
+    return difference
 
 
 def _conflict(live: Manifest, pipeline: str) -> Conflict:

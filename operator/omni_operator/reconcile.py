@@ -28,6 +28,7 @@ from omni_operator.observe import (
     observe_unlabelled,
 )
 from omni_operator.observed import Observed
+from omni_operator.plan import Verified
 from omni_operator.publish import is_minor, live_status, write_events, write_status
 from omni_operator.settings import OperatorSettings
 from omni_operator.status import compute_invalid_status, compute_status
@@ -77,6 +78,7 @@ class Reconciler:
         self._metrics = metrics
         self._scope_of = scope_of
         self._status_written: dict[PipelineKey, float] = {}
+        self._verified = Verified()
         self.pod_monitors = False
         """Whether the cluster has PodMonitors, and they are wanted."""
 
@@ -110,20 +112,27 @@ class Reconciler:
         except PipelineError as error:
             return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "error")
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
-        decision = decide(pipeline, observed, self._build_settings(), now)
+        decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
         unlabelled = Unlabelled()
         if decision.plan.apply:
             unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
             if unlabelled.found:
                 observed = add_children(observed, unlabelled.found)
-                decision = decide(pipeline, observed, self._build_settings(), now)
+                decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
         # 6. and 7. Apply, then prune.
         outcome = Outcome()
         if not decision.plan.is_empty:
             if not await self._is_fresh(key, observed):
                 return False
             outcome = await apply_plan(
-                self._client, self._store, scope, key.namespace, decision.plan, unlabelled.unknown, self._metrics
+                self._client,
+                self._store,
+                scope,
+                key.namespace,
+                decision.plan,
+                unlabelled.unknown,
+                self._verified,
+                self._metrics,
             )
             if outcome.error is None and not is_last:
                 # No event will tell of our own writes, and they may make further ones possible.
