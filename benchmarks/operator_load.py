@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -114,6 +115,8 @@ def main() -> int:
     if options.bare:
         print(asyncio.run(apply_bare(Path(options.bare[0]), options.bare[1])))
         return 0
+    # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
+    load_before = os.getloadavg()[1]
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), options.pipelines, options.rate)
     over = [name for name, budget in BUDGETS.items() if figures[name] > budget]
@@ -126,6 +129,7 @@ def main() -> int:
         "machine": describe_machine(),
         "pipelines": options.pipelines,
         "rate_per_s": options.rate,
+        "load_average_before": round(load_before, 1),
         "budgets": dict(BUDGETS),
         "figures": figures,
         "over_budget": over,
