@@ -1,0 +1,209 @@
+"""Stages and engines that die, hang, vanish and come back: real stage servers, real engines, one tiny pipeline.
+
+The tests share the pipeline and run in the order of this file; each leaves it able to serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_cli.guard import list_running
+from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, TokenDelta
+from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
+
+STEP_TIMEOUT_S = 3.0
+DEAD_WITHIN_S = 5.0
+RECOVERY_S = 3.0
+MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
+SAMPLING = {"thinker": {"temperature": 0.0, "max_tokens": 8}, "talker": {"temperature": 0.0, "max_tokens": 16}}
+LONG = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 1800, "min_tokens": 1800}}
+"""Many seconds of work for the talker."""
+
+
+@dataclass
+class Chain:
+    """thinker -> talker -> token2wav, each a process that can be killed and started again."""
+
+    processes: dict[str, StageProcess]
+    client: AsyncOmniClient
+
+    async def run(self, timeout_s: float = 60, **arguments: Any) -> GenerationResult:
+        return await self.client.run(**{"text": "hello", "sampling": SAMPLING, "timeout": timeout_s, **arguments})
+
+    async def fail(self, **arguments: Any) -> OmniRequestError:
+        with pytest.raises(OmniRequestError) as caught:
+            await self.run(**arguments)
+        return caught.value
+
+    async def check_served(self) -> None:
+        """Requests succeed again as soon as channels that lost their peer have tried it anew."""
+        began = time.monotonic()
+        while True:
+            try:
+                result = await self.run()
+                break
+            except OmniRequestError as error:
+                if time.monotonic() - began > RECOVERY_S:
+                    raise AssertionError("the pipeline did not recover") from error
+        assert result.text
+        assert len(result.audio) > 0
+
+    async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
+        """A request that the talker is working on, and that must fail."""
+        begun = asyncio.Event()
+
+        async def consume() -> OmniRequestError:
+            events = self.client.generate(text="hello", sampling=LONG, include_codec_tokens=True, timeout=60)
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        if isinstance(event, TokenDelta) and event.stage == "talker":
+                            begun.set()
+            except OmniRequestError as error:
+                return error
+            raise AssertionError("the request did not fail")
+
+        task = asyncio.create_task(consume())
+        done, _ = await asyncio.wait(
+            {task, asyncio.create_task(begun.wait())}, timeout=60, return_when="FIRST_COMPLETED"
+        )
+        assert begun.is_set(), [item.result() for item in done]
+        return task, begun
+
+
+@pytest.fixture(scope="module")
+def processes(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, StageProcess]]:
+    folder = tmp_path_factory.mktemp("faults")
+    timeouts = {"step": STEP_TIMEOUT_S, "drainNotice": 0.5, "request": 60}
+    configs = chain_configs(
+        pick_chain_ports(), model={"path": str(tiny_checkpoint)}, engineArgs=MODEL, timeouts=timeouts
+    )
+    with ExitStack() as stack:
+        chain = {stage: stack.enter_context(StageProcess([config], folder)) for stage, config in configs.items()}
+        for process in chain.values():
+            process.start(wait=False)
+        for process in chain.values():
+            process.wait_ready()
+        yield chain
+
+
+@pytest.fixture
+async def chain(processes: dict[str, StageProcess]) -> AsyncIterator[Chain]:
+    async with AsyncOmniClient(f"127.0.0.1:{processes['thinker'].ports['thinker']['grpc']}") as client:
+        yield Chain(processes, client)
+
+
+def wait_until_gone(known: set[Any], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while left := list_running(known):
+        assert time.monotonic() < deadline, f"{len(left)} of {len(known)} processes are still there"
+        time.sleep(0.05)
+
+
+async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain: Chain) -> None:
+    await chain.check_served()
+    talker = chain.processes["talker"]
+    running, _ = await chain.begin_long()
+    os.kill(talker.engine_core(), signal.SIGKILL)
+    killed = time.monotonic()
+    error = await asyncio.wait_for(running, DEAD_WITHIN_S)
+    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "ENGINE_DEAD", "talker")
+    assert await asyncio.to_thread(talker.wait, killed + 20 - time.monotonic()) == 70
+    assert json.loads(talker.termination.read_text())["reason"] == "EngineDead"
+    # Downstream is absent now. Who needs no sound is served; who takes what there is gets the text.
+    error = await chain.fail()
+    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
+    assert (await chain.run(modalities=["text"])).text
+    partial = await chain.run(allow_partial=True)
+    assert partial.text
+    assert partial.failed["talker"].error.reason == "DOWNSTREAM_UNAVAILABLE"
+    talker.start()
+    await chain.check_served()
+
+
+async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
+    talker = chain.processes["talker"]
+    running, _ = await chain.begin_long()
+    core = talker.engine_core()
+    os.kill(core, signal.SIGSTOP)
+    try:
+        error = await asyncio.wait_for(running, STEP_TIMEOUT_S + DEAD_WITHIN_S)
+        assert (error.code.name, error.reason, error.stage) == ("DEADLINE_EXCEEDED", "STEP_TIMEOUT", "talker")
+        assert talker.health("talker", "liveness") == "NOT_SERVING"
+        assert talker.health("talker", "readiness") == "NOT_SERVING"
+        assert talker.poll() is None, "kubelet restarts it, or omnipipe"
+        assert json.loads(talker.termination.read_text())["reason"] == "StepTimeout"
+        # Nobody waits for it any more.
+        error = await asyncio.wait_for(chain.fail(), DEAD_WITHIN_S)
+        assert (error.code.name, error.stage) == ("UNAVAILABLE", "talker")
+        known = talker.list_tree()
+        # As kubelet does; the engine is still stopped.
+        talker.send(signal.SIGTERM)
+        await asyncio.to_thread(talker.wait, 30)
+        wait_until_gone(known)
+    finally:
+        if talker.poll() is None:
+            os.kill(core, signal.SIGCONT)
+    talker.start()
+    await chain.check_served()
+
+
+async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain: Chain, tmp_path: Path) -> None:
+    token2wav = chain.processes["token2wav"]
+    known = token2wav.list_tree()
+    token2wav.send(signal.SIGKILL)
+    error = await chain.fail()
+    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "token2wav")
+    wait_until_gone(known)
+    with StageProcess(token2wav.configs, tmp_path, CHEAP) as stranger:
+        stranger.start()
+        began = time.monotonic()
+        while (error := await chain.fail()).reason == "DOWNSTREAM_UNAVAILABLE":
+            assert time.monotonic() - began < RECOVERY_S
+        assert (error.code.name, error.reason, error.stage) == (
+            "FAILED_PRECONDITION",
+            "EDGE_SCHEMA_MISMATCH",
+            "token2wav",
+        )
+        assert stranger.metric("token2wav", "cheap_executions") == 0
+    token2wav.start()
+    await chain.check_served()
+
+
+async def test_killed_stage_during_a_request(chain: Chain) -> None:
+    talker = chain.processes["talker"]
+    running, _ = await chain.begin_long()
+    talker.kill()
+    error = await asyncio.wait_for(running, DEAD_WITHIN_S)
+    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
+    talker.start()
+    await chain.check_served()
+
+
+async def test_sigterm_with_requests_in_flight(chain: Chain) -> None:
+    thinker, talker = chain.processes["thinker"], chain.processes["talker"]
+    requests = [asyncio.create_task(chain.run(seed=number)) for number in range(4)]
+    while thinker.metric("thinker", "omni_stage_requests_in_flight") < 4:
+        await asyncio.sleep(0.01)
+        assert not any(request.done() for request in requests)
+    known = thinker.list_tree()
+    thinker.send(signal.SIGTERM)
+    for result in await asyncio.gather(*requests):
+        assert result.audio
+    assert await asyncio.to_thread(thinker.wait, 40) == 0
+    wait_until_gone(known)
+    assert "drained" in thinker.read_log()
+    assert talker.health("talker", "readiness") == "SERVING", "a stage's health is its own"
