@@ -212,7 +212,7 @@ class Leadership:
             self.won.set()
         else:
             self.won.clear()
-        _log.info("lease %s/%s %s", self._namespace, self._name, "held" if leader else "lost")
+        _log.info("lease %s/%s %s", self._namespace, self._name, "held" if leader else "no longer held")
         self._on_change(leader)
 
 

@@ -127,7 +127,7 @@ async def test_what_the_server_refuses(client: ApiClient, space: Api) -> None:
     with pytest.raises(InvalidError, match="daata"):
         await client.apply(CONFIG_MAP, config_map(space) | {"daata": {}})
     with pytest.raises(InvalidError, match="Invalid value"):
-        await client.apply(CONFIG_MAP, config_map(space, "Not A Name"))
+        await client.apply(CONFIG_MAP, config_map(space, "Not_A_Name"))
     with pytest.raises(NotFoundError):
         await client.apply(CONFIG_MAP, config_map(space) | {"metadata": {"name": "x", "namespace": "none-such"}})
 
