@@ -145,6 +145,12 @@ def test_a_remote_model_needs_a_directory() -> None:
         compile_offline(parse_pipeline(PIPELINE.replace("COMPONENT", "generic/llm")), None)
 
 
+def test_half_a_gpu_is_a_configuration_error() -> None:
+    pipeline = parse_pipeline(PIPELINE.replace("COMPONENT", "generic/llm, resources: {limits: {nvidia.com/gpu: 500m}}"))
+    with pytest.raises(ConfigurationError, match="must be a whole number, found 500m"):
+        compile_offline(pipeline, "/nowhere")
+
+
 def test_an_unknown_component_is_refused_before_anything_loads() -> None:
     pipeline = parse_pipeline(PIPELINE.replace("COMPONENT", "generic/nothing"))
     with pytest.raises(ConfigurationError, match="generic/nothing"):

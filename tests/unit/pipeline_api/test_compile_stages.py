@@ -9,6 +9,7 @@ import pytest
 from omni_proto.pipeline import (
     ModelPathError,
     OmniPipeline,
+    PipelineError,
     compile_stages,
     load_pipeline,
     order_stages,
@@ -131,3 +132,9 @@ def test_model_path() -> None:
     assert resolve_model_path(llm, "/elsewhere") == "/elsewhere"
     with pytest.raises(ModelPathError, match=r"spec\.model\.uri is hf://.*--model-dir DIR"):
         resolve_model_path(llm)
+
+
+def test_half_a_gpu_is_refused_where_only_types_were_checked() -> None:
+    pipeline = parse_pipeline(TREE.replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 500m"))
+    with pytest.raises(PipelineError, match=r"talker1: resources.limits.nvidia.com/gpu.: must be a whole number"):
+        compile_all(pipeline)
