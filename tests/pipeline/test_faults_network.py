@@ -1,7 +1,7 @@
 """A bad network on each hop: calls end by their deadline with the right code, and the next request is served.
 
 Stage servers, gRPC, codec and client are real; engines play scripts, so that a case takes no model. One pipeline for
-each hop lives through all cases: each must leave it able to serve.
+each hop lives through all cases, and one more with a Stream edge: each case must leave it able to serve.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import pytest_asyncio
 import torch
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
+from omni_proto.stage_config import EdgeMode
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from support.scripted_stages import EDGE_A, Kit, ScriptedComponent, Stage, rows
 from support.tcp_proxy import TcpProxy, Toxics
 
@@ -43,7 +45,14 @@ async def write_much(request: StageRequest) -> AsyncIterator[StageStep]:
 
 
 async def pass_on(request: StageRequest) -> AsyncIterator[StageStep]:
-    ids = request.source.tensors["ids"]  # type: ignore[union-attr]
+    if isinstance(request.source, EdgeStream):
+        parts, read = [], EdgeRows()
+        while not read.ended:
+            read = await request.source.read()
+            parts += [read.tensors["ids"]] if "ids" in read.tensors else []
+        ids = torch.cat(parts)
+    else:
+        ids = request.source.tensors["ids"]  # type: ignore[union-attr]
     yield StageStep(token_ids=[1], tensors={"codes": ids} if request.want_tensors else {})
     yield StageStep(finish_reason=FinishReason.STOP)
 
@@ -91,10 +100,11 @@ class Bench:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def benches() -> AsyncIterator[list[Bench]]:
     async with AsyncExitStack() as stack:
-        yield [await start_bench(stack, hop) for hop in HOPS]
+        full = [await start_bench(stack, hop, EdgeMode.FULL) for hop in HOPS]
+        yield [*full, *[await start_bench(stack, hop, EdgeMode.STREAM) for hop in HOPS[1:]]]
 
 
-async def start_bench(stack: AsyncExitStack, hop: str) -> Bench:
+async def start_bench(stack: AsyncExitStack, hop: str, mode: EdgeMode) -> Bench:
     proxies: dict[str, TcpProxy] = {}
 
     def via(stage: str, target: str) -> str:
@@ -103,7 +113,7 @@ async def start_bench(stack: AsyncExitStack, hop: str) -> Bench:
         proxies[hop] = stack.enter_context(TcpProxy(target))
         return proxies[hop].target
 
-    stages = await Kit(stack).chain(write_much, pass_on, speak, via=via, max_model_len=ROWS, max_tokens=ROWS)
+    stages = await Kit(stack).chain(write_much, pass_on, speak, via=via, max_model_len=ROWS, max_tokens=ROWS, mode=mode)
     client = AsyncOmniClient(via("thinker", stages[0].target))
     stack.push_async_callback(client.close)
     bench = Bench(hop, client, proxies[hop], dict(zip(HOPS, stages, strict=True)))
@@ -149,13 +159,15 @@ SILENT = {
 async def test_silence_ends_with_the_deadline(benches: list[Bench], name: str) -> None:
     async def check(bench: Bench) -> None:
         bench.proxy.toxics = SILENT[name]
-        error = await bench.ask(DEADLINE_S)
-        assert error is not None
-        assert error.code.name == "DEADLINE_EXCEEDED"
-        if bench.hop == "thinker":
-            # Nothing that a stage says reaches the client: its own gRPC ends the call.
-            assert error.reason in ("", "DEADLINE_EXCEEDED")
-        else:
+        for _ in range(3):
+            error = await bench.ask(DEADLINE_S)
+            assert error is not None
+            assert error.code.name == "DEADLINE_EXCEEDED"
+            # On the hop to the first stage nothing that a stage says reaches the client: its own gRPC ends the call.
+            # It may do so on others too, if this machine is busy: a stage's word is sent 50 ms before.
+            if error.reason or bench.hop == "thinker":
+                break
+        if bench.hop != "thinker":
             assert error.reason == "DEADLINE_EXCEEDED"
             # Every stage above the hop has a deadline a little later than the one below, and may be the one to speak.
             assert error.stage in HOPS[: HOPS.index(bench.hop) + 1]

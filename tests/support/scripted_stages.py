@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from omni_proto.stage_config import DownstreamStage, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import EngineKind, FinishReason, StageInput, StageRequest, StageStep
 from omni_stage.service.serve import StageServer
@@ -296,10 +296,11 @@ class Kit:
         via: Callable[[str, str], str] = lambda stage, target: target,
         max_model_len: int = 64,
         max_tokens: int = 16,
+        mode: EdgeMode = EdgeMode.FULL,
         **config: Any,
     ) -> tuple[Stage, Stage, Stage]:
         """Three stages, started from the last to the first. config goes to the thinker; via(stage, target) gives the
-        target by which the stage above reaches a stage."""
+        target by which the stage above reaches a stage; mode is that of the edge from thinker to talker."""
         sampling = SamplingDefaults(max_tokens=max_tokens)
         last = await self.serve(
             token2wav,
@@ -317,7 +318,7 @@ class Kit:
             talker,
             stage="talker",
             outputs=[],
-            input={"source": "thinker"},
+            input={"source": "thinker", "mode": mode},
             downstream=[self.edge("token2wav", via("token2wav", last.target), ["token2wav"])],
             component=ScriptedComponent(
                 input_schema=EDGE_A, output_schema=EDGE_B, writes_text=False, default_sampling=sampling
@@ -326,7 +327,11 @@ class Kit:
         )
         first = await self.serve(
             thinker,
-            downstream=[self.edge("talker", via("talker", middle.target), ["talker", "token2wav"])],
+            downstream=[
+                self.edge("talker", via("talker", middle.target), ["talker", "token2wav"]).model_copy(
+                    update={"mode": mode}
+                )
+            ],
             component=ScriptedComponent(output_schema=EDGE_A, default_sampling=sampling),
             max_model_len=max_model_len,
             **config,

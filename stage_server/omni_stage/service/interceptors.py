@@ -18,6 +18,7 @@ from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
+QUIET_S = 0.01
 
 _log = logging.getLogger(__name__)
 _Behavior = Callable[[Any, Any], Awaitable[Any]]
@@ -81,13 +82,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 async def _discard(messages: AsyncIterator[Any]) -> None:
     """Read what the caller is just sending.
 
-    grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended.
+    grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended. A caller
+    that sends nothing for a moment, as one that waits for Accepted, is not kept waiting: its deadline may be near.
     """
     try:
         async with asyncio.timeout(DISCARD_S):
-            async for _ in messages:
-                pass
-    except TimeoutError:
+            while True:
+                async with asyncio.timeout(QUIET_S):
+                    await anext(messages)
+    except (TimeoutError, StopAsyncIteration):
         return
 
 
