@@ -1,0 +1,136 @@
+"""Mixed load: requests of many kinds, whose outcome is compared with what is allowed and what was answered before."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, user
+from support.media import encode_png, encode_wav, make_image, make_sound
+
+GREEDY = {
+    "thinker": {"temperature": 0.0, "max_tokens": 12},
+    "talker": {"temperature": 0.0, "max_tokens": 24},
+    "token2wav": {"num_inference_steps": 3},
+}
+LEARN_TIMEOUT_S = 60.0
+TIMEOUT_S = 15.0
+SLACK_S = 2.0
+BY_FAULTS = frozenset(("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of request."""
+
+    arguments: dict[str, Any]
+    expected: str = "OK"
+    """Code when nothing is broken."""
+    cancel: bool = False
+    timeout_s: float = TIMEOUT_S
+    sampling: dict[str, Any] = field(default_factory=lambda: GREEDY)
+
+
+KINDS = {
+    "text": Kind({"text": "Hello there", "modalities": ["text"]}),
+    "speech": Kind({"text": "Tell me about the sea"}),
+    "long speech": Kind(
+        {"text": "Count"}, sampling={**GREEDY, "talker": {"temperature": 0.0, "max_tokens": 150, "min_tokens": 150}}
+    ),
+    "image": Kind({"chat": user(image_part(encode_png(make_image(0))), "What is it?"), "modalities": ["text"]}),
+    "sound": Kind({"chat": user(audio_part(encode_wav(make_sound(0))), "What is it?")}),
+    "partial": Kind({"text": "Whatever you can", "allow_partial": True}),
+    "cancelled": Kind({"text": "Never mind"}, cancel=True),
+    "in a hurry": Kind({"text": "Quick"}, expected="DEADLINE_EXCEEDED", timeout_s=0.05),
+    "unknown voice": Kind({"text": "Hm", "voice": "Nobody"}, expected="INVALID_ARGUMENT"),
+    "too long": Kind({"text": "word " * 4000}, expected="INVALID_ARGUMENT"),
+}
+
+
+class Load:
+    """Sends requests and keeps count."""
+
+    def __init__(self, client: AsyncOmniClient, rng: random.Random) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.compared = 0
+        self.longest_over_s = 0.0
+        self._client = client
+        self._rng = rng
+        self._answers: dict[str, tuple[str, int]] = {}
+
+    async def learn(self) -> None:
+        """What every kind answers while all is well."""
+        for name, kind in KINDS.items():
+            if kind.expected == "OK" and not kind.cancel:
+                result = await self._client.run(**kind.arguments, sampling=kind.sampling, timeout=LEARN_TIMEOUT_S)
+                self._answers[name] = _answer(result)
+
+    async def work(self, stop: asyncio.Event) -> None:
+        """Request after request."""
+        while not stop.is_set():
+            await self._one(self._rng.choice(list(KINDS)))
+
+    async def is_served(self, within_s: float) -> bool:
+        """Whether a request for speech succeeds soon."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            try:
+                await self._client.run(**KINDS["speech"].arguments, sampling=GREEDY, timeout=TIMEOUT_S)
+            except OmniRequestError:
+                continue
+            return True
+        return False
+
+    async def _one(self, name: str) -> None:
+        kind = KINDS[name]
+        began = time.monotonic()
+        try:
+            if kind.cancel:
+                await self._cancel(kind)
+                code, reason = "CANCELLED", ""
+            else:
+                result = await self._client.run(**kind.arguments, sampling=kind.sampling, timeout=kind.timeout_s)
+                code, reason = "OK", ""
+                self._compare(name, result)
+        except OmniRequestError as error:
+            code, reason = error.code.name, error.reason
+            if code not in BY_FAULTS and code != kind.expected:
+                self.problems.append(f"{name}: {code} {reason} of stage {error.stage or '-'}: {error.message[:200]}")
+        over = time.monotonic() - began - kind.timeout_s
+        self.longest_over_s = max(self.longest_over_s, over)
+        if over > SLACK_S:
+            self.problems.append(f"{name}: {over:.1f} s over its deadline")
+        self.outcomes[f"{name}: {code} {reason}".strip()] += 1
+
+    async def _cancel(self, kind: Kind) -> None:
+        left = self._rng.randrange(20)
+        events = self._client.generate(**kind.arguments, sampling=kind.sampling, timeout=kind.timeout_s)
+        async with aclosing(events):
+            async for _ in events:
+                left -= 1
+                if left < 0:
+                    return
+
+    def _compare(self, name: str, result: GenerationResult) -> None:
+        known = self._answers.get(name)
+        if known is None:
+            return
+        if result.failed:
+            # Partial by request: what came is a beginning of the whole.
+            if not known[0].startswith(result.text):
+                self.problems.append(f"{name}: the partial answer is another one")
+            return
+        self.compared += 1
+        if _answer(result) != known:
+            self.problems.append(f"{name}: another answer than before the first fault")
+
+
+def _answer(result: GenerationResult) -> tuple[str, int]:
+    """Text and length of the sound: batches round differently, so samples may differ in their last bits."""
+    return result.text, len(result.audio)

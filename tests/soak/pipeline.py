@@ -1,0 +1,76 @@
+"""The pipeline of the soak: three real stages, a proxy before each, and what must be nothing when all is over."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
+from support.tcp_proxy import TcpProxy
+
+MODEL = {"maxModelLen": 1024, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
+TIMEOUTS = {"step": 10.0, "drainNotice": 0.5, "request": 60.0}
+IDLE_S = 20.0
+GAUGES = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes")
+
+
+class SoakPipeline:
+    """thinker -> talker -> token2wav, each of which may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.proxies: dict[str, TcpProxy] = {}
+        self.processes: dict[str, StageProcess] = {}
+        self.restarts: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Write the checkpoint, start the stages, wait until they are ready."""
+        from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+        checkpoint = write_tiny_checkpoint(self._folder / "model")
+        ports = pick_chain_ports()
+        self.proxies = {stage: TcpProxy(f"127.0.0.1:{port}") for stage, port in ports.items()}
+        configs = chain_configs(
+            ports,
+            targets={stage: proxy.target for stage, proxy in self.proxies.items()},
+            model={"path": str(checkpoint)},
+            engineArgs=MODEL,
+            timeouts=TIMEOUTS,
+        )
+        self.processes = {stage: StageProcess([config], self._folder) for stage, config in configs.items()}
+        for process in self.processes.values():
+            process.start(wait=False)
+        for process in self.processes.values():
+            process.wait_ready()
+
+    def restart(self, stage: str) -> None:
+        """End what is left of a stage and start it on its port again."""
+        self.processes[stage].kill()
+        self.processes[stage].start()
+        self.restarts[stage] += 1
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self.processes.values():
+            process.kill()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def memory_mib(self) -> dict[str, int]:
+        """Resident memory of the stage servers; those that were restarted begin anew."""
+        return {stage: process.rss_bytes() >> 20 for stage, process in self.processes.items()}
+
+    def leftovers(self) -> list[str]:
+        """What a stage still holds though nobody asks for anything."""
+        deadline = time.monotonic() + IDLE_S
+        while True:
+            left = [
+                f"{stage}: {name} is {value:g}"
+                for stage, process in self.processes.items()
+                for name in GAUGES
+                if (value := process.metric(stage, name))
+            ]
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(0.2)
