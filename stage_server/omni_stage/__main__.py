@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
@@ -55,11 +57,27 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 def _build_engine(config: StageConfig) -> StageEngine:
     # Imported here: vLLM takes seconds, in which the health port already answers.
-    from omni_stage.engine.factory import build_stage_engine
+    with _lasting_objects():
+        from omni_stage.engine.factory import build_stage_engine
 
-    engine = build_stage_engine(config)
+        engine = build_stage_engine(config)
     adopt_logger("vllm")
     return engine
+
+
+@contextmanager
+def _lasting_objects() -> Iterator[None]:
+    """Keep the garbage collector off what is made meanwhile, now and later.
+
+    torch, transformers and vLLM are a million objects that stay. Going through them over and over takes a seventh of
+    their import, and every full collection later would hold up the event loop to go through them again.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _parser() -> argparse.ArgumentParser:
