@@ -169,11 +169,13 @@ class Api:
                 raise
 
     def watch(self, kind: str, timeout_s: int = 60, resource_version: str = "") -> Iterator[Manifest]:
-        """Watch events {type, object} until the server ends the stream."""
+        """Watch events {type, object} until the server ends the stream. Raises ApiError if it refuses."""
         query = {"watch": "true", "timeoutSeconds": timeout_s, "resourceVersion": resource_version}
         url = f"{self._server}{self._path(kind, None)}?{urllib.parse.urlencode(query)}"
         response = self._pool.request("GET", url, headers=self._headers, preload_content=False, timeout=timeout_s + 5)
         try:
+            if response.status >= 400:
+                raise _error(response.status, response.read().decode())
             for line in response:
                 yield json.loads(line)
         finally:
