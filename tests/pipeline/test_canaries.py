@@ -1,0 +1,116 @@
+"""What a request holds stays out of logs, metrics and errors: canaries in prompts, tokens and tensors, 0 hits.
+
+Real stage servers and engines as processes; the logs are all that they and their engines wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from typing import Any
+
+import grpc
+import pytest
+
+from omni_proto.client import AsyncOmniClient, OmniRequestError, StageFailed, audio_part, image_part, system, user
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_from_proto, schema_hash, tensor_prompt
+from support.media import encode_png, encode_wav, make_image, make_sound
+from support.pipelines import RunningPipeline
+from support.scripted_stages import collect
+
+pytestmark = pytest.mark.pipeline
+
+WORD = "canarino7f3a"
+NUMBER = 987_654_321
+TOKENS = [471, 472, 473, 474]
+"""Ids that the tiny vocabulary has; a log would hold them side by side."""
+FEW = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}, "token2wav": {"num_inference_steps": 2}}
+BROKEN_PNG = b"\x89PNG\r\n\x1a\n" + WORD.encode() * 3
+
+GOOD: dict[str, dict[str, Any]] = {
+    "text": {"text": f"say {WORD} twice"},
+    "chat": {"chat": [system(f"be {WORD}"), user(f"who is {WORD}?")]},
+    "tokens": {"token_ids": TOKENS},
+    "media": {"chat": user(image_part(encode_png(make_image(0))), audio_part(encode_wav(make_sound(0))), WORD)},
+}
+BAD: dict[str, dict[str, Any]] = {
+    "voice": {"text": WORD, "voice": WORD},
+    "stage name": {"text": WORD, "sampling": {WORD: {"seed": 1}}},
+    "stop text": {"text": WORD, "sampling": {"talker": {"stop": [WORD]}}},
+    "too long": {"text": f"{WORD} " * 4000},
+    "token beyond": {"token_ids": [*TOKENS, NUMBER]},
+    "tokens too many": {"token_ids": TOKENS * 1000},
+    "picture": {"chat": user(image_part(BROKEN_PNG), WORD)},
+    "deadline": {"text": WORD, "timeout": 0.01},
+}
+
+
+def read_metrics(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def told(error: OmniRequestError) -> str:
+    """All that an error says."""
+    return " ".join([str(error), repr(error), error.message, error.field, error.limit, error.reason])
+
+
+async def test_nothing_of_a_request_is_told(tiny_pipeline: RunningPipeline) -> None:
+    said: list[str] = []
+    async with AsyncOmniClient(tiny_pipeline.endpoint) as client:
+        for arguments in GOOD.values():
+            await client.run(**{"sampling": FEW, "timeout": 100, **arguments})
+        for name, arguments in BAD.items():
+            for partial in (False, True):
+                try:
+                    result = await client.run(
+                        **{"sampling": FEW, "timeout": 100, "allow_partial": partial, **arguments}
+                    )
+                except OmniRequestError as error:
+                    said.append(told(error))
+                else:
+                    assert partial, name
+                    said += [told(failed.error) for failed in result.failed.values() if isinstance(failed, StageFailed)]
+    said += await hostile_edges(tiny_pipeline)
+    assert len(said) > len(BAD)
+    for stage, ports in tiny_pipeline.stages.items():
+        metrics = await asyncio.to_thread(read_metrics, ports["metrics"])
+        assert f'stage="{stage}"' in metrics
+        said.append(metrics)
+    said.append(tiny_pipeline.logs())
+    for text in said:
+        for canary in (WORD, str(NUMBER), "471, 472", "471,472", "[471"):
+            assert canary not in text, f"{canary} was told near {text[max(0, text.find(canary) - 200) :][:120]!r}"
+
+
+async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
+    """Edges of rows that spell the canary: damaged, non-finite, out of any range. What the stages say to that."""
+    said = []
+    for stage, source in (("talker", "thinker"), ("token2wav", "talker")):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{pipeline.stages[stage]['grpc']}") as channel:
+            stub = stage_service_pb2_grpc.StageServiceStub(channel)
+            schema = schema_from_proto((await stub.GetStage(pb.GetStageRequest(), timeout=20)).input_schema)
+            generate = channel.stream_stream(
+                "/omni_proto.stage.v1.StageService/Generate",
+                request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
+                response_deserializer=pb.GenerateResponse.FromString,
+            )
+            spelled = NUMBER.to_bytes(8, "little")
+            for crc, source_name in ((None, source), (1, source), (None, WORD)):
+                prompt = tensor_prompt(schema, source_name, [(name, 1) for name in schema.names])
+                messages: list[Any] = [
+                    pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(schema)))
+                ]
+                for spec in schema.tensors:
+                    data = (spelled * (spec.row_bytes // 8 + 1))[: spec.row_bytes]
+                    messages.append(
+                        encode_tensor_chunk(spec.name, 0, 1, crc32c(data) if crc is None else crc, True, data)
+                    )
+                messages.append(pb.GenerateRequest(end=pb.End()))
+                answer = await collect(generate(iter(messages), timeout=60))
+                # A talker's single row is a prompt without a reply: nothing to speak, and so no error.
+                assert answer.code is not grpc.StatusCode.OK or (stage, crc, source_name) == ("talker", None, source)
+                said.append(f"{answer.message} {answer.status}")
+    return said
