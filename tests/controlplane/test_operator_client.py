@@ -40,7 +40,6 @@ from support.controlplane.fault_proxy import FaultProxy
 pytestmark = pytest.mark.controlplane
 
 CONFIG_MAP = KIND_BY_NAME["ConfigMap"]
-POD_MONITOR = KIND_BY_NAME["PodMonitor"]
 SECRET = ChildKind("Secret", "v1", "secrets")
 DEADLINE_S = 30.0
 _numbers = itertools.count()
@@ -205,7 +204,7 @@ async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Ap
 
 async def test_which_apis_there_are(client: ApiClient) -> None:
     assert await client.serves(CONFIG_MAP)
-    assert not await client.serves(POD_MONITOR)
+    assert not await client.serves(ChildKind("PodMonitor", "no-such-group.example.com/v1", "podmonitors"))
     assert not await client.serves(ChildKind("Nonsense", "apps/v1", "nonsenses"))
 
 

@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from omni_proto.client import AsyncOmniClient
+from omni_proto.client import AsyncOmniClient, AudioChunk
 from support.cheap_stages import WORD
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pipeline
 WARM_UP, CALLS, AT_ONCE = 2_000, 10_000, 32
 GROWTH = 1.05
 EVENTS = 8
-"""Calls are cancelled before Start arrived, or after 1 to 7 events of at least 7."""
+"""Calls are cancelled before Start arrived, after 1 to 7 events of at least 7, or at their first sound."""
 GAUGES = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes", "cheap_unfinished")
 
 
@@ -41,14 +41,15 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
         nonlocal ended
         # Most through the first stage only, to save time.
         modalities = () if rng.random() < 0.3 else ("text",)
-        stop_after = rng.randrange(EVENTS)
+        at_sound, stop_after = not modalities and rng.random() < 0.2, rng.randrange(EVENTS)
+        at_once = stop_after == 0 and not at_sound
         sampling = {"thinker": {"max_tokens": 4, "top_k": 1}}
         async with aclosing(client.generate(text="hello", modalities=modalities, sampling=sampling)) as events:
             with suppress(TimeoutError):
-                async with asyncio.timeout(rng.uniform(0.0, 0.02) if stop_after == 0 else 60):
-                    async for _ in events:
+                async with asyncio.timeout(rng.uniform(0.0, 0.02) if at_once else 60):
+                    async for event in events:
                         stop_after -= 1
-                        if stop_after == 0:
+                        if isinstance(event, AudioChunk) if at_sound else stop_after == 0:
                             return
                     ended += 1
 

@@ -20,9 +20,12 @@ from omni_operator.settings import OperatorSettings
 
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
+    """The root logger, as in a process of its own: vLLM's import, of other tests, adds a field to every record."""
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
+    logging.setLogRecordFactory(logging.LogRecord)
     yield root
+    logging.setLogRecordFactory(factory)
     root.handlers[:] = handlers
     root.setLevel(level)
 
