@@ -21,6 +21,27 @@ from pathlib import Path
 
 import pytest
 
+_TESTS = Path(__file__).parent
+# Tests of one folder that share what takes long to start.
+_SHARING_FOLDERS = ("controlplane", "unit/schedulers", "unit/service")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each worker of pytest-xdist picks ports of its own range."""
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
+        os.environ["OMNIPIPE_PORTS"] = f"{first}-{first + 2_999}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups that `--dist loadgroup` keeps on one worker: what shares a control plane, a pipeline, or a file."""
+    for item in items:
+        path = item.path.relative_to(_TESTS).as_posix()
+        group = next((folder for folder in _SHARING_FOLDERS if path.startswith(f"{folder}/")), path)
+        if "tiny_pipeline" in getattr(item, "fixturenames", ()):
+            group = "tiny_pipeline"
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture(scope="session")
 def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

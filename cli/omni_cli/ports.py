@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import socket
 
 LOOPBACK = "127.0.0.1"
-# Below the range from which the kernel gives ports to outgoing connections: the engines open such while they load.
-FIRST_PORT, LAST_PORT = 20_000, 32_000
-ATTEMPTS = 200
+RANGE_VARIABLE = "OMNIPIPE_PORTS"
+"""FIRST-LAST: ports to pick from, for machines where others are taken or closed."""
+# Below the range from which the kernel gives ports to outgoing connections: the engines open such while they load,
+# and a server that is away gets its port back.
+DEFAULT_RANGE = range(20_000, 32_000)
+# Not the shared generator: vLLM seeds that, and two programs with one seed would pick the same ports.
+_random = random.SystemRandom()
 
 
 class NoFreePortError(RuntimeError):
     """No port could be had."""
+
+
+def port_range() -> range:
+    """What OMNIPIPE_PORTS says, or 20000-31999. Raises NoFreePortError if it is not FIRST-LAST."""
+    text = os.environ.get(RANGE_VARIABLE, "")
+    if not text:
+        return DEFAULT_RANGE
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if found and 1024 <= int(found[1]) <= int(found[2]) <= 65535:
+        return range(int(found[1]), int(found[2]) + 1)
+    raise NoFreePortError(f"{RANGE_VARIABLE} must be FIRST-LAST with 1024 <= FIRST <= LAST <= 65535; got {text!r}")
 
 
 def is_free(port: int) -> bool:
@@ -29,13 +46,16 @@ def is_free(port: int) -> bool:
 
 def pick_ports(count: int) -> list[int]:
     """That many different free ports. Another program may take one before it is used. Raises NoFreePortError."""
+    among = port_range()
     ports: list[int] = []
-    for _ in range(ATTEMPTS * count):
+    for port in _random.sample(among, len(among)):
         if len(ports) == count:
-            return ports
-        port = random.randint(FIRST_PORT, LAST_PORT)  # noqa: S311  no secret
-        if port not in ports and is_free(port):
+            break
+        if is_free(port):
             ports.append(port)
-    if len(ports) == count:
-        return ports
-    raise NoFreePortError(f"found only {len(ports)} of {count} free ports in {FIRST_PORT}-{LAST_PORT} on {LOOPBACK}")
+    if len(ports) < count:
+        where = f"{among.start}-{among.stop - 1} on {LOOPBACK}"
+        raise NoFreePortError(
+            f"found only {len(ports)} of {count} free ports in {where}; {RANGE_VARIABLE} names others"
+        )
+    return ports

@@ -15,10 +15,11 @@ from typing import Any, Self
 import urllib3
 import yaml
 
+from omni_cli.ports import pick_ports
 from support.controlplane.api import Api, ApiError, Manifest, eventually
 from support.controlplane.binaries import find_binaries
 from support.controlplane.pki import Pki
-from support.controlplane.process import ChildProcess, free_ports
+from support.controlplane.process import ChildProcess
 
 # Two cores serve everything here: no profiling, no audit, no reconciling of the `kubernetes` endpoints.
 _API_SERVER_FLAGS = (
@@ -187,7 +188,7 @@ class ApiServer:
     def _start_all(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.pki = Pki(self.directory / "pki")
-        client, peer, secure = free_ports(3)
+        client, peer, secure = pick_ports(3)
         self.url = f"https://127.0.0.1:{secure}"
         self._admin = Api(self.kubeconfig)
         etcd = self._child("etcd", *self._etcd_flags(client, peer))

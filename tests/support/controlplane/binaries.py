@@ -1,8 +1,8 @@
-"""The programs of the test control plane: found, or built from their Go modules.
+"""The programs of the test control plane and of the test node: found, or built from their Go modules.
 
-Order: $KUBEBUILDER_ASSETS (what lies there), then the cache
-`${XDG_CACHE_HOME:-~/.cache}/omnipipeline/controlplane-HASH`, then a build into that cache. HASH covers every go.mod,
-go.sum and flag, so a change of a version makes a new folder and an old one is never half new.
+Order: $KUBEBUILDER_ASSETS (what lies there), then the cache `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`,
+then a build into that cache. Each module below tests/controlplane/go has a folder of its own there; HASH covers its files
+and flags, so a change of a version makes a new folder, an old one is never half new, and other modules stay as they are.
 Only the standard library is used: `make controlplane` runs this before anything else.
 
     python -m support.controlplane.binaries [NAME ...]     builds what is missing, prints one path a line
@@ -10,48 +10,57 @@ Only the standard library is used: `make controlplane` runs this before anything
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import platform
-import re
-import shutil
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.controlplane.go_build import BuildError, Program, build_programs, say
+
 GO_MODULES = Path(__file__).resolve().parents[2] / "controlplane" / "go"
-MINIMUM_GO = (1, 24)
 KUBERNETES_VERSION = "v1.34.4"
 
 
 @dataclass(frozen=True)
-class Target:
-    """One program: its Go package, and the folder below tests/controlplane/go whose go.mod pins it."""
+class Module:
+    """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that it gives.
+
+    `node`: only a real node (tests/cluster) needs them, so nothing builds them unless asked by name.
+    """
 
     name: str
-    module: str
-    package: str
-    ldflags: str = "-s -w"
+    programs: tuple[Program, ...]
+    node: bool = False
 
 
 _KUBERNETES_LDFLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
-# The API server first: the others share most of its packages.
-TARGETS = (
-    *(
-        Target(name, "kubernetes", f"k8s.io/kubernetes/cmd/{name}", _KUBERNETES_LDFLAGS)
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+
+def _kubernetes(*names: str) -> tuple[Program, ...]:
+    return tuple(Program(name, f"k8s.io/kubernetes/cmd/{name}", _KUBERNETES_LDFLAGS) for name in names)
+
+
+MODULES = (
+    # The API server first: the others share most of its packages.
+    Module("kubernetes", _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")),
+    Module("etcd", (Program("etcd", "go.etcd.io/etcd/server/v3"),)),
+    Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
+    Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
+    Module("helm", (Program("helm", "helm.sh/helm/v3/cmd/helm"),)),
+    Module("node", _kubernetes("kubelet", "kube-proxy"), node=True),
+    Module("coredns", (Program("coredns", "."),), node=True),
+    Module(
+        "buildkit",
+        tuple(Program(name, f"github.com/moby/buildkit/cmd/{name}") for name in ("buildkitd", "buildctl")),
+        node=True,
     ),
-    Target("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
-    Target("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-    Target("kubeconform", "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),
 )
-NAMES = tuple(target.name for target in TARGETS)
+_MODULE_OF = {program.name: module for module in MODULES for program in module.programs}
+NAMES = tuple(_MODULE_OF)
+CONTROL_PLANE = tuple(name for name, module in _MODULE_OF.items() if not module.node)
 
 
 class BinariesMissingError(RuntimeError):
@@ -59,34 +68,33 @@ class BinariesMissingError(RuntimeError):
 
 
 def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
-    """Paths of the programs by name (all of them when no name is given).
+    """Paths of the programs by name (those of the control plane when no name is given).
 
     Raises:
         BinariesMissingError: something is missing and cannot be (or, with build=False, may not be) built.
     """
-    wanted = names or NAMES
+    wanted = names or CONTROL_PLANE
     if unknown := set(wanted) - set(NAMES):
         raise ValueError(f"not built here: {', '.join(sorted(unknown))}; known: {', '.join(NAMES)}")
     found = _from_assets(wanted, os.environ)
-    if missing := [name for name in wanted if name not in found]:
-        cache = cache_directory()
-        if not cache.is_dir():
-            if not build:
-                raise BinariesMissingError(
-                    f"{', '.join(missing)} not found: run `make controlplane` (once, ~7 minutes)"
-                )
-            _build_all(cache)
-        found |= {name: cache / name for name in missing}
+    missing = [name for name in wanted if name not in found]
+    modules = {_MODULE_OF[name].name: _MODULE_OF[name] for name in missing}
+    if absent := [module for module in modules.values() if not cache_directory(module).is_dir()]:
+        if not build:
+            lacking = ", ".join(name for name in missing if _MODULE_OF[name] in absent)
+            raise BinariesMissingError(f"{lacking} not found: run `make controlplane` (once, about 9 minutes)")
+        _build(absent)
+    found |= {name: cache_directory(_MODULE_OF[name]) / name for name in missing}
     return {name: found[name] for name in wanted}
 
 
-def cache_directory() -> Path:
-    """Where these very versions belong; it exists only when it is complete."""
-    digest = hashlib.sha256(f"{platform.machine()} {TARGETS}".encode())
-    for file in sorted(GO_MODULES.glob("*/go.*")):
-        digest.update(f"{file.parent.name}/{file.name}\n".encode() + file.read_bytes())
+def cache_directory(module: Module) -> Path:
+    """Where these very versions of a module belong; it exists only when it is complete."""
+    digest = hashlib.sha256(f"{platform.machine()} {module.programs}".encode())
+    for file in sorted((GO_MODULES / module.name).iterdir()):
+        digest.update(f"{file.name}\n".encode() + file.read_bytes())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "omnipipeline" / f"controlplane-{digest.hexdigest()[:16]}"
+    return base / "omnipipeline" / "go" / f"{module.name}-{digest.hexdigest()[:16]}"
 
 
 def _from_assets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Path]:
@@ -96,83 +104,16 @@ def _from_assets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict
     return {name: path for name in names if os.access(path := Path(assets).resolve() / name, os.X_OK)}
 
 
-def _build_all(cache: Path) -> None:
-    """Build into a folder beside `cache` and rename it; a second builder waits and finds it done."""
-    go = _find_go()
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(cache.parent / "controlplane.lock"):
-        if cache.is_dir():
-            return
-        for leftover in cache.parent.glob("controlplane-*.building"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        building = cache.with_name(f"{cache.name}.building")
-        building.mkdir()
-        _say(f"building the test control plane into {cache} (once, about 7 minutes on 2 cores)")
-        for index, target in enumerate(TARGETS, start=1):
-            _build(go, target, building, f"[{index}/{len(TARGETS)}] {target.name}")
-        building.rename(cache)
-        _say("the test control plane is built")
-
-
-def _build(go: str, target: Target, output: Path, label: str) -> None:
-    command = [go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", target.ldflags]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
-    started = time.monotonic()
-    with subprocess.Popen(
-        [*command, "-o", str(output / target.name), target.package],
-        cwd=GO_MODULES / target.module,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        lines: list[str] = []
-        done = threading.Event()
-        reporter = threading.Thread(target=_report, args=(label, lines, started, done), daemon=True)
-        reporter.start()
-        lines.extend(process.stdout or ())
-        done.set()
-        reporter.join()
-    if process.returncode:
-        raise BinariesMissingError(f"{' '.join(command)} {target.package} failed:\n{''.join(lines[-20:])}")
-    _say(f"{label}: {time.monotonic() - started:.0f} s")
-
-
-def _report(label: str, lines: list[str], started: float, done: threading.Event) -> None:
-    while not done.wait(15):
-        _say(f"{label}: {len(lines)} packages compiled, {time.monotonic() - started:.0f} s")
-
-
-def _find_go() -> str:
+def _build(modules: list[Module]) -> None:
     remedy = (
-        f"The control plane of the tests is built with Go >= {MINIMUM_GO[0]}.{MINIMUM_GO[1]} "
-        "(https://go.dev/dl, or your distribution's package). Or set KUBEBUILDER_ASSETS to a folder that holds "
-        f"{', '.join(NAMES)} (setup-envtest brings etcd, kube-apiserver and kubectl)."
+        f"Or set KUBEBUILDER_ASSETS to a folder that holds {', '.join(CONTROL_PLANE)} "
+        "(setup-envtest brings etcd, kube-apiserver and kubectl)."
     )
-    go = shutil.which("go")
-    if go is None:
-        raise BinariesMissingError(f"go is not on PATH. {remedy}")
-    version = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
-    match = re.match(r"go(\d+)\.(\d+)", version)
-    if match and (int(match[1]), int(match[2])) < MINIMUM_GO:
-        raise BinariesMissingError(f"{go} is {version.strip()}, too old. {remedy}")
-    return go
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
+    for module in modules:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say("another build of the test control plane is running: waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(message + "\n")
-    sys.stderr.flush()
+            build_programs(GO_MODULES / module.name, module.programs, cache_directory(module))
+        except BuildError as error:
+            raise BinariesMissingError(f"{error} {remedy}") from error
 
 
 def main() -> int:
@@ -180,7 +121,7 @@ def main() -> int:
     try:
         found = find_binaries(*sys.argv[1:])
     except BinariesMissingError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     sys.stdout.write("".join(f"{path}\n" for path in found.values()))
     return 0

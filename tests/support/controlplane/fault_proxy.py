@@ -25,8 +25,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from omni_cli.ports import pick_ports
 from support.controlplane.api_server import ApiServer
-from support.controlplane.process import free_ports
 
 T = TypeVar("T")
 Fault = Literal["409", "429", "500", "503", "silence", "lost answer"]
@@ -166,7 +166,7 @@ class FaultProxy:
         await self._runner.setup()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(pki.server_certificate, pki.server_key)
-        (port,) = free_ports(1)
+        (port,) = pick_ports(1)
         await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls, shutdown_timeout=0.1).start()
         self.url = f"https://127.0.0.1:{port}"
         self._open.set()

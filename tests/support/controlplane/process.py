@@ -1,10 +1,9 @@
-"""Child processes that die with their parent, and free ports for them."""
+"""Child processes that die with their parent."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -15,9 +14,6 @@ from typing import Protocol
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# Below the ephemeral range (32768 and up on Linux): while a server is away, the port cannot become the local end of
-# somebody's connection, so that the server always gets it back.
-_PORTS = range(20_000, 32_000)
 
 
 class Running(Protocol):
@@ -134,23 +130,6 @@ class ChildProcess:
                 self._process.kill()
                 self._process.wait(10)
         return self._process.poll()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
-    ports: list[int] = []
-    candidates = list(_PORTS)
-    random.SystemRandom().shuffle(candidates)  # not the seed that a test may have set
-    for port in candidates:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise RuntimeError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
 
 
 def listening(port: int) -> bool:
