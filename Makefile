@@ -20,7 +20,7 @@ test: setup controlplane ## All tests, with the coverage of what must be covered
 	  $(PY) -m pytest -q -n $${WORKERS:-3} --dist loadgroup --cov --cov-report= --durations=25
 	@$(PY) scripts/check_coverage.py
 
-controlplane: setup ## Build etcd, the API server, controllers and kwok for the tests (once, about 7 minutes)
+controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)

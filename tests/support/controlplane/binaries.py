@@ -1,8 +1,8 @@
 """The programs of the test control plane and of the test node: found, or built from their Go modules.
 
 Order: $KUBEBUILDER_ASSETS (what lies there), then the cache `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`,
-then a build into that cache. Each module below tests/controlplane/go has a folder of its own there; HASH covers its files
-and flags, so a change of a version makes a new folder, an old one is never half new, and other modules stay as they are.
+then a build into that cache. Each module below tests/controlplane/go has a folder of its own there; HASH covers its
+files and flags: a change of a version makes a new folder, an old one is never half new, other modules stay as they are.
 Only the standard library is used: `make controlplane` runs this before anything else.
 
     python -m support.controlplane.binaries [NAME ...]     builds what is missing, prints one path a line

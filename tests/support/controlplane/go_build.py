@@ -1,0 +1,113 @@
+"""Builds the programs of one Go module into a cache folder: whole or not at all, one builder at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MINIMUM_GO = (1, 24)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: the name of its file and its Go package."""
+
+    name: str
+    package: str
+    ldflags: str = "-s -w"
+
+
+class BuildError(RuntimeError):
+    """Go is missing or too old, or the build failed; the message says which."""
+
+
+def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> None:
+    """Build into a folder beside `cache` and rename it; a second builder waits and finds it done.
+
+    Raises:
+        BuildError: there is no fitting Go, or it failed.
+    """
+    go = _find_go()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(cache.parent / f"{module.name}.lock", module.name):
+        if cache.is_dir():
+            return
+        for leftover in cache.parent.glob(f"{module.name}-*.building"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        building = cache.with_name(f"{cache.name}.building")
+        building.mkdir()
+        say(f"building {', '.join(program.name for program in programs)} into {cache} (once)")
+        for program in programs:
+            _build(go, module, program, building)
+        building.rename(cache)
+
+
+def say(text: str) -> None:
+    """Progress, for people."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _build(go: str, module: Path, program: Program, output: Path) -> None:
+    command = [go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", program.ldflags]
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+    started = time.monotonic()
+    with subprocess.Popen(
+        [*command, "-o", str(output / program.name), program.package],
+        cwd=module,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        lines: list[str] = []
+        done = threading.Event()
+        reporter = threading.Thread(target=_report, args=(program.name, lines, started, done), daemon=True)
+        reporter.start()
+        lines.extend(process.stdout or ())
+        done.set()
+        reporter.join()
+    if process.returncode:
+        raise BuildError(f"{' '.join(command)} {program.package} failed:\n{''.join(lines[-20:])}")
+    say(f"{program.name}: {time.monotonic() - started:.0f} s")
+
+
+def _report(name: str, lines: list[str], started: float, done: threading.Event) -> None:
+    while not done.wait(15):
+        say(f"{name}: {len(lines)} packages compiled, {time.monotonic() - started:.0f} s")
+
+
+def _find_go() -> str:
+    remedy = (
+        f"The programs of the tests' cluster are built with Go >= {MINIMUM_GO[0]}.{MINIMUM_GO[1]} "
+        "(https://go.dev/dl, or your distribution's package)."
+    )
+    go = shutil.which("go")
+    if go is None:
+        raise BuildError(f"go is not on PATH. {remedy}")
+    version = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=True).stdout
+    match = re.match(r"go(\d+)\.(\d+)", version)
+    if match and (int(match[1]), int(match[2])) < MINIMUM_GO:
+        raise BuildError(f"{go} is {version.strip()}, too old. {remedy}")
+    return go
+
+
+@contextlib.contextmanager
+def _lock(path: Path, name: str) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another build of {name} is running: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
