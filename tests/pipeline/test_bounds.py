@@ -103,7 +103,7 @@ class Watch:
 async def wait_until_idle(process: StageProcess, seconds: float = 10) -> None:
     """No request, byte or task is left in any stage of the process."""
     deadline = time.monotonic() + seconds
-    names = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes", "cheap_unfinished")
+    names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
     while left := [(s, n) for s in process.ports for n in names if process.metric(s, n) != 0]:
         assert time.monotonic() < deadline, f"still there: {left}"
         await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ WARM_UP, CALLS, AT_ONCE = 2_000, 10_000, 32
 GROWTH = 1.05
 EVENTS = 8
 """Calls are cancelled before Start arrived, after 1 to 7 events of at least 7, or at their first sound."""
-GAUGES = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes", "cheap_unfinished")
+GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
 
 
 @pytest.fixture(scope="module")

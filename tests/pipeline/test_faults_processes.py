@@ -196,7 +196,7 @@ async def test_killed_stage_during_a_request(chain: Chain) -> None:
 async def test_sigterm_with_requests_in_flight(chain: Chain) -> None:
     thinker, talker = chain.processes["thinker"], chain.processes["talker"]
     requests = [asyncio.create_task(chain.run(seed=number)) for number in range(4)]
-    while thinker.metric("thinker", "omni_stage_requests_in_flight") < 4:
+    while thinker.metric("thinker", "omni_stage_inflight_requests") < 4:
         await asyncio.sleep(0.01)
         assert not any(request.done() for request in requests)
     known = thinker.list_tree()

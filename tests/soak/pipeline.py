@@ -12,7 +12,7 @@ from support.tcp_proxy import TcpProxy
 MODEL = {"maxModelLen": 1024, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 TIMEOUTS = {"step": 10.0, "drainNotice": 0.5, "request": 60.0}
 IDLE_S = 20.0
-GAUGES = ("omni_stage_requests_in_flight", "omni_stage_inflight_bytes")
+GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes")
 
 
 class SoakPipeline:

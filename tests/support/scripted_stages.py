@@ -125,7 +125,7 @@ class Stage:
         return f"127.0.0.1:{self.server.ports.grpc}"
 
     def metric(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(name, {"stage": self.server.config.stage, **labels})
+        return self.registry.get_sample_value(name, labels)
 
 
 @dataclass

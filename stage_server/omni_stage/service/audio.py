@@ -24,6 +24,12 @@ def encode_samples(samples: torch.Tensor, encoding: sampling_pb2.AudioEncoding) 
     return scaled.to(torch.int16).numpy().astype("<i2", copy=False).tobytes()
 
 
+def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
+    """How long a chunk plays."""
+    frame = _SAMPLE_BYTES.get(chunk.encoding, 0) * chunk.channels
+    return len(chunk.data) / (frame * chunk.sample_rate_hz) if frame and chunk.sample_rate_hz else 0.0
+
+
 @dataclass(slots=True)
 class AudioEncoder:
     """Turns one request's sound into AudioChunks; counts samples."""

@@ -36,6 +36,20 @@ _TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
 }
 
 
+OTHER_REASON = "OTHER"
+"""What metrics call a reason that is not of the protocol's: a stage below may be of another version."""
+
+
+def documented_errors() -> frozenset[tuple[str, str]]:
+    """Every (gRPC code, reason) that a call of this version ends with by its own doing; ("OK", "") too."""
+    pending, found = [OmniStageError], {("OK", ""), ("CANCELLED", "CANCELLED")}
+    while pending:
+        kind = pending.pop()
+        pending += [child for child in kind.__subclasses__() if child.__module__ == OmniStageError.__module__]
+        found.add((kind.code.name, reason_name(kind.reason)))
+    return frozenset(found)
+
+
 class RelayedError(OmniStageError):
     """A stage below failed: its status goes to the caller unchanged."""
 

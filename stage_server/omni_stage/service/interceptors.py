@@ -71,8 +71,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 await _abort(context, status)
             finally:
                 if counted:
-                    self._metrics.request_ended(code.name, reason)
-                    extra = {"code": code.name, "reason": reason, "seconds": round(time.monotonic() - began, 4)}
+                    seconds = time.monotonic() - began
+                    self._metrics.request_ended(code.name, reason, seconds)
+                    extra = {"code": code.name, "reason": reason, "seconds": round(seconds, 4)}
                     _log.info("request ended", extra=extra)
                 request_id_var.reset(token)
 

@@ -1,113 +1,212 @@
-"""omni_stage_*: what a stage tells Prometheus beside vLLM's own metrics."""
+"""omni_stage_*, and omni_pipeline_* of the entry stage: what a stage tells Prometheus beside vLLM's own metrics.
+
+Labels are bounded: codes and reasons of the protocol, names of the configuration. Which pipeline and stage a series is
+of, the scrape says (the operator's PodMonitor). A counter exists before it counts: a rate sees the first error too.
+docs/observability.md lists all of them; `python -m observability` writes that list.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
+
+from omni_proto.stage_config import StageConfig
+from omni_stage.service.answer_meter import AnswerMeter
+from omni_stage.service.errors import OTHER_REASON, documented_errors
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CHUNK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+REAL_TIME_FACTORS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.2, 1.5, 2, 3, 5, 10, 30)
+RETRIED_CODES = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
 
 
 class StageMetrics:
-    """Metrics of one stage server, bound to the stage's name."""
+    """Metrics of one stage server."""
 
-    def __init__(self, stage: str, registry: CollectorRegistry) -> None:
+    def __init__(self, config: StageConfig, registry: CollectorRegistry, version: str = "") -> None:
+        disable_created_metrics()  # a series of its own for each counter and histogram, which nobody reads
         self.registry = registry
-        self._stage = stage
-        self._requests = Counter(
-            "omni_stage_requests_total",
-            "Generate calls that ended, by gRPC code and documented reason (empty for OK).",
-            ("stage", "code", "reason"),
-            registry=registry,
+        is_entry = config.input is None
+        self.entry = EntryMetrics(registry) if is_entry else None
+        """Of the pipeline as a whole; None unless this is its entry."""
+        Info(
+            "omni_stage", "What this stage server is: component, version, whether clients call it.", registry=registry
+        ).info({"component": config.component, "version": version, "entry": str(is_entry).lower()})
+        self._requests = _errors_counter("omni_stage_requests", "Generate calls that ended", registry)
+        self._seconds = _histogram("omni_stage_request", "From Accepted to the end of the stage's own work.", registry)
+        self._queue = _histogram(
+            "omni_stage_queue", "From handing a request to the engine until its scheduler took it.", registry
         )
-        self._seconds = Histogram(
-            "omni_stage_request_seconds",
-            "Seconds from Accepted to the end of the stage's own work.",
-            ("stage",),
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._queue = Histogram(
-            "omni_stage_queue_seconds",
-            "Seconds from handing a request to the engine until its scheduler took it.",
-            ("stage",),
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self._first_output = Histogram(
-            "omni_stage_first_output_seconds",
-            "Seconds from Accepted to the engine's first output.",
-            ("stage",),
-            buckets=SECONDS,
-            registry=registry,
+        self._first_output = _histogram(
+            "omni_stage_first_output", "From Accepted to the engine's first output.", registry
         )
         self._edge_bytes = Counter(
-            "omni_stage_edge_bytes_total",
-            "Bytes of tensor rows that travelled on an edge, as this stage saw it.",
-            ("stage", "peer", "direction"),
+            "omni_stage_edge_bytes",
+            "Tensor rows that travelled on an edge, as this stage saw it.",
+            ("peer", "direction"),
+            unit="bytes",
             registry=registry,
         )
         self._edge_tensors = Counter(
-            "omni_stage_edge_tensors_total",
+            "omni_stage_edge_tensors",
             "Tensors that travelled whole on an edge, as this stage saw it.",
-            ("stage", "peer", "direction"),
+            ("peer", "direction"),
             registry=registry,
         )
         self._chunk = Histogram(
-            "omni_stage_edge_chunk_seconds",
-            "Seconds until the transport took one tensor chunk; grows when the downstream stage reads slowly.",
-            ("stage", "peer"),
+            "omni_stage_edge_chunk",
+            "Until the transport took one tensor chunk; grows when the downstream stage reads slowly.",
+            ("peer",),
+            unit="seconds",
             buckets=CHUNK_SECONDS,
             registry=registry,
         )
         self._downstream_errors = Counter(
-            "omni_stage_downstream_errors_total",
+            "omni_stage_downstream_errors",
             "Calls to a downstream stage that failed, by gRPC code; a retried attempt counts too.",
-            ("stage", "peer", "code"),
+            ("peer", "code"),
             registry=registry,
         )
-        self.in_flight = Gauge(
-            "omni_stage_requests_in_flight", "Generate calls in progress.", ("stage",), registry=registry
-        ).labels(stage)
+        self.in_flight = Gauge("omni_stage_inflight_requests", "Generate calls in progress.", registry=registry)
+        self.inflight_requests_limit = Gauge(
+            "omni_stage_inflight_limit_requests", "Requests that the stage takes at once.", registry=registry
+        )
+        self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.inflight_bytes = Gauge(
-            "omni_stage_inflight_bytes", "Bytes that admitted requests have reserved.", ("stage",), registry=registry
-        ).labels(stage)
+            "omni_stage_inflight", "What admitted requests have reserved.", unit="bytes", registry=registry
+        )
         self.inflight_bytes_limit = Gauge(
-            "omni_stage_inflight_bytes_limit",
-            "Bytes that all requests together may reserve.",
+            "omni_stage_inflight_limit", "What all requests together may reserve.", unit="bytes", registry=registry
+        )
+        self.ready = Gauge("omni_stage_ready", "1 while the stage takes requests.", registry=registry)
+        self.engine_healthy = Gauge(
+            "omni_stage_engine_healthy",
+            "1 while the engine is loaded, lives and makes steps; 0 while it loads, when it hangs and when it died.",
+            registry=registry,
+        )
+        self._start_counters(config)
+
+    def _start_counters(self, config: StageConfig) -> None:
+        for edge in config.downstream:
+            self._edge_bytes.labels(edge.stage, "sent")
+            self._edge_tensors.labels(edge.stage, "sent")
+            self._chunk.labels(edge.stage)
+            for code in RETRIED_CODES:
+                self._downstream_errors.labels(edge.stage, code)
+        if config.input is not None:
+            self._edge_bytes.labels(config.input.source, "received")
+            self._edge_tensors.labels(config.input.source, "received")
+
+        # Without TLS they have no samples.
+        self._certificate_expiry = Gauge(
+            "omni_stage_tls_certificate_expiry_timestamp_seconds",
+            "When the certificate that new connections get expires, in seconds since 1970.",
             ("stage",),
             registry=registry,
-        ).labels(stage)
-        self.ready = Gauge(
-            "omni_stage_ready", "1 while the stage takes requests.", ("stage",), registry=registry
-        ).labels(stage)
+        )
+        self._certificate_rejected = Gauge(
+            "omni_stage_tls_certificate_rejected",
+            "1 while the certificate files cannot be used, so that an older certificate is served.",
+            ("stage",),
+            registry=registry,
+        )
 
-    def request_ended(self, code: str, reason: str) -> None:
-        """Count a call."""
-        self._requests.labels(self._stage, code, reason).inc()
+    def certificate_served(self, expires: float) -> None:
+        """Note the certificate that new connections get, by its expiry in seconds since 1970."""
+        self._certificate_expiry.labels(self._stage).set(expires)
+        self.certificate_rejected(False)
+
+    def certificate_rejected(self, rejected: bool) -> None:
+        """Note whether the files hold something that cannot be served."""
+        self._certificate_rejected.labels(self._stage).set(rejected)
+
+    def request_ended(self, code: str, reason: str, seconds: float) -> None:
+        """Count a call, and how long it took from its start."""
+        known = reason if (code, reason) in _KNOWN else OTHER_REASON
+        self._requests.labels(code, known).inc()
+        if self.entry is not None:
+            self.entry.request_ended(code, known, seconds)
 
     def stage_finished(self, total_s: float, queue_s: float | None, first_output_s: float | None) -> None:
         """Record the times of a request that this stage finished, in seconds."""
-        self._seconds.labels(self._stage).observe(total_s)
+        self._seconds.observe(total_s)
         if queue_s is not None:
-            self._queue.labels(self._stage).observe(max(0.0, queue_s))
+            self._queue.observe(max(0.0, queue_s))
         if first_output_s is not None:
-            self._first_output.labels(self._stage).observe(first_output_s)
+            self._first_output.observe(first_output_s)
 
     def chunk_sent(self, peer: str, size: int, seconds: float) -> None:
         """Record a chunk that the transport took: bytes and seconds."""
-        self._edge_bytes.labels(self._stage, peer, "sent").inc(size)
-        self._chunk.labels(self._stage, peer).observe(seconds)
+        self._edge_bytes.labels(peer, "sent").inc(size)
+        self._chunk.labels(peer).observe(seconds)
 
     def tensors_sent(self, peer: str, count: int) -> None:
         """Count tensors that were sent whole."""
-        self._edge_tensors.labels(self._stage, peer, "sent").inc(count)
+        self._edge_tensors.labels(peer, "sent").inc(count)
 
     def input_received(self, peer: str, size: int, tensors: int) -> None:
         """Record the whole input of a request: bytes and tensors."""
-        self._edge_bytes.labels(self._stage, peer, "received").inc(size)
-        self._edge_tensors.labels(self._stage, peer, "received").inc(tensors)
+        self._edge_bytes.labels(peer, "received").inc(size)
+        self._edge_tensors.labels(peer, "received").inc(tensors)
 
     def downstream_error(self, peer: str, code: str) -> None:
         """Count a failed call to a downstream stage."""
-        self._downstream_errors.labels(self._stage, peer, code).inc()
+        self._downstream_errors.labels(peer, code).inc()
+
+
+class EntryMetrics:
+    """What the callers of a pipeline see, told by its entry stage."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = _errors_counter("omni_pipeline_requests", "Requests to the pipeline that ended", registry)
+        self._seconds = _histogram(
+            "omni_pipeline_request",
+            "From a request's start to its end, all stages included; requests that ended OK.",
+            registry,
+        )
+        self._first_text = _histogram(
+            "omni_pipeline_first_text", "From a request's start until the caller's first piece of text.", registry
+        )
+        self._first_audio = _histogram(
+            "omni_pipeline_first_audio", "From a request's start until the caller's first piece of sound.", registry
+        )
+        self._audio = Counter(
+            "omni_pipeline_audio", "Sound that was answered, as long as it plays.", unit="seconds", registry=registry
+        )
+        self._real_time_factor = Histogram(
+            "omni_pipeline_real_time_factor",
+            "From a request's start until its last sound, over the length of the sound; below 1: faster than it plays.",
+            unit="ratio",
+            buckets=REAL_TIME_FACTORS,
+            registry=registry,
+        )
+
+    def request_ended(self, code: str, reason: str, seconds: float) -> None:
+        """Count a request."""
+        self._requests.labels(code, reason).inc()
+        if code == "OK":
+            self._seconds.observe(seconds)
+
+    def answered(self, meter: AnswerMeter) -> None:
+        """Record what a request's caller got, whether it went on to the end or not."""
+        if meter.first_text_s is not None:
+            self._first_text.observe(meter.first_text_s)
+        if meter.first_audio_s is not None:
+            self._first_audio.observe(meter.first_audio_s)
+        if meter.audio_s:
+            self._audio.inc(meter.audio_s)
+            self._real_time_factor.observe(meter.last_audio_s / meter.audio_s)
+
+
+_KNOWN = documented_errors()
+
+
+def _histogram(name: str, what: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, what, unit="seconds", buckets=SECONDS, registry=registry)
+
+
+def _errors_counter(name: str, what: str, registry: CollectorRegistry) -> Counter:
+    help_text = f"{what}, by gRPC code and documented reason (empty for OK)."
+    counter = Counter(name, help_text, ("code", "reason"), registry=registry)
+    for code, reason in sorted(_KNOWN):
+        counter.labels(code, reason)
+    return counter

@@ -10,6 +10,7 @@ from google.rpc import status_pb2
 from grpc import StatusCode
 
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.errors import error_info
 
 
@@ -19,9 +20,11 @@ class ResponseWriter:
     Accepted comes first: what stages below send earlier is held back until then.
     """
 
-    def __init__(self, stage: str, context: Any) -> None:
+    def __init__(self, stage: str, context: Any, meter: AnswerMeter | None = None) -> None:
+        """The meter, if any, is told of every message that was written."""
         self._stage = stage
         self._context = context
+        self._meter = meter
         self._lock = asyncio.Lock()
         self.outcomes: dict[str, events_pb2.StageOutcome] = {}
         self._held: list[stage_service_pb2.GenerateResponse] | None = []
@@ -69,6 +72,8 @@ class ResponseWriter:
             return
         async with self._lock:
             await self._context.write(response)
+            if self._meter is not None:
+                self._meter.note(response)
 
     def note_cancelled(self, stage: str) -> None:
         """A stage that was called and ended by this stage, before it said how it ended."""

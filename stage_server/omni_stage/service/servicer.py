@@ -18,6 +18,7 @@ from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineD
 from omni_stage.models.component import EdgeInput, StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.service.admission import Admission
+from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.call_metadata import forwarded_metadata
 from omni_stage.service.convert import build_prompt
 from omni_stage.service.deadlines import Deadline
@@ -69,10 +70,12 @@ class StageServicer:
     async def generate(self, messages: AsyncIterator[WireMessage], context: Any) -> None:
         """Run one request: within its deadline, counted, and ended with the stage."""
         deadline = Deadline.of_call(context.time_remaining(), self._config.timeouts.request, time.monotonic())
+        entry = self._runtime.metrics.entry
+        meter = AnswerMeter() if entry is not None else None
         async with self._runtime.in_flight.track():
             try:
                 async with asyncio.timeout(deadline.remaining(time.monotonic())) as scope:
-                    await self._serve(messages, context, deadline)
+                    await self._serve(messages, context, deadline, meter)
             except TimeoutError as error:
                 if not scope.expired():
                     raise
@@ -80,8 +83,13 @@ class StageServicer:
                     f"the request did not end within its deadline in stage {self._config.stage!r}",
                     limit="the call's deadline, or timeouts.request",
                 ) from error
+            finally:
+                if entry is not None and meter is not None:
+                    entry.answered(meter)
 
-    async def _serve(self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline) -> None:
+    async def _serve(
+        self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline, meter: AnswerMeter | None
+    ) -> None:
         runtime, config = self._runtime, self._config
         # 1. Start, and nothing that is large yet.
         self._check_engine()
@@ -92,7 +100,7 @@ class StageServicer:
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
         # 3. Admit: from here on its bytes are reserved.
         with runtime.admission.admit(plan.reserved_bytes, streamed=plan.streamed) as admitted:
-            writer = ResponseWriter(config.stage, context)
+            writer = ResponseWriter(config.stage, context, meter)
             calls = self._calls(start, plan, writer, deadline, context)
             request_id = request_id_var.get()
             timeline = Timeline()

@@ -78,12 +78,12 @@ def test_edge_counters() -> None:
     text = "\n".join(
         (
             "# TYPE omni_stage_edge_bytes counter",
-            'omni_stage_edge_bytes_total{direction="sent",peer="talker",stage="thinker"} 700',
-            'omni_stage_edge_bytes_total{direction="received",peer="x",stage="thinker"} 9',
+            'omni_stage_edge_bytes_total{direction="sent",peer="talker"} 700',
+            'omni_stage_edge_bytes_total{direction="received",peer="x"} 9',
             "# TYPE omni_stage_edge_chunk_seconds histogram",
-            'omni_stage_edge_chunk_seconds_bucket{le="+Inf",peer="talker",stage="thinker"} 4',
-            'omni_stage_edge_chunk_seconds_count{peer="talker",stage="thinker"} 4',
-            'omni_stage_edge_chunk_seconds_sum{peer="talker",stage="thinker"} 0.5',
+            'omni_stage_edge_chunk_seconds_bucket{le="+Inf",peer="talker"} 4',
+            'omni_stage_edge_chunk_seconds_count{peer="talker"} 4',
+            'omni_stage_edge_chunk_seconds_sum{peer="talker"} 0.5',
             "",
         )
     )
