@@ -96,29 +96,6 @@ class StageMetrics:
             self._edge_bytes.labels(config.input.source, "received")
             self._edge_tensors.labels(config.input.source, "received")
 
-        # Without TLS they have no samples.
-        self._certificate_expiry = Gauge(
-            "omni_stage_tls_certificate_expiry_timestamp_seconds",
-            "When the certificate that new connections get expires, in seconds since 1970.",
-            ("stage",),
-            registry=registry,
-        )
-        self._certificate_rejected = Gauge(
-            "omni_stage_tls_certificate_rejected",
-            "1 while the certificate files cannot be used, so that an older certificate is served.",
-            ("stage",),
-            registry=registry,
-        )
-
-    def certificate_served(self, expires: float) -> None:
-        """Note the certificate that new connections get, by its expiry in seconds since 1970."""
-        self._certificate_expiry.labels(self._stage).set(expires)
-        self.certificate_rejected(False)
-
-    def certificate_rejected(self, rejected: bool) -> None:
-        """Note whether the files hold something that cannot be served."""
-        self._certificate_rejected.labels(self._stage).set(rejected)
-
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
         """Count a call, and how long it took from its start."""
         known = reason if (code, reason) in _KNOWN else OTHER_REASON
