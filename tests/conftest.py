@@ -33,8 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMNIPIPE_PORTS"] = f"{first}-{first + 2_999}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups that `--dist loadgroup` keeps on one worker: what shares a control plane, a pipeline, or a file."""
+    """Groups that `--dist loadgroup` keeps on one worker: what shares a control plane, a pipeline, or a file.
+
+    Before xdist's own hook, which reads the marks.
+    """
     for item in items:
         path = item.path.relative_to(_TESTS).as_posix()
         group = next((folder for folder in _SHARING_FOLDERS if path.startswith(f"{folder}/")), path)
