@@ -29,11 +29,12 @@ import urllib3
 
 from benchmarks.__main__ import RESULTS, describe_machine
 from omni_operator.build_settings import BuildSettings, Owner
-from omni_operator.client import ApiClient, RateLimiter
+from omni_operator.client import ApiClient
 from omni_operator.connection import load_connection
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.metrics import Metrics
 from omni_operator.objects import KIND_BY_NAME, Manifest
+from omni_operator.rate_limit import RateLimiter
 from omni_operator.revision import compute_revision
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, ApiError, eventually

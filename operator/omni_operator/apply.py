@@ -7,12 +7,12 @@ on everything), so nothing is written past a failure. The next look starts over 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from omni_operator.client import ApiClient
-from omni_operator.errors import ApiError, InvalidError
+from omni_operator.errors import ApiError, ConflictError, InvalidError
 from omni_operator.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
 from omni_operator.plan import Plan, Verified
 from omni_operator.store import ObjectKey, Store, version_of
@@ -37,6 +37,8 @@ class Outcome:
     """What ended it early."""
     failed: str = ""
     """The object that it failed on, e.g. `Deployment tiny-thinker-1a2b3c4`."""
+    taken: bool = False
+    """Whether it failed on a child that was not seen, but exists: labels are missing, or it is somebody else's."""
 
     @property
     def writes(self) -> int:
@@ -50,13 +52,15 @@ async def apply_plan(
     scope: str,
     namespace: str,
     plan: Plan,
+    seen: Container[ChildKey],
     unknown: Mapping[ChildKey, ApiError],
     verified: Verified,
     metrics: ApplyMetrics,
 ) -> Outcome:
     """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
 
-    Every object to apply must be known to be ours or absent; unknown are those of which asking failed, and how.
+    Children to apply that were seen are ours. The others are only ever created, so that nobody else's object that has
+    the name is touched; unknown are those of which asking failed, and how.
     """
     applied = pruned = 0
     key: ChildKey | None = None
@@ -65,7 +69,14 @@ async def apply_plan(
             key = key_of(manifest)
             if key in unknown:
                 raise unknown[key]
-            await _apply_child(client, store, scope, manifest, why, verified, metrics)
+            if key in seen:
+                await _apply_child(client, store, scope, manifest, why, verified, metrics)
+            else:
+                try:
+                    after = await client.apply_new(KIND_BY_NAME[key.kind], manifest)
+                except ConflictError as error:
+                    return Outcome(applied, pruned, error, _describe(key), taken=True)
+                _take(store, scope, manifest, after, why, verified)
             applied += 1
         for child in plan.prune:
             key = child.key
@@ -76,7 +87,7 @@ async def apply_plan(
                 store.remove_deleted(ObjectKey(child.key.kind, namespace, child.key.name), scope)
             pruned += 1
     except ApiError as error:
-        return Outcome(applied, pruned, error, f"{key.kind} {key.name}" if key else "")
+        return Outcome(applied, pruned, error, _describe(key))
     return Outcome(applied, pruned)
 
 
@@ -94,10 +105,20 @@ async def _apply_child(
         # their names collide.
         await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}})
         after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+    if before is not None and version_of(before) == version_of(after):
+        store.put_written(after, scope)
+        verified.add_applied(manifest, after)
+        metrics.count_noop_apply()
+        _log.warning("apply of %s changed nothing, though it differed by: %s", _describe(key), why)
+    else:
+        _take(store, scope, manifest, after, why, verified)
+
+
+def _take(store: Store, scope: str, manifest: Manifest, after: Manifest, why: str, verified: Verified) -> None:
     store.put_written(after, scope)
     verified.add_applied(manifest, after)
-    if before is not None and version_of(before) == version_of(after):
-        metrics.count_noop_apply()
-        _log.warning("apply of %s %s changed nothing, though it differed by: %s", key.kind, key.name, why)
-    else:
-        _log.info("applied %s %s: %s", key.kind, key.name, why)
+    _log.info("applied %s: %s", _describe(key_of(manifest)), why)
+
+
+def _describe(key: ChildKey | None) -> str:
+    return f"{key.kind} {key.name}" if key else ""

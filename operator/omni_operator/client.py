@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import aiohttp
 from yarl import URL
 
-from omni_operator.connection import CONNECT_TIMEOUT_S, Connection
+from omni_operator.connection import CONNECT_TIMEOUT_S, Connection, iter_lines
 from omni_operator.errors import (
     ApiError,
     ConflictError,
@@ -26,6 +26,7 @@ from omni_operator.errors import (
     api_error,
 )
 from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
+from omni_operator.rate_limit import RateLimiter
 
 REQUEST_TIMEOUT_S: Final = 15.0
 """Longest time of a call that is no watch."""
@@ -69,28 +70,6 @@ class CallMetrics(Protocol):
 
     def count_call(self, verb: str, code: str) -> None:
         """One call of an RBAC verb that ended with an HTTP status, "timeout" or "unreachable"."""
-
-
-class RateLimiter:
-    """At most `rate` calls a second on average, `burst` at once; who comes too early waits in line."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._interval_s = 1.0 / rate
-        self._ahead_s = (burst - 1.0) / rate
-        self._next = float("-inf")  # when the calls admitted so far would have been due at the even rate
-
-    def reserve(self, now: float) -> float:
-        """Seconds that the next call has to wait; it counts as made."""
-        self._next = max(self._next, now - self._ahead_s)
-        wait = max(0.0, self._next - now)
-        self._next += self._interval_s
-        return wait
-
-    async def acquire(self) -> None:
-        """Wait for the next call's turn."""
-        wait = self.reserve(asyncio.get_running_loop().time())
-        if wait > 0:
-            await asyncio.sleep(wait)
 
 
 class ApiClient:
@@ -156,7 +135,7 @@ class ApiClient:
             if response.status >= 300:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
             yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": version}})  # the connection stands
-            async for line in _lines(response.content):
+            async for line in iter_lines(response.content):
                 event = json.loads(line)
                 manifest = event["object"]
                 if event["type"] == "ERROR":
@@ -171,6 +150,17 @@ class ApiClient:
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
         return await self._repeat(lambda: self._write("patch", "PATCH", path, manifest, _APPLY), (ConflictError,))
+
+    async def apply_new(self, kind: ChildKind, manifest: Manifest) -> Manifest:
+        """Server-side apply of a child that must not exist: raises ConflictError if the name is taken, whoever's it is.
+
+        A resource version in an applied object is a precondition of the update (Kubernetes API concepts, "Resource
+        versions"), and of no consequence where the apply creates. No object ever has version 1: etcd starts with it.
+        """
+        metadata = {**manifest["metadata"], "resourceVersion": "1"}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        body = {**manifest, "metadata": metadata}
+        return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY))
 
     async def merge(self, kind: ChildKind, manifest: Manifest, change: Manifest) -> Manifest:
         """JSON merge patch of a child that is ours: a list in change replaces the live one as a whole."""
@@ -303,17 +293,3 @@ class ApiClient:
                 self._metrics.count_call(verb, "timeout" if slow else "unreachable")
             what = "no answer in time" if slow else f"{type(error).__name__}: {error}"
             raise UnreachableError(what, reason=TIMEOUT if slow else "Unreachable", call=f"{verb} {path}") from error
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
-    parts: list[bytes] = []
-    async for data in content.iter_any():
-        *complete, rest = data.split(b"\n")
-        if complete:
-            yield b"".join([*parts, complete[0]])
-            for line in complete[1:]:
-                yield line
-            parts = []
-        if rest:
-            parts.append(rest)

@@ -7,7 +7,7 @@ twice the CPU of plain JSON, so the calls themselves are made in `client.py`. ko
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -84,3 +84,17 @@ async def load_connection(kubeconfig: Path | None) -> Connection:
     except (kube_config.ConfigException, OSError) as error:
         raise SettingsError(f"cannot read the credentials of the API server: {error}") from error
     return Connection(configuration)
+
+
+async def iter_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
+    parts: list[bytes] = []
+    async for data in content.iter_any():
+        *complete, rest = data.split(b"\n")
+        if complete:
+            yield b"".join([*parts, complete[0]])
+            for line in complete[1:]:
+                yield line
+            parts = []
+        if rest:
+            parts.append(rest)

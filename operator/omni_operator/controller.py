@@ -10,23 +10,25 @@ Workers start once every cache is full, and write only while this process holds 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
-from collections import Counter
 from collections.abc import Coroutine, Iterable
+from itertools import chain
 from typing import Any
 
 import kopf
 
-from omni_operator.client import ApiClient, RateLimiter
+from omni_operator.client import ApiClient
 from omni_operator.connection import Connection
 from omni_operator.errors import ApiError, NotLeaderError
 from omni_operator.lease import Leadership, LeaseTimes
 from omni_operator.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.logs import log_subject
-from omni_operator.metrics import CONTENT_TYPE, Metrics
+from omni_operator.metrics import ConditionSample, Metrics, Readings, condition_samples
 from omni_operator.names import PIPELINE_LABEL
 from omni_operator.observe import PIPELINES, WATCHED_KINDS
 from omni_operator.queue import WorkQueue
+from omni_operator.rate_limit import RateLimiter
 from omni_operator.reconcile import Reconciler
 from omni_operator.reflector import Reflector
 from omni_operator.settings import OperatorSettings
@@ -47,11 +49,11 @@ class Controller:
     def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
         self._settings = settings
         self._connection = connection
-        self._metrics = Metrics()
+        self._metrics = Metrics(importlib.metadata.version("omnipipeline"))
         self._store = Store()
         self._queue: WorkQueue[PipelineKey] = WorkQueue(debounce_s=settings.debounce_s)
         self._scopes = settings.namespaces or ("",)
-        self._ready: dict[PipelineKey, str] = {}  # status of the Ready condition
+        self._conditions: dict[PipelineKey, tuple[ConditionSample, ...]] = {}
         limiter = RateLimiter(settings.api_qps, 2 * settings.api_qps)
         self._client = ApiClient(connection, self._metrics, limiter, self._ensure_leader)
         self._leadership = Leadership(
@@ -70,8 +72,15 @@ class Controller:
         self._reflectors: list[Reflector] = []
         now = asyncio.get_running_loop().time()
         self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last heard something
-        self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render, CONTENT_TYPE)
-        self._metrics.add_gauges(self._watch_ages, self._count_pipelines, lambda: len(self._queue))
+        self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
+        self._metrics.add_readings(
+            Readings(
+                watch_ages=self._watch_ages,
+                conditions=lambda: chain.from_iterable(self._conditions.values()),
+                queue_length=lambda: len(self._queue),
+                longest_due_s=self._queue.longest_busy_s,
+            )
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -116,7 +125,7 @@ class Controller:
         manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
         seen = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
         self._enqueue(seen(manifest, scope))
-        self._note_ready(key)
+        self._note_conditions(key)
 
     async def _wait_for_api(self) -> None:
         told = False
@@ -191,7 +200,7 @@ class Controller:
                 self._queue.retry(key, report.again_after_s or 0.0, progressed=report.progressed)
             else:
                 self._queue.done(key, report.again_after_s)
-            self._note_ready(key)
+            self._note_conditions(key)
         self._metrics.observe_reconcile(result, asyncio.get_running_loop().time() - started)
 
     async def _resync(self) -> None:
@@ -222,21 +231,19 @@ class Controller:
             else:
                 # Children without their pipeline: the garbage collector's.
                 self._queue.forget(key)
-                self._ready.pop(key, None)
+                self._conditions.pop(key, None)
 
     def _enqueue_all(self, spread_s: float = 0.0) -> None:
         keys = self._store.keys(PIPELINE_KIND)
         for index, key in enumerate(keys):
             self._queue.add(PipelineKey(key.namespace, key.name), spread_s * index / len(keys))
 
-    def _note_ready(self, key: PipelineKey) -> None:
+    def _note_conditions(self, key: PipelineKey) -> None:
         pipeline = self._store.get(ObjectKey(PIPELINE_KIND, *key))
-        conditions = ((pipeline or {}).get("status") or {}).get("conditions") or ()
-        status = next((str(item.get("status")) for item in conditions if item.get("type") == "Ready"), "Unknown")
         if pipeline is None:
-            self._ready.pop(key, None)
+            self._conditions.pop(key, None)
         else:
-            self._ready[key] = status
+            self._conditions[key] = condition_samples(pipeline)
 
     def _ensure_leader(self) -> None:
         self._leadership.ensure()
@@ -264,9 +271,6 @@ class Controller:
             for scope, heard in self._pipelines_heard.items()
         }
         return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
-
-    def _count_pipelines(self) -> dict[str, int]:
-        return {"True": 0, "False": 0, "Unknown": 0} | Counter(self._ready.values())
 
     def _check_alive(self) -> list[str]:
         # Before the watches start there is nothing to hear.

@@ -1,7 +1,7 @@
 """Gathers what one reconcile decides upon: from the store, and for children that no watch shows, from the API server.
 
 The store holds what carries our labels. A child may exist without them: stripped of them by hand, or somebody else's
-object that happens to have the name. Both are asked for by name before anything is written there.
+object that happens to have the name. Creating it then fails, and from there on what is missing is asked for by name.
 """
 
 from __future__ import annotations

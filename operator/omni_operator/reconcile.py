@@ -78,6 +78,9 @@ class Reconciler:
         self._metrics = metrics
         self._scope_of = scope_of
         self._status_written: dict[PipelineKey, float] = {}
+        # Pipelines of which a child's name was found taken: their missing children are asked for before they are
+        # created. A restart forgets them and finds out again.
+        self._taken: set[PipelineKey] = set()
         self._verified = Verified()
         self.pod_monitors = False
         """Whether the cluster has PodMonitors, and they are wanted."""
@@ -93,6 +96,7 @@ class Reconciler:
             if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
                 # Its children are the garbage collector's.
                 self._status_written.pop(key, None)
+                self._taken.discard(key)
                 return Report("gone")
             with log_subject(key.namespace, key.name, observed.generation):
                 step = await self._round(key, observed, failures, is_last)
@@ -114,11 +118,13 @@ class Reconciler:
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
         decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
         unlabelled = Unlabelled()
-        if decision.plan.apply:
+        if decision.plan.apply and key in self._taken:
             unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
             if unlabelled.found:
                 observed = add_children(observed, unlabelled.found)
                 decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+            if not unlabelled.found and not unlabelled.unknown:
+                self._taken.discard(key)
         # 6. and 7. Apply, then prune.
         outcome = Outcome()
         if not decision.plan.is_empty:
@@ -130,11 +136,14 @@ class Reconciler:
                 scope,
                 key.namespace,
                 decision.plan,
+                observed.children,
                 unlabelled.unknown,
                 self._verified,
                 self._metrics,
             )
-            if outcome.error is None and not is_last:
+            if outcome.taken:
+                self._taken.add(key)
+            if (outcome.error is None or outcome.taken) and not is_last:
                 # No event will tell of our own writes, and they may make further ones possible.
                 return True
         # 8. and 9. Status and events.

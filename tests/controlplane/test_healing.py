@@ -207,6 +207,18 @@ def test_a_foreign_object_with_a_childs_name(
         assert set(list_children(api)) == set(expected)
 
 
+def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProcess) -> None:
+    """Without labels it is met only when the child is to be created. All else of the pipeline is made."""
+    metadata = {"name": "omni-stages", "namespace": api.namespace}
+    theirs = api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    api.apply(build_two_stages())
+    degraded = wait_condition(api, "Degraded", status="True", reason="ChildConflict")
+    assert "ServiceAccount" in degraded["message"]
+    wait_idle(operator)
+    assert api.get("ServiceAccount", "omni-stages") == theirs
+    assert {kind for kind, _ in list_children(api)} == set(CHILD_KINDS) - {"ServiceAccount"}
+
+
 def test_a_foreign_object_with_our_labels_is_not_pruned(
     api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import omni_operator.client as client_module
-from omni_operator.client import ApiClient, RateLimiter
+from omni_operator.client import ApiClient
 from omni_operator.connection import load_connection
 from omni_operator.errors import (
     ConflictError,
@@ -29,13 +29,16 @@ from omni_operator.errors import (
 from omni_operator.lease import LEASE, Leadership, LeaseTimes
 from omni_operator.metrics import Metrics
 from omni_operator.names import PIPELINE_LABEL
-from omni_operator.objects import KIND_BY_NAME, ChildKind, Manifest
+from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, Manifest
+from omni_operator.observe import PIPELINES
 from omni_operator.queue import Backoff
+from omni_operator.rate_limit import RateLimiter
 from omni_operator.reflector import Reflector
 from omni_operator.store import ObjectKey, PipelineKey, Store
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
 from support.controlplane.fault_proxy import FaultProxy
+from support.controlplane.pipelines import build_pipeline
 
 pytestmark = pytest.mark.controlplane
 
@@ -120,6 +123,39 @@ async def test_apply_get_delete(client: ApiClient, space: Api) -> None:
     assert await client.delete(CONFIG_MAP, space.namespace, "x", uid=uid) is not None
     assert await client.delete(CONFIG_MAP, space.namespace, "x", uid=uid) is None
     assert await client.get(CONFIG_MAP, space.namespace, "x") is None
+
+
+SMALLEST: dict[str, Manifest] = {
+    "ServiceAccount": {"automountServiceAccountToken": False},
+    "ConfigMap": {"data": {"a": "b"}},
+    "ControllerRevision": {"revision": 1, "data": {"a": 1}},
+    "Service": {"spec": {"selector": {"a": "b"}, "ports": [{"port": 80}]}},
+    "NetworkPolicy": {"spec": {"podSelector": {}}},
+    "Deployment": {
+        "spec": {
+            "selector": {"matchLabels": {"a": "b"}},
+            "template": {
+                "metadata": {"labels": {"a": "b"}},
+                "spec": {"containers": [{"name": "main", "image": "example.com/a:1"}]},
+            },
+        }
+    },
+    "PodDisruptionBudget": {"spec": {"minAvailable": 1, "selector": {"matchLabels": {"a": "b"}}}},
+    "OmniPipeline": build_pipeline(),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in CHILD_KINDS if not kind.optional), PIPELINES], ids=lambda k: k.kind
+)
+async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, space: Api, kind: ChildKind) -> None:
+    metadata = {"name": "x", "namespace": space.namespace}
+    manifest = {**SMALLEST[kind.kind], "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+    made = await client.apply_new(kind, manifest)
+    assert made["metadata"]["managedFields"][0]["operation"] == "Apply"
+    with pytest.raises(ConflictError):
+        await client.apply_new(kind, {**manifest, "metadata": {**metadata, "labels": {"later": "yes"}}})
+    assert await client.get(kind, space.namespace, "x") == made
 
 
 async def test_what_the_server_refuses(client: ApiClient, space: Api) -> None:

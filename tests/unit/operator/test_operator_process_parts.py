@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_operator.client import RateLimiter
 from omni_operator.handlers import EndlessBackoffs, build_kopf_settings
 from omni_operator.liveness import check_alive, check_ready
 from omni_operator.logs import configure_logging, log_subject
-from omni_operator.metrics import Metrics
+from omni_operator.metrics import Metrics, Readings, condition_samples
+from omni_operator.rate_limit import RateLimiter
 from omni_operator.settings import OperatorSettings
 
 
@@ -79,8 +79,13 @@ def test_metrics_are_named_as_documented() -> None:
     metrics.count_noop_apply()
     metrics.count_status_write()
     metrics.set_leader(True)
-    metrics.add_gauges(lambda: {"Pod/ns": 1.5}, lambda: {"True": 2, "False": 1}, lambda: 4)
-    lines = metrics.render().decode().splitlines()
+    conditions = [{"type": "Ready", "status": "False", "reason": "Starting"}]
+    broken = condition_samples({"metadata": {"namespace": "n", "name": "p"}, "status": {"conditions": conditions}})
+    new = condition_samples({"metadata": {"namespace": "n", "name": "q"}})
+    metrics.add_readings(Readings(lambda: {"Pod/ns": 1.5}, lambda: [*broken, *new], lambda: 4, lambda: 2.5))
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    lines = body.decode().splitlines()
     for line in (
         'omni_operator_api_calls_total{code="200",verb="patch"} 1.0',
         'omni_operator_reconcile_total{result="changed"} 1.0',
@@ -89,9 +94,14 @@ def test_metrics_are_named_as_documented() -> None:
         "omni_operator_status_writes_total 1.0",
         "omni_operator_leader 1.0",
         'omni_operator_watch_age_seconds{watch="Pod/ns"} 1.5',
-        'omni_operator_pipelines{ready="True"} 2.0',
+        'omni_operator_pipelines{ready="True"} 0.0',
         'omni_operator_pipelines{ready="False"} 1.0',
-        "omni_operator_queue_length 4.0",
+        'omni_operator_pipelines{ready="Unknown"} 1.0',
+        'omni_operator_pipeline_condition{condition="Ready",pipeline="p",pipeline_namespace="n",reason="Starting"} 0.0',
+        'omni_operator_pipeline_condition{condition="Ready",pipeline="q",pipeline_namespace="n",reason="Unknown"} 0.0',
+        'omni_operator_reconcile_total{result="error"} 0.0',
+        "omni_operator_queued_pipelines 4.0",
+        "omni_operator_longest_due_seconds 2.5",
     ):
         assert line in lines
     assert not [line for line in lines if "_created" in line]
