@@ -45,12 +45,11 @@ class HttpEndpoints:
         self,
         alive: Callable[[], list[str]],
         ready: Callable[[], list[str]],
-        metrics: Callable[[], bytes],
-        content_type: str,
+        metrics: Callable[[str], tuple[bytes, str]],
     ) -> None:
+        """metrics: Accept header -> body and content type."""
         self._checks = {"/healthz": alive, "/readyz": ready}
         self._metrics = metrics
-        self._content_type = content_type
         self._runners: list[web.AppRunner] = []
 
     async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
@@ -87,7 +86,8 @@ class HttpEndpoints:
         return web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200)
 
     async def _render(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": self._content_type})
+        body, content_type = self._metrics(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 def _listen(port: int) -> socket.socket:

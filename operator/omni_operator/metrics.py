@@ -1,44 +1,96 @@
-"""Metrics of the operator, as Prometheus reads them."""
+"""omni_operator_*: what the operator tells Prometheus. docs/observability.md lists it; `python -m observability` writes
+that list. Labels are bounded: words of ours, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Info,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from omni_operator.conditions import CONDITION_TYPES
+from omni_operator.objects import Manifest
+
+RESULTS = ("unchanged", "changed", "conflict", "error", "gone")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionSample:
+    """A condition of a live pipeline."""
+
+    namespace: str
+    pipeline: str
+    condition: str
+    """Ready, Progressing or Degraded."""
+    status: str
+    """True, False or Unknown."""
+    reason: str
+
+
+def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
+    """The conditions of a live pipeline; Ready is Unknown if it has none."""
+    metadata = pipeline["metadata"]
+    found = {item.get("type"): item for item in (pipeline.get("status") or {}).get("conditions") or ()}
+    return tuple(
+        ConditionSample(
+            metadata["namespace"],
+            metadata["name"],
+            kind,
+            str(found.get(kind, {}).get("status", "Unknown")),
+            str(found.get(kind, {}).get("reason", "Unknown")),
+        )
+        for kind in CONDITION_TYPES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What is read when the metrics are asked for."""
+
+    watch_ages: Callable[[], Mapping[str, float]]
+    """Seconds since each watch heard something."""
+    conditions: Callable[[], Iterable[ConditionSample]]
+    queue_length: Callable[[], int]
+    """Pipelines that wait."""
+    longest_due_s: Callable[[], float]
+    """For how long a pipeline has been due or in work, at most."""
 
 
 class Metrics:
     """All counters of one process, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: str = "") -> None:
         disable_created_metrics()  # a series of its own for each counter, which nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        Info("omni_operator", "What this operator is: its version.", registry=self.registry).info({"version": version})
         self._duration = Histogram(
-            "omni_operator_reconcile_duration_seconds",
-            "Time of one look at one pipeline, writes included.",
+            "omni_operator_reconcile_duration",
+            "One look at one pipeline, writes included.",
+            unit="seconds",
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._reconciles = Counter(
             "omni_operator_reconcile",
-            "Looks at pipelines, by how they ended: unchanged, changed, conflict, error or gone.",
+            f"Looks at pipelines, by how they ended: {', '.join(RESULTS)}.",
             ["result"],
             registry=self.registry,
         )
+        for result in RESULTS:
+            self._reconciles.labels(result)
         self._calls = Counter(
             "omni_operator_api_calls",
             "Calls to the API server by RBAC verb and HTTP status (or timeout, unreachable).",
@@ -76,43 +128,54 @@ class Metrics:
         """Whether this process may write."""
         self._leader.set(leader)
 
-    def add_gauges(
-        self,
-        watch_ages: Callable[[], Mapping[str, float]],
-        pipelines: Callable[[], Mapping[str, int]],
-        queue_length: Callable[[], int],
-    ) -> None:
-        """Read these when the metrics are asked for: seconds by watch, pipelines by their Ready condition, keys that
-        wait."""
-        self.registry.register(_Gauges(watch_ages, pipelines, queue_length))
+    def add_readings(self, readings: Readings) -> None:
+        """Read these when the metrics are asked for."""
+        self.registry.register(_Gauges(readings))
 
-    def render(self) -> bytes:
-        """All metrics as text."""
-        return bytes(generate_latest(self.registry))
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics as text, and its content type, in the format that an Accept header prefers."""
+        encode, content_type = choose_encoder(accept)
+        return bytes(encode(self.registry)), str(content_type)
 
 
 class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped here
-    def __init__(
-        self,
-        watch_ages: Callable[[], Mapping[str, float]],
-        pipelines: Callable[[], Mapping[str, int]],
-        queue_length: Callable[[], int],
-    ) -> None:
-        self._watch_ages = watch_ages
-        self._pipelines = pipelines
-        self._queue_length = queue_length
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
+        readings = self._readings
         ages = GaugeMetricFamily(
-            "omni_operator_watch_age_seconds", "Time since a watch last heard anything.", labels=["watch"]
+            "omni_operator_watch_age_seconds", "Since a watch last heard anything.", labels=["watch"], unit="seconds"
         )
-        for watch, age_s in self._watch_ages().items():
+        for watch, age_s in readings.watch_ages().items():
             ages.add_metric([watch], age_s)
         yield ages
-        pipelines = GaugeMetricFamily("omni_operator_pipelines", "Pipelines by Ready condition.", labels=["ready"])
-        for ready, count in self._pipelines().items():
-            pipelines.add_metric([ready], count)
-        yield pipelines
+        yield from _collect_pipelines(list(readings.conditions()))
         yield GaugeMetricFamily(
-            "omni_operator_queue_length", "Pipelines that wait to be looked at.", value=self._queue_length()
+            "omni_operator_queued_pipelines", "Pipelines that wait to be looked at.", value=readings.queue_length()
         )
+        yield GaugeMetricFamily(
+            "omni_operator_longest_due_seconds",
+            "How long the pipeline that has waited or been worked on longest has been due.",
+            value=readings.longest_due_s(),
+            unit="seconds",
+        )
+
+
+def _collect_pipelines(samples: list[ConditionSample]) -> Iterable[Metric]:
+    counts = dict.fromkeys(("True", "False", "Unknown"), 0)
+    # Not `namespace`: the scrape's label of that name is the operator's own, and wins.
+    labels = ["pipeline_namespace", "pipeline", "condition", "reason"]
+    conditions = GaugeMetricFamily(
+        "omni_operator_pipeline_condition", "1 if the pipeline's condition is True, else 0.", labels=labels
+    )
+    for sample in samples:
+        names = [sample.namespace, sample.pipeline, sample.condition, sample.reason]
+        conditions.add_metric(names, float(sample.status == "True"))
+        if sample.condition == "Ready":
+            counts[sample.status] = counts.get(sample.status, 0) + 1
+    pipelines = GaugeMetricFamily("omni_operator_pipelines", "Pipelines by Ready condition.", labels=["ready"])
+    for ready, count in counts.items():
+        pipelines.add_metric([ready], count)
+    yield pipelines
+    yield conditions

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 from omni_operator import names
 from omni_operator.build_settings import Owner
 from omni_operator.desired.metadata import build_child
 from omni_operator.objects import Manifest
 
+_LABELS = {"pipeline": names.PIPELINE_LABEL, "stage": names.STAGE_LABEL, "revision": names.REVISION_LABEL}
+# Not podTargetLabels, which would make it omnipipeline_io_pipeline.
+_RELABELINGS = [
+    {
+        "sourceLabels": [f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9]', '_', label)}"],
+        "targetLabel": target,
+        "action": "replace",
+    }
+    for target, label in _LABELS.items()
+]
+
 
 def build_pod_monitor(revision: str, owner: Owner) -> Manifest:
-    """The revision's PodMonitor; series carry pipeline, stage and revision."""
+    """The revision's PodMonitor; series carry the labels pipeline, stage and revision."""
     spec = {
         "selector": {"matchLabels": {names.PIPELINE_LABEL: owner.name, names.REVISION_LABEL: revision}},
-        "podTargetLabels": [names.PIPELINE_LABEL, names.STAGE_LABEL, names.REVISION_LABEL],
-        "podMetricsEndpoints": [{"port": names.METRICS_PORT_NAME}],
+        "podMetricsEndpoints": [{"port": names.METRICS_PORT_NAME, "relabelings": _RELABELINGS}],
     }
     labels = names.child_labels(owner.name, revision=revision)
     return build_child("PodMonitor", names.revision_name(owner.name, revision), owner, labels, {"spec": spec})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -277,7 +278,10 @@ class TestPodMonitor:
         for deployment in (child for child in children if child["kind"] == "Deployment"):
             template = deployment["spec"]["template"]
             assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-            assert set(monitor["podTargetLabels"]) <= set(template["metadata"]["labels"])
+            labels = template["metadata"]["labels"]
+            known = {f"__meta_kubernetes_pod_label_{re.sub('[./-]', '_', label)}" for label in labels}
+            relabelings = monitor["podMetricsEndpoints"][0]["relabelings"]
+            assert {source for rule in relabelings for source in rule["sourceLabels"]} < known
             ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
             assert {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]} <= ports
 
