@@ -1,18 +1,19 @@
 """Calls to the API server as plain JSON: writes by server-side apply, every failure a class.
 
-No typed models: parsing into them costs more than the call. Each call is counted by verb and code, each write passes
-the gate (leadership) and the rate limit first.
+No typed models: parsing into them costs more than the call. JSON by msgspec: the standard library's was a quarter of all
+the operator's work. Each call is counted by verb and code, each write passes the gate (leadership) and the rate limit
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from omni_operator.connection import CONNECT_TIMEOUT_S, Connection, iter_lines
@@ -136,7 +137,7 @@ class ApiClient:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
             yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": version}})  # the connection stands
             async for line in iter_lines(response.content):
-                event = json.loads(line)
+                event = msgspec.json.decode(line)
                 manifest = event["object"]
                 if event["type"] == "ERROR":
                     code = int(manifest.get("code") or 500)
@@ -262,7 +263,7 @@ class ApiClient:
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Manifest:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": content_type} if data is not None else {}
         async with self._request(
             verb, method, path, params=params, data=data, headers=headers, timeout=timeout
@@ -270,7 +271,7 @@ class ApiClient:
             content = await response.read()
             if response.status >= 300:
                 raise api_error(response.status, content, response.headers.get("Retry-After"), f"{verb} {path}")
-            document: Manifest = json.loads(content)
+            document: Manifest = msgspec.json.decode(content)
             return document
 
     @asynccontextmanager

@@ -11,11 +11,12 @@ Resource versions are compared as integers, within one collection only: so Kuber
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import Manifest
@@ -83,7 +84,7 @@ def pipeline_of(manifest: Manifest) -> PipelineKey | None:
 def slim(manifest: Manifest) -> bytes:
     """An object as compact JSON, without managedFields (up to half of it, and of no use here)."""
     metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-    return json.dumps(manifest | {"metadata": metadata}, separators=(",", ":")).encode()
+    return msgspec.json.encode(manifest | {"metadata": metadata})
 
 
 class Store:
@@ -100,12 +101,12 @@ class Store:
     def get(self, key: ObjectKey) -> Manifest | None:
         """A fresh copy of an object, None if it is not known."""
         entry = self._entries.get(key)
-        return json.loads(entry.body) if entry else None
+        return msgspec.json.decode(entry.body) if entry else None
 
     def of_pipeline(self, pipeline: PipelineKey) -> Iterator[Manifest]:
         """Fresh copies of all objects that belong to a pipeline, in no order."""
         for key in tuple(self._by_pipeline.get(pipeline, ())):
-            yield json.loads(self._entries[key].body)
+            yield msgspec.json.decode(self._entries[key].body)
 
     def has(self, key: ObjectKey) -> bool:
         """Whether an object is known."""

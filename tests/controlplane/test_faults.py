@@ -25,7 +25,7 @@ from support.controlplane.pipelines import (
 
 pytestmark = pytest.mark.controlplane
 
-AWAY_S = 10.0
+AWAY_S = 60.0
 
 
 def test_a_third_of_the_calls_fails(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
