@@ -1,7 +1,7 @@
 """Calls to the API server as plain JSON: writes by server-side apply, every failure a class.
 
-No typed models: parsing into them costs more than the call. JSON by msgspec: the standard library's was a quarter of all
-the operator's work. Each call is counted by verb and code, each write passes the gate (leadership) and the rate limit
+No typed models: parsing into them costs more than the call. JSON by msgspec: that of the standard library was a quarter
+of all work. Each call is counted by verb and code, each write passes the gate (leadership) and the rate limit
 first.
 """
 
