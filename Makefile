@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart dashboards
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ schemas: setup ## Regenerate the exported schemas in docs/reference
 
 chart: setup ## Regenerate the chart's schema, README and CRD
 	@$(PY) scripts/chart_docs.py
+
+dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
+	@$(PY) -m observability
 
 goldens: setup ## Regenerate what the operator makes of each sample, tests/golden/operator
 	@$(PY) scripts/render_goldens.py

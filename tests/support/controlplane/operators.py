@@ -92,11 +92,14 @@ class OperatorProcess:
 
         eventually(reconciled, why="the operator reconciles")
 
+    def port(self, name: str) -> int:
+        """Its `health` or `metrics` port, once it listens."""
+        return int(json.loads(self._address_file.read_text())[name])
+
     def http(self, port: str, path: str) -> tuple[int, str]:
         """Status and body of a GET on its health or metrics port; status 0 when there is no answer."""
         try:
-            address = json.loads(self._address_file.read_text())[port]
-            with urllib.request.urlopen(f"http://127.0.0.1:{address}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port(port)}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -1,0 +1,245 @@
+"""Alerts: few, each with a page in docs/runbooks that says what to do at night.
+
+An alert is a signal, which has a value at all times, and when it fires: so a test can run the signal against a healthy
+pipeline and see that it is not empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, LEADS, rate, ratio
+
+RUNBOOKS = "https://omnipipeline.io/docs/runbooks"
+"""The chart puts metrics.prometheusRule.runbookUrl in its place."""
+_CONDITION = "omni_operator_pipeline_condition"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alerting rule."""
+
+    name: str
+    signal: str
+    """PromQL that has a value while all is well."""
+    fires: str
+    """Comparison that the signal must fulfil to fire."""
+    wait: str
+    """For how long, before somebody is called."""
+    severity: str
+    """critical: users are hurt now; warning: they will be, or work waits."""
+    when: str
+    """For the table of docs/observability.md."""
+    summary: str
+    description: str
+    only_with: str = ""
+    """What a stage needs to have such series at all, if not all have."""
+    or_absent: str = ""
+    """Fires too if no such series exists."""
+
+    @property
+    def expr(self) -> str:
+        """The rule's expression."""
+        absent = f" or absent({self.or_absent})" if self.or_absent else ""
+        return f"{self.signal} {self.fires}{absent}"
+
+    @property
+    def page(self) -> str:
+        """File name of its runbook."""
+        return f"{self.name}.md"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rules that are evaluated together."""
+
+    name: str
+    alerts: Sequence[Alert]
+
+
+def _pipelines(condition: str, besides: str = "") -> str:
+    """1 or 0 for each pipeline; the operator's replicas say the same. `namespace` becomes the pipeline's."""
+    selector = f'condition="{condition}"' + (f', reason!~"{besides}"' if besides else "")
+    own = f'label_replace({_CONDITION}{{{selector}}}, "namespace", "$1", "pipeline_namespace", "(.+)")'
+    return f"max by ({BY_PIPELINE}) ({own})"
+
+
+_WHICH = "{{ $labels.namespace }}/{{ $labels.pipeline }}"
+_STAGE = f"stage {{{{ $labels.stage }}}} of {_WHICH}"
+
+PIPELINES = Group(
+    "omnipipeline-pipelines",
+    [
+        Alert(
+            name="OmniPipelineNotReady",
+            signal=_pipelines("Ready", "Suspended|Suspending|ScaledToZero"),
+            fires="== 0",
+            wait="15m",
+            severity="critical",
+            when="no revision of a pipeline has a ready pod in every stage; suspended ones are left out",
+            summary=f"Pipeline {_WHICH} is not ready.",
+            description=f"No revision of {_WHICH} has had a ready pod in every stage for 15 minutes: requests fail. "
+            "Its status names the cause: omnipipe status {{ $labels.pipeline }} -n {{ $labels.namespace }}.",
+        ),
+        Alert(
+            name="OmniPipelineDegraded",
+            signal=_pipelines("Degraded"),
+            fires="== 1",
+            wait="15m",
+            severity="warning",
+            when="something of a pipeline failed, though it may still serve",
+            summary=f"Pipeline {_WHICH} is degraded.",
+            description=f"Something of {_WHICH} has failed for 15 minutes though it may still serve: a replica is "
+            "missing, a rollout is stuck, or an object is refused. Its status names the cause.",
+        ),
+        Alert(
+            name="OmniPipelineErrorRatioHigh",
+            signal=ratio(
+                rate(f'omni_pipeline_requests_total{{code=~"{FAULTS}"}}', BY_PIPELINE, "5m"),
+                rate("omni_pipeline_requests_total", BY_PIPELINE, "5m"),
+            ),
+            fires="> 0.05",
+            wait="5m",
+            severity="critical",
+            when="more than 5 % of a pipeline's requests end with a code that it answers for, over 5 minutes",
+            summary=f"{{{{ $value | humanizePercentage }}}} of the requests to {_WHICH} fail.",
+            description=f"More than 5 % of the requests to {_WHICH} have ended with a code that the pipeline answers "
+            "for, for 5 minutes. Refusals for lack of room (RESOURCE_EXHAUSTED) count too.",
+        ),
+        Alert(
+            name="OmniStageEngineUnhealthy",
+            signal=f"min by ({BY_STAGE}, pod) (omni_stage_engine_healthy)",
+            fires="== 0",
+            wait="20m",
+            severity="critical",
+            when="a pod's engine loads, hangs or is dead",
+            summary=f"The engine of {_STAGE} is not healthy.",
+            description="The engine in pod {{ $labels.pod }} has been loading, hanging or dead for 20 minutes: the pod "
+            "takes no requests.",
+        ),
+        Alert(
+            name="OmniStageRestarting",
+            signal=f'max by ({BY_STAGE}, pod) (changes(process_start_time_seconds{{stage!="", pipeline!=""}}[1h]))',
+            fires="> 2",
+            wait="0m",
+            severity="warning",
+            when="a stage server restarted more than twice within an hour",
+            summary=f"{_STAGE.capitalize()} restarts again and again.",
+            description="The stage server in pod {{ $labels.pod }} has restarted {{ $value }} times in an hour: "
+            "its engine dies, hangs, or runs out of memory. Each time the requests in it fail.",
+        ),
+        Alert(
+            name="OmniStageQueueGrowing",
+            signal=f"sum by ({BY_STAGE}) (deriv(vllm:num_requests_waiting[10m])) * 600",
+            fires="> 10",
+            wait="10m",
+            severity="warning",
+            when="more than 10 requests more wait in a stage's engines than 10 minutes ago",
+            summary=f"The queue of {_STAGE} grows.",
+            description="{{ $value | humanize }} more requests wait than 10 minutes ago, for 10 minutes: the stage "
+            "gets more than it can do. Soon callers will see deadlines and refusals.",
+        ),
+        Alert(
+            name="OmniStageMemoryBudgetNearlyFull",
+            signal=f"max by ({BY_STAGE}, pod) (omni_stage_inflight_bytes / omni_stage_inflight_limit_bytes)",
+            fires="> 0.9",
+            wait="10m",
+            severity="warning",
+            when="a pod's requests have reserved more than 90 % of the bytes that they may",
+            summary=f"{_STAGE.capitalize()} has hardly any room for requests.",
+            description="Requests have reserved {{ $value | humanizePercentage }} of what pod {{ $labels.pod }} may "
+            "hold for tensors and media, for 10 minutes. At 100 % it refuses requests with BYTE_BUDGET_EXCEEDED.",
+        ),
+        Alert(
+            name="OmniStageCertificateExpiring",
+            signal=f"min by ({BY_STAGE}, pod) (omni_stage_tls_certificate_expiry_timestamp_seconds) - time()",
+            fires="< 7 * 24 * 3600",
+            wait="1h",
+            severity="warning",
+            only_with="TLS",
+            when="a certificate that a stage serves is valid for less than a week",
+            summary=f"The certificate of {_STAGE} expires in {{{{ $value | humanizeDuration }}}}.",
+            description="Pod {{ $labels.pod }} serves a certificate that expires within a week: it was not renewed, or "
+            "the new one cannot be used. After that callers that check certificates are cut off.",
+        ),
+    ],
+)
+
+_BY_OPERATOR = "namespace, job"
+
+OPERATOR = Group(
+    "omnipipeline-operator",
+    [
+        Alert(
+            name="OmniOperatorNotReconciling",
+            signal=f"sum by ({_BY_OPERATOR}) (omni_operator_leader)",
+            fires="< 1",
+            or_absent="omni_operator_leader",
+            wait="5m",
+            severity="critical",
+            when="no operator holds its lease, or none is scraped",
+            summary="No omnipipeline operator works.",
+            description="For 5 minutes no operator has held its lease, or none is scraped: pipelines serve on, but "
+            "edits, healing and rollouts wait.",
+        ),
+        Alert(
+            name="OmniOperatorStuck",
+            # Standbys hold their work back.
+            signal=f"max by ({_BY_OPERATOR}) (omni_operator_longest_due_seconds {LEADS})",
+            fires="> 150",
+            wait="5m",
+            severity="warning",
+            when="a pipeline has been due, or in work, for more than 150 s",
+            summary="The omnipipeline operator does not get its work done.",
+            description="A pipeline has been due for {{ $value | humanizeDuration }}: the operator hangs, or has more "
+            "to do than it can.",
+        ),
+        Alert(
+            name="OmniOperatorReconcileErrors",
+            signal=ratio(
+                rate('omni_operator_reconcile_total{result="error"}', _BY_OPERATOR, "15m"),
+                rate("omni_operator_reconcile_total", _BY_OPERATOR, "15m"),
+            ),
+            fires="> 0.2",
+            wait="15m",
+            severity="warning",
+            when="more than a fifth of the looks at pipelines fail, over 15 minutes",
+            summary="{{ $value | humanizePercentage }} of the operator's looks at pipelines fail.",
+            description="For 15 minutes more than a fifth of the operator's reconciles have ended with an error: the "
+            "API server does not answer, refuses what it writes, or it has a fault.",
+        ),
+    ],
+)
+
+GROUPS = (PIPELINES, OPERATOR)
+
+
+def list_alerts() -> list[Alert]:
+    """All alerts, in the order of the file."""
+    return [alert for group in GROUPS for alert in group.alerts]
+
+
+def render_rules(groups: Sequence[Group] = GROUPS, runbooks: str = RUNBOOKS) -> str:
+    """A rules file, as Prometheus reads it."""
+    document = {
+        "groups": [{"name": group.name, "rules": [_rule(a, runbooks) for a in group.alerts]} for group in groups]
+    }
+    header = "# Made by `make dashboards` from observability/alerts.py; edit that.\n"
+    return header + yaml.safe_dump(document, sort_keys=False, width=10_000, allow_unicode=True)
+
+
+def _rule(alert: Alert, runbooks: str) -> dict[str, object]:
+    return {
+        "alert": alert.name,
+        "expr": alert.expr,
+        "for": alert.wait,
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.description,
+            "runbook_url": f"{runbooks}/{alert.page}",
+        },
+    }

@@ -1,0 +1,186 @@
+"""Grafana dashboards as small values, and the JSON that they come to (schema of Grafana 10 and newer).
+
+Nothing here depends on a clock or on chance: the same dashboard is the same file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+COLUMNS = 24
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL expression and the name of its lines ({{label}} is that label's value)."""
+
+    expr: str
+    legend: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A picture of some queries."""
+
+    title: str
+    queries: Sequence[Query]
+    description: str
+    unit: str = "short"
+    """Grafana's name: s, bytes, Bps, reqps, percentunit, short ..."""
+    kind: str = "timeseries"
+    """timeseries, stat or table."""
+    width: int = 8
+    height: int = 7
+    stacked: bool = False
+    thresholds: Sequence[tuple[float, str]] = ()
+    """(from this value on, colour) beyond green."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels under a heading."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A choice of label values; all by default."""
+
+    name: str
+    query: str
+    """label_values(series, label)"""
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """A page."""
+
+    uid: str
+    title: str
+    description: str
+    rows: Sequence[Row]
+    variables: Sequence[Variable] = field(default_factory=tuple)
+
+    def panels(self) -> list[Panel]:
+        """All panels, in the order of the page."""
+        return [panel for row in self.rows for panel in row.panels]
+
+
+def render_dashboard(dashboard: Dashboard) -> str:
+    """The file's text."""
+    document = {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "description": dashboard.description,
+        "tags": ["omnipipeline"],
+        "schemaVersion": 39,
+        "editable": True,
+        "graphTooltip": 1,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "30s",
+        "templating": {"list": [_DATASOURCE, *(_render_variable(item) for item in dashboard.variables)]},
+        "panels": _lay_out(dashboard.rows),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+_DATASOURCE = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "hide": 0}
+
+
+def _render_variable(variable: Variable) -> dict[str, Any]:
+    return {
+        "name": variable.name,
+        "label": variable.name.capitalize(),
+        "type": "query",
+        "datasource": _SOURCE,
+        "definition": variable.query,
+        "query": {"query": variable.query, "refId": variable.name},
+        "refresh": 2,
+        "sort": 1,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": ["All"], "value": ["$__all"]},
+    }
+
+
+def _lay_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Panels from left to right, in lines of their rows."""
+    placed: list[dict[str, Any]] = []
+    top = 0
+    for row in rows:
+        placed.append(
+            {
+                "id": len(placed) + 1,
+                "type": "row",
+                "title": row.title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"h": 1, "w": COLUMNS, "x": 0, "y": top},
+            }
+        )
+        top += 1
+        left, height = 0, 0
+        for panel in row.panels:
+            if left + panel.width > COLUMNS:
+                top, left, height = top + height, 0, 0
+            position = {"h": panel.height, "w": panel.width, "x": left, "y": top}
+            placed.append(_render_panel(panel, len(placed) + 1, position))
+            left, height = left + panel.width, max(height, panel.height)
+        top += height
+    return placed
+
+
+def _render_panel(panel: Panel, number: int, position: dict[str, int]) -> dict[str, Any]:
+    steps = [{"color": "green", "value": None}, *({"color": color, "value": at} for at, color in panel.thresholds)]
+    defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}}
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stacked else "none", "group": "A"}
+        defaults |= {
+            "custom": {"lineWidth": 1, "fillOpacity": 30 if panel.stacked else 8, "stacking": stacking},
+            "min": 0,
+        }
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": position,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": _OPTIONS[panel.kind],
+        "targets": [_render_target(query, index, panel.kind) for index, query in enumerate(panel.queries)],
+    }
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "timeseries": {
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+        "tooltip": {"mode": "multi", "sort": "desc"},
+    },
+    "stat": {
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "colorMode": "value",
+        "graphMode": "area",
+    },
+    "table": {"showHeader": True, "cellHeight": "sm"},
+}
+
+
+def _render_target(query: Query, index: int, kind: str) -> dict[str, Any]:
+    instant = kind == "table"
+    return {
+        "refId": chr(ord("A") + index),
+        "datasource": _SOURCE,
+        "expr": query.expr,
+        "legendFormat": query.legend or "__auto",
+        "instant": instant,
+        "range": not instant,
+        **({"format": "table"} if instant else {}),
+    }

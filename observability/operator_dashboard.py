@@ -1,0 +1,137 @@
+"""The dashboard of the operator: the pipelines as it sees them, its work, its calls."""
+
+from __future__ import annotations
+
+from observability.grafana import Dashboard, Panel, Query, Row, Variable
+from observability.queries import LEADS, QUANTILES, quantile, rate
+
+_OPERATOR = 'namespace=~"$namespace"'
+_INFO = f"omni_operator_info{{{_OPERATOR}}}"
+_PIPELINES = 'namespace=~"$namespace", pipeline_namespace=~"$pipeline_namespace", pipeline=~"$pipeline"'
+
+_READINESS = Row(
+    "Pipelines",
+    [
+        Panel(
+            "Pipelines by readiness",
+            # Standbys see the same: not a sum over pods.
+            [Query(f"max by (ready) (omni_operator_pipelines{{{_OPERATOR}}})", "Ready={{ready}}")],
+            "Pipelines by the status of their Ready condition.",
+            stacked=True,
+        ),
+        Panel(
+            "Conditions",
+            [
+                Query(
+                    "max by (pipeline_namespace, pipeline, condition, reason)"
+                    f" (omni_operator_pipeline_condition{{{_PIPELINES}}})"
+                )
+            ],
+            "Each pipeline's conditions, 1 if True; docs/status.md explains each reason.",
+            kind="table",
+            width=16,
+        ),
+    ],
+)
+
+_WORK = Row(
+    "Work",
+    [
+        Panel(
+            "Reconciles",
+            [Query(rate(f"omni_operator_reconcile_total{{{_OPERATOR}}}", "result"), "{{result}}")],
+            "Looks at pipelines a second, by how they ended.",
+            unit="ops",
+            stacked=True,
+        ),
+        Panel(
+            "Time of a reconcile",
+            [
+                Query(
+                    quantile(share, "omni_operator_reconcile_duration_seconds", _OPERATOR, "namespace"),
+                    f"p{share * 100:g}",
+                )
+                for share in QUANTILES
+            ],
+            "One look at one pipeline, writes included.",
+            unit="s",
+        ),
+        Panel(
+            "Queue",
+            [Query(f"sum by (pod) (omni_operator_queued_pipelines{{{_OPERATOR}}})", "{{pod}}")],
+            "Pipelines that wait to be looked at, planned repetitions included.",
+        ),
+        Panel(
+            "Longest due",
+            [
+                Query(
+                    f"omni_operator_longest_due_seconds{{{_OPERATOR}}} {LEADS}",
+                    "{{pod}}",
+                )
+            ],
+            "How long the pipeline that waits or is worked on longest has been due; 0 for standbys.",
+            unit="s",
+            thresholds=[(60, "orange"), (180, "red")],
+        ),
+        Panel(
+            "Leader",
+            [Query(f"max by (pod) (omni_operator_leader{{{_OPERATOR}}})", "{{pod}}")],
+            "1 for the pod that may write.",
+        ),
+        Panel(
+            "Writes",
+            [
+                Query(rate(f"omni_operator_status_writes_total{{{_OPERATOR}}}"), "statuses"),
+                Query(rate(f"omni_operator_noop_applies_total{{{_OPERATOR}}}"), "applies that changed nothing"),
+            ],
+            "Statuses that were written, and applies that were of no use: those should be none.",
+            unit="ops",
+        ),
+    ],
+)
+
+_API = Row(
+    "API server",
+    [
+        Panel(
+            "Calls",
+            [Query(rate(f"omni_operator_api_calls_total{{{_OPERATOR}}}", "verb, code"), "{{verb}} {{code}}")],
+            "Calls a second, by RBAC verb and HTTP status.",
+            unit="ops",
+            stacked=True,
+        ),
+        Panel(
+            "Watch age",
+            [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
+            "Since each watch last heard anything; one is asked for anew every minute, and 180 s restart the operator.",
+            unit="s",
+            thresholds=[(120, "orange"), (180, "red")],
+        ),
+        Panel(
+            "Memory",
+            [
+                Query(
+                    f"process_resident_memory_bytes{{{_OPERATOR}}} * on (job, instance) group_left () {_INFO}",
+                    "{{pod}} memory",
+                ),
+            ],
+            "Resident memory of the operator's pods.",
+            unit="bytes",
+        ),
+    ],
+)
+
+OPERATOR_DASHBOARD = Dashboard(
+    uid="omnipipeline-operator",
+    title="omnipipeline / Operator",
+    description="The omnipipeline operator and the pipelines that it keeps.",
+    rows=[_READINESS, _WORK, _API],
+    variables=[
+        Variable("namespace", "label_values(omni_operator_info, namespace)"),
+        Variable("pipeline_namespace", "label_values(omni_operator_pipeline_condition, pipeline_namespace)"),
+        Variable(
+            "pipeline",
+            'label_values(omni_operator_pipeline_condition{pipeline_namespace=~"$pipeline_namespace"}, pipeline)',
+        ),
+    ],
+)

@@ -1,0 +1,29 @@
+"""Pieces of PromQL that panels and alerts share. Pure text."""
+
+from __future__ import annotations
+
+SELECTOR = 'namespace=~"$namespace", pipeline=~"$pipeline"'
+STAGES = f'{SELECTOR}, stage=~"$stage"'
+BY_PIPELINE = "namespace, pipeline"
+BY_STAGE = "namespace, pipeline, stage"
+FAULTS = "UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION"
+"""gRPC codes that the pipeline answers for; the others are the caller's doing."""
+LEADS = "* on (job, instance) group_left () omni_operator_leader"
+"""Times 0 for standbys."""
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+def rate(series: str, by: str = "", window: str = "$__rate_interval") -> str:
+    """Sum of per-second rates."""
+    grouped = f"sum by ({by})" if by else "sum"
+    return f"{grouped} (rate({series}[{window}]))"
+
+
+def quantile(share: float, histogram: str, selector: str, by: str, window: str = "$__rate_interval") -> str:
+    """A quantile of a histogram's observations in the window."""
+    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket{{{selector}}}', f'le, {by}', window)})"
+
+
+def ratio(part: str, whole: str) -> str:
+    """part / whole; no value where the whole is nothing."""
+    return f"{part} / ({whole} > 0)"

@@ -1,0 +1,84 @@
+"""The metric tables of docs/observability.md, from the very objects that the processes register."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from omni_operator.metrics import Metrics, Readings, condition_samples
+from omni_proto.stage_config import StageConfig
+from omni_stage.service.metrics import StageMetrics
+
+_PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
+# Of vLLM's some fifty series: those that the dashboards and alerts use.
+VLLM = {
+    "vllm:num_requests_waiting": ("gauge", "Requests that wait in the engine's scheduler."),
+    "vllm:num_requests_running": ("gauge", "Requests in the engine's batches."),
+    "vllm:kv_cache_usage_perc": ("gauge", "Share of the KV cache that is taken, 0 to 1."),
+    "vllm:prompt_tokens_total": ("counter", "Tokens that the engine read."),
+    "vllm:generation_tokens_total": ("counter", "Tokens that the engine wrote."),
+    "vllm:num_preemptions_total": ("counter", "Requests that lost their KV cache to others and began anew."),
+}
+
+
+def collect_stage_metrics() -> list[Metric]:
+    """Families of an entry stage and of a stage below it, each once."""
+    edge = {"stage": "talker", "target": "127.0.0.1:1", "component": "qwen2_5_omni/talker", "stages": ["talker"]}
+    common = {"pipeline": "p", "component": "qwen2_5_omni/thinker", "model": {"path": "/model"}}
+    entry = {"stage": "thinker", **common, "downstream": [edge]}
+    below = {"stage": "talker", **common, "input": {"source": "thinker"}}
+    families: dict[str, Metric] = {}
+    for data in (entry, below):
+        registry = CollectorRegistry()
+        StageMetrics(StageConfig.model_validate(data), registry)
+        families |= {family.name: family for family in registry.collect() if family.name not in families}
+    return list(families.values())
+
+
+def collect_operator_metrics() -> list[Metric]:
+    """Families of an operator that knows one pipeline."""
+    metrics = Metrics()
+    metrics.count_call("get", "200")
+    samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
+    metrics.add_readings(Readings(lambda: {"Pod": 1.0}, lambda: samples, lambda: 0, lambda: 0.0))
+    return list(metrics.registry.collect())
+
+
+def sample_name(family: Metric) -> str:
+    """What one writes in a query; a histogram's series add _bucket, _sum and _count."""
+    return str(family.name) + {"counter": "_total", "info": "_info"}.get(family.type, "")
+
+
+def labels_of(family: Metric) -> list[str]:
+    """Label names of a family's series."""
+    return sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+
+
+def render_tables(families: Iterable[Metric]) -> str:
+    """A Markdown table of our families."""
+    rows = [
+        f"| `{sample_name(family)}` | {family.type} | {', '.join(f'`{label}`' for label in labels_of(family))} "
+        f"| {family.documentation} |"
+        for family in families
+        if family.name.startswith(_PREFIXES)
+    ]
+    return "\n".join(["| metric | type | labels | what |", "|---|---|---|---|", *rows])
+
+
+def render_vllm_table() -> str:
+    """A Markdown table of what is used of vLLM's."""
+    rows = [f"| `{name}` | {kind} | {what} |" for name, (kind, what) in VLLM.items()]
+    return "\n".join(["| metric | type | what |", "|---|---|---|", *rows])
+
+
+def fill_page(page: str, tables: dict[str, str]) -> str:
+    """The page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced by the table of that name."""
+    for name, table in tables.items():
+        between = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if not between.search(page):
+            raise ValueError(f"the page has no <!-- {name} --> ... <!-- /{name} -->")
+        page = between.sub(lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page)
+    return page

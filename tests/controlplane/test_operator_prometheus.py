@@ -1,0 +1,57 @@
+"""A real Prometheus scrapes a real operator that keeps a pipeline: every panel of its dashboard and every alert that
+looks at its metrics has an answer, and nothing fires. Those about stages: pipeline/test_prometheus.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from observability.alerts import list_alerts
+from observability.operator_dashboard import OPERATOR_DASHBOARD
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.operators import OperatorProcess
+from support.controlplane.pipelines import build_pipeline, wait_settled
+from support.metric_rules import find_bad_metrics, scrape
+from support.prometheus import (
+    PrometheusProcess,
+    alert_signals,
+    find_broken_rules,
+    find_empty_variables,
+    find_unanswered,
+    is_about_operator,
+    panel_queries,
+)
+
+pytestmark = pytest.mark.controlplane
+
+ALERTS = [alert for alert in list_alerts() if is_about_operator(alert.expr)]
+
+
+def test_every_panel_and_every_alert_has_an_answer(operator: OperatorProcess, api: Api, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{operator.port('metrics')}"
+    # What Kubernetes' discovery of a Service's endpoints adds.
+    labels = {"namespace": "omnipipeline-system", "pod": "operator-0", "service": "operator-metrics"}
+    config = {"job_name": "operator-metrics", "static_configs": [{"targets": [address], "labels": labels}]}
+    with PrometheusProcess(tmp_path, [config]) as prometheus:
+        eventually(lambda: prometheus.query("omni_operator_leader == 1"), timeout_s=30, why="scraped")
+        api.apply(build_pipeline())
+        wait_settled(api)
+        ready = f'omni_operator_pipeline_condition{{pipeline_namespace="{api.namespace}", condition="Ready"}} == 1'
+        eventually(lambda: prometheus.query(ready), timeout_s=30, why="the pipeline is ready in Prometheus too")
+        assert find_unanswered(prometheus, panel_queries(OPERATOR_DASHBOARD)) == []
+        assert find_empty_variables(prometheus, OPERATOR_DASHBOARD) == []
+        assert find_unanswered(prometheus, alert_signals(ALERTS)) == []
+        eventually(lambda: find_broken_rules(prometheus, ALERTS) == [], timeout_s=30, why="nothing fires")
+        families = scrape(f"http://{address}/metrics")
+        assert find_bad_metrics(families) == []
+
+        # A pipeline that is suspended is not ready, and nobody is called for it; one that is gone has no series.
+        api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
+        suspended = ready.replace('condition="Ready"', 'reason="Suspended"').replace("== 1", "== 0")
+        eventually(lambda: prometheus.query(suspended), timeout_s=30, why="suspended in Prometheus too")
+        not_ready = next(alert for alert in ALERTS if alert.name == "OmniPipelineNotReady")
+        eventually(lambda: not prometheus.query(not_ready.expr), timeout_s=30, why="no alert for a suspended pipeline")
+        api.delete("OmniPipeline", "omni")
+        gone = f'omni_operator_pipeline_condition{{pipeline_namespace="{api.namespace}"}}'
+        eventually(lambda: not prometheus.query(gone), timeout_s=30, why="gone from Prometheus too")

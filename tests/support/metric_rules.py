@@ -1,0 +1,90 @@
+"""What every metric keeps to: help, a unit in its name, labels that do not grow with the traffic."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+OURS = ("omni_stage", "omni_pipeline", "omni_operator")
+UNITS = ("seconds", "bytes", "ratio")
+COUNTED = ("requests", "pipelines")
+"""Last words of gauges that count things."""
+LABELS = {
+    "omni_stage": {"code", "reason", "peer", "direction", "component", "version", "entry"},
+    "omni_pipeline": {"code", "reason"},
+    "omni_operator": {
+        *("result", "verb", "code", "watch", "ready", "version"),
+        *("pipeline_namespace", "pipeline", "condition", "reason"),
+    },
+}
+OF_LIBRARIES = {
+    *("engine", "model_name", "finished_reason", "reason", "source", "sleep_state", "position"),
+    *("generation", "implementation", "major", "minor", "patchlevel", "version"),
+}
+"""Labels of vLLM's and the Python client's metrics; all from configuration or fixed lists."""
+MOST_SERIES = 300
+"""Of one family; a histogram has about 20 for each set of labels."""
+_ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
+
+
+def scrape(url: str) -> list[Metric]:
+    """Families of a /metrics, as OpenMetrics: Prometheus asks for that first."""
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=10) as answer:  # noqa: S310 - ours
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        return list(text_string_to_metric_families(answer.read().decode()))
+
+
+def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
+    """What is against the rules. vLLM's names are vLLM's; its help and labels are looked at all the same."""
+    problems = []
+    for family in families:
+        problems += [f"{family.name}: {problem}" for problem in _look(family)]
+    return problems
+
+
+def _look(family: Metric) -> list[str]:
+    problems = []
+    if not family.documentation.strip():
+        problems.append("no help")
+    if len(family.samples) > MOST_SERIES:
+        problems.append(f"{len(family.samples)} series")
+    prefix = next((prefix for prefix in OURS if family.name.startswith(prefix)), None)
+    if prefix is not None:
+        problems += _look_at_ours(family)
+    if family.name.endswith("_config_info") or family.name == "vllm:cache_config":
+        return problems  # the whole configuration of vLLM's cache as labels, once
+    allowed = LABELS[prefix] if prefix else OF_LIBRARIES
+    for sample in family.samples:
+        unknown = sample.labels.keys() - allowed - {"le"}
+        if unknown:
+            problems.append(f"labels {sorted(unknown)}")
+        ids = [value for value in sample.labels.values() if _ID.search(value)]
+        if ids and prefix is not None:
+            problems.append(f"label values that look like ids: {ids}")
+    return sorted(set(problems))
+
+
+def _look_at_ours(family: Metric) -> list[str]:
+    problems = []
+    words = family.name.split("_")
+    if not family.documentation.endswith("."):
+        problems.append("help is no sentence")
+    if words[-1] in UNITS and family.unit != words[-1]:
+        problems.append(f"ends in {words[-1]}, but its unit is {family.unit!r}")
+    if family.type == "histogram" and words[-1] not in UNITS:
+        problems.append("a histogram without a unit")
+    if family.type == "gauge" and words[-1] not in (*UNITS, *COUNTED) and not family.documentation.startswith("1 "):
+        problems.append("a gauge that is neither of a unit, nor a count, nor 1 or 0")
+    if family.type not in ("gauge", "counter", "histogram", "info"):
+        problems.append(f"of type {family.type}")
+    return problems
+
+
+def series_of(families: Iterable[Metric]) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Names and labels of all samples."""
+    return {(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples}

@@ -1,0 +1,246 @@
+"""A real Prometheus, and every query of the dashboards and alerts against one.
+
+PrometheusApi asks any server by its URL, that of a cluster too; PrometheusProcess is Debian's, on this machine;
+scrape_config relabels as our PodMonitor does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from observability.alerts import Alert
+from observability.grafana import Dashboard
+
+from omni_cli.ports import pick_ports
+from support.controlplane.process import ChildProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "helm" / "omnipipeline" / "files" / "rules" / "omnipipeline.yaml"
+START_TIMEOUT_S = 60.0
+
+
+@cache
+def prometheus_program(name: str) -> str:
+    """Path of `prometheus` or `promtool`; fetches them, or fails saying what to install."""
+    done = subprocess.run(["sh", str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return str(Path(done.stdout.strip()) / name)
+
+
+def run_promtool(*arguments: str | Path) -> str:
+    """What promtool says; fails if it fails."""
+    command = [prometheus_program("promtool"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+class PrometheusApi:
+    """The HTTP API of a Prometheus."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expr: str) -> list[dict[str, Any]]:
+        """Samples of an instant query, now. Raises ValueError with the server's words."""
+        found: list[dict[str, Any]] = self._get("query", query=expr)["result"]
+        return found
+
+    def label_values(self, label: str, series: str) -> list[str]:
+        """Values of a label of the series that match."""
+        return list(self._get(f"label/{label}/values", **{"match[]": series}))
+
+    def targets(self) -> list[dict[str, Any]]:
+        """Active targets."""
+        found: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
+        return found
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Rules of every group, as evaluated last."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def is_ready(self) -> bool:
+        """Whether it answers queries."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:  # noqa: S310 - http, ours
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _get(self, path: str, **parameters: str) -> Any:
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - http, ours
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(json.load(error).get("error", str(error))) from error
+
+
+class PrometheusProcess(PrometheusApi):
+    """A Prometheus of this machine that scrapes every second. A context manager that ends it."""
+
+    def __init__(self, folder: Path, scrape_configs: Sequence[Mapping[str, Any]]) -> None:
+        (port,) = pick_ports(1)
+        super().__init__(f"http://127.0.0.1:{port}")
+        configuration = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": list(scrape_configs),
+            "rule_files": [str(RULES)],
+        }
+        file = folder / "prometheus.yaml"
+        file.write_text(yaml.safe_dump(configuration))
+        command = [
+            prometheus_program("prometheus"),
+            f"--config.file={file}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        self._child = ChildProcess("prometheus", command, folder / "prometheus.log")
+
+    def __enter__(self) -> Self:
+        self._child.start()
+        self._child.wait_until(self.is_ready, timeout_s=START_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.stop(timeout_s=20)
+
+
+# Targets as Kubernetes describes them, relabelled as the PodMonitor says.
+
+
+@dataclass(frozen=True)
+class PodTarget:
+    """A port of a pod: where, and what Kubernetes' service discovery says about it. Debian's Prometheus has none."""
+
+    address: str
+    namespace: str
+    pod: str
+    labels: Mapping[str, str]
+    port: str = "metrics"
+
+    def static_config(self) -> dict[str, Any]:
+        """For static_configs: the target with the labels that discovery gives it."""
+        meta = {"namespace": self.namespace, "pod_name": self.pod, "pod_container_port_name": self.port}
+        meta |= {f"pod_label_{re.sub('[^a-zA-Z0-9]', '_', name)}": value for name, value in self.labels.items()}
+        return {
+            "targets": [self.address],
+            "labels": {f"__meta_kubernetes_{name}": value for name, value in meta.items()},
+        }
+
+
+def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:
+    """What the Prometheus operator makes of a PodMonitor, for targets that are known already."""
+    (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
+    own = [
+        {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"], "action": rule["action"]}
+        for rule in endpoint["relabelings"]
+    ]
+    return {
+        "job_name": job,
+        "relabel_configs": [
+            {
+                "source_labels": ["__meta_kubernetes_pod_container_port_name"],
+                "regex": endpoint["port"],
+                "action": "keep",
+            },
+            {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+            {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+            *own,
+        ],
+        "static_configs": [target.static_config() for target in targets],
+    }
+
+
+# Every query.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query and where it comes from."""
+
+    origin: str
+    expr: str
+
+
+_FIXED = {"__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
+_OPERATOR_SERIES = re.compile(r"\bomni_operator_")
+
+
+def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
+    """The query with Grafana's variables filled in, as `All` where nothing is given."""
+    chosen = {**_FIXED, **(variables or {})}
+    return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
+
+
+def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = None) -> list[Asked]:
+    """Queries of every panel of a page."""
+    return [
+        Asked(f"{dashboard.title}: {panel.title}", expand(query.expr, variables))
+        for panel in dashboard.panels()
+        for query in panel.queries
+    ]
+
+
+def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[Asked]:
+    """What alerts look at, without their comparisons; alerts about what the targets do not have are left out."""
+    return [
+        Asked(f"alert {alert.name}", alert.signal)
+        for alert in alerts
+        if not alert.only_with or alert.only_with in set(have)
+    ]
+
+
+def is_about_operator(expr: str) -> bool:
+    """Whether the operator's metrics answer it, rather than a stage's."""
+    return _OPERATOR_SERIES.search(expr) is not None
+
+
+def find_unanswered(prometheus: PrometheusApi, questions: Iterable[Asked]) -> list[str]:
+    """What is wrong with the answers: errors, no series, or nothing but NaN. Empty if all is well."""
+    problems = []
+    for asked in questions:
+        try:
+            samples = prometheus.query(asked.expr)
+        except ValueError as error:
+            problems.append(f"{asked.origin}: {error}: {asked.expr}")
+            continue
+        if not samples:
+            problems.append(f"{asked.origin}: no series: {asked.expr}")
+        elif all(math.isnan(float(sample["value"][1])) for sample in samples):
+            problems.append(f"{asked.origin}: not a number: {asked.expr}")
+    return problems
+
+
+def find_empty_variables(prometheus: PrometheusApi, dashboard: Dashboard) -> list[str]:
+    """Choices of a page that have nothing to choose from."""
+    problems = []
+    for variable in dashboard.variables:
+        found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable.query)
+        assert found, variable.query
+        if not prometheus.label_values(found[2], expand(found[1])):
+            problems.append(f"{dashboard.title}: ${variable.name}: no values: {variable.query}")
+    return problems
+
+
+def find_broken_rules(prometheus: PrometheusApi, alerts: Sequence[Alert]) -> list[str]:
+    """Alerts that the server does not have or cannot evaluate, and those that fire or are about to."""
+    rules = {rule["name"]: rule for rule in prometheus.rules()}
+    problems = [f"{alert.name}: no such rule" for alert in alerts if alert.name not in rules]
+    for alert in alerts:
+        rule = rules.get(alert.name, {"health": "ok", "state": "inactive"})
+        if rule["health"] != "ok" or rule["state"] != "inactive":
+            problems.append(f"{alert.name}: {rule['health']}, {rule['state']}: {rule.get('lastError', rule['alerts'])}")
+    return problems

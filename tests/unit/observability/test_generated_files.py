@@ -1,0 +1,120 @@
+"""What observability/ generates is up to date, and fits together: queries, metrics, pages."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from observability.__main__ import CHART_FILES, DASHBOARDS, ROOT, main
+from observability.alerts import GROUPS, Alert, list_alerts, render_rules
+from observability.grafana import COLUMNS, Dashboard, render_dashboard
+from observability.reference import VLLM, collect_operator_metrics, collect_stage_metrics, fill_page, sample_name
+
+from support.prometheus import alert_signals, expand, is_about_operator, panel_queries
+
+RUNBOOKS = ROOT / "docs" / "runbooks"
+SECTIONS = ["## Meaning", "## Impact", "## Diagnosis", "## Mitigation"]
+PAGES = list(DASHBOARDS.values())
+by_uid = pytest.mark.parametrize("dashboard", PAGES, ids=lambda page: page.uid)
+by_name = pytest.mark.parametrize("alert", list_alerts(), ids=lambda alert: alert.name)
+_NAME = re.compile(r"\b(?:omni_|vllm:|process_)[a-z0-9_:]+")
+
+
+def known_series() -> set[str]:
+    families = [*collect_stage_metrics(), *collect_operator_metrics()]
+    samples = {sample.name for family in families for sample in family.samples}
+    return samples | set(VLLM) | {sample_name(family) for family in families} | {"process_start_time_seconds"}
+
+
+def test_generated_files_are_not_stale(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0, capsys.readouterr().err
+
+
+@by_uid
+def test_a_page_is_what_grafana_takes(dashboard: Dashboard) -> None:
+    page = json.loads(render_dashboard(dashboard))
+    assert page["uid"] == dashboard.uid
+    assert len(page["uid"]) <= 40
+    numbers = [panel["id"] for panel in page["panels"]]
+    assert numbers == sorted(set(numbers))
+    boxes = [panel["gridPos"] for panel in page["panels"]]
+    assert all(box["x"] + box["w"] <= COLUMNS for box in boxes)
+    for one, other in combinations(boxes, 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y, (one, other)
+    variables = [item["name"] for item in page["templating"]["list"]]
+    assert variables[:2] == ["datasource", "namespace"]
+    asked = {
+        name for panel in dashboard.panels() for query in panel.queries for name in re.findall(r"\$(\w+)", query.expr)
+    }
+    assert asked <= {*variables, "__rate_interval"}
+    assert render_dashboard(dashboard) == render_dashboard(dashboard)
+
+
+def test_the_pipeline_page_can_be_narrowed() -> None:
+    names = [variable.name for variable in DASHBOARDS["pipelines"].variables]
+    assert names == ["namespace", "pipeline", "stage"]
+
+
+@by_uid
+def test_panels_are_described_and_ask_for_series_that_exist(dashboard: Dashboard) -> None:
+    series = known_series() | {"process_resident_memory_bytes"}
+    for panel in dashboard.panels():
+        assert panel.description.endswith("."), panel.title
+        for query in panel.queries:
+            assert set(_NAME.findall(query.expr)) <= series, (panel.title, query.expr)
+
+
+@by_name
+def test_an_alert_asks_for_series_that_exist_and_has_its_page(alert: Alert) -> None:
+    names = set(_NAME.findall(alert.expr))
+    assert names
+    # The certificate's series come with a certificate only.
+    assert {name for name in names if "_tls_" not in name} <= known_series()
+    text = (RUNBOOKS / alert.page).read_text()
+    assert text.startswith(f"# {alert.name}\n")
+    assert re.findall(r"^## .*$", text, re.MULTILINE) == SECTIONS
+    assert alert.severity in ("critical", "warning")
+    assert alert.summary.endswith(".")
+    assert alert.description.endswith((".", "}}."))
+
+
+def test_there_are_no_other_runbooks() -> None:
+    pages = {path.name for path in RUNBOOKS.glob("*.md")} - {"README.md"}
+    assert pages == {alert.page for alert in list_alerts()}
+
+
+def test_each_query_is_asked_of_one_side() -> None:
+    """The tests ask stages and the operator apart: no query may need both."""
+    questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
+    both = [
+        q.expr
+        for q in questions
+        if is_about_operator(q.expr) and re.search(r"\b(omni_stage|omni_pipeline|vllm:)", q.expr)
+    ]
+    assert both == []
+
+
+def test_where_runbooks_are_is_a_matter_of_the_chart() -> None:
+    text = render_rules(GROUPS, "https://wiki.example.com/omni")
+    assert text.count("https://wiki.example.com/omni/") == len(list_alerts())
+
+
+def test_variables_are_filled_in() -> None:
+    assert expand('x{n=~"$namespace"}[$__rate_interval]') == 'x{n=~".*"}[1m]'
+    assert expand('x{n=~"$namespace"}', {"namespace": "models"}) == 'x{n=~"models"}'
+
+
+def test_a_page_without_a_place_for_a_table_is_refused() -> None:
+    assert fill_page("<!-- a -->\nold\n<!-- /a -->\n", {"a": "new"}) == "<!-- a -->\n\nnew\n\n<!-- /a -->\n"
+    with pytest.raises(ValueError, match="has no <!-- b -->"):
+        fill_page("nothing", {"b": "x"})
+
+
+def test_files_lie_where_the_chart_reads_them() -> None:
+    assert sorted(path.name for path in (CHART_FILES / "dashboards").glob("*")) == ["operator.json", "pipelines.json"]
+    assert [path.name for path in Path(CHART_FILES / "rules").glob("*")] == ["omnipipeline.yaml"]

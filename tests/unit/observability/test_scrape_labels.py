@@ -1,0 +1,52 @@
+"""The scrape configuration of the docs gives the labels that the PodMonitor gives: by the targets of a Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.controlplane.api import eventually
+from support.operator_pipelines import build_all, make_pipeline, pick
+from support.prometheus import PodTarget, PrometheusProcess, scrape_config
+
+PAGE = Path(__file__).parents[3] / "docs" / "observability.md"
+STAGES = ("thinker", "talker", "token2wav")
+
+
+def read_jobs(targets: list[PodTarget]) -> list[dict[str, Any]]:
+    """The jobs of the page, with targets in the place of service discovery."""
+    jobs = yaml.safe_load(PAGE.read_text().split("```yaml\n", 1)[1].split("```", 1)[0])["scrape_configs"]
+    for job in jobs:
+        assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+        job["static_configs"] = [target.static_config() for target in targets]
+    return jobs
+
+
+def labels_by_job(prometheus: PrometheusProcess) -> dict[str, list[dict[str, str]]]:
+    found: dict[str, list[dict[str, str]]] = {}
+    for target in prometheus.targets():
+        labels = dict(target["labels"])
+        found.setdefault(labels.pop("job"), []).append(labels)
+    return {job: sorted(labels, key=lambda item: item["pod"]) for job, labels in found.items()}
+
+
+def test_the_page_and_the_pod_monitor_agree(tmp_path: Path) -> None:
+    children = build_all(make_pipeline())
+    pods = {stage: pick(children, "Deployment", stage)["spec"]["template"]["metadata"]["labels"] for stage in STAGES}
+    targets = [
+        PodTarget(f"127.0.0.1:{number}", "models", f"{stage}-0", labels, port)
+        for number, (stage, labels) in enumerate(pods.items(), 1)
+        for port in ("metrics", "grpc")
+    ]
+    targets.append(PodTarget("127.0.0.1:9", "sys", "operator-0", {"app.kubernetes.io/name": "omnipipeline-operator"}))
+    targets.append(PodTarget("127.0.0.1:8", "models", "database-0", {"app.kubernetes.io/name": "postgres"}))
+    monitored = scrape_config("monitor", targets[:-2], pick(children, "PodMonitor"))
+    with PrometheusProcess(tmp_path, [monitored, *read_jobs(targets)]) as prometheus:
+        found = eventually(lambda: labels_by_job(prometheus), timeout_s=60, why="it knows its targets") or {}
+    assert found["monitor"] == found["omnipipeline-stages"]
+    assert [labels["stage"] for labels in found["monitor"]] == sorted(STAGES)
+    wanted = {"namespace", "pod", "pipeline", "stage", "revision", "instance"}
+    assert all(labels.keys() == wanted for labels in found["monitor"])
+    assert found["omnipipeline-operator"] == [{"instance": "127.0.0.1:9", "namespace": "sys", "pod": "operator-0"}]
