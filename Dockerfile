@@ -43,7 +43,13 @@ RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt -r pyproject.tom
 
 FROM builder AS stage-cpu-dependencies
 RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt --override constraints/overrides-cpu.txt \
-    -r pyproject.toml --extra cpu
+    -r pyproject.toml --extra cpu \
+    # Torch's ordinary build loads CUDA's libraries, GPU or not. What these open only to drive one, the compiler of GPU
+    # kernels and headers are 1.5 GB.
+    && /opt/uv/bin/uv pip uninstall triton \
+    && cd /opt/venv/lib/python3*/site-packages/nvidia \
+    && rm -rf */include */lib/libcudnn_*.so.* */lib/libcusolverMg.so.* */lib/libnvrtc.alt.so.* */lib/libnvperf_*.so \
+        */lib/libnvshmem_device.bc
 
 FROM builder AS stage-gpu-dependencies
 RUN /opt/uv/bin/uv pip install -r pyproject.toml --extra gpu
@@ -75,6 +81,9 @@ LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=stage-cpu-dependencies /opt/venv /opt/venv
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
+# What vLLM would otherwise find out at every start of a pod.
+ENV OMNI_MODEL_INFOS=/opt/model-infos
+RUN python -m omni_stage.vllm_adapter.model_infos "$OMNI_MODEL_INFOS"
 USER 10001:10001
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]

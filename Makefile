@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart dashboards
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,18 @@ test: setup controlplane ## All tests, with the coverage of what must be covered
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
+
+images: ## Build the operator's and the CPU stage's image with docker, podman or buildah (TARGETS=stage-gpu: the GPU's)
+	@scripts/images.sh $(TARGETS)
+
+cluster-up: setup ## A real Kubernetes node on this machine with our images (needs root)
+	@PYTHONPATH=tests $(PY) -m support.cluster.command up
+
+cluster-down: setup ## Remove that node; images stay in the cache
+	@PYTHONPATH=tests $(PY) -m support.cluster.command down
+
+e2e-wip: setup
+	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 tests/cluster
 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
@@ -47,8 +59,11 @@ proto: setup ## Regenerate the protobuf and gRPC stubs
 schemas: setup ## Regenerate the exported schemas in docs/reference
 	@$(PY) scripts/export_schemas.py
 
-chart: setup ## Regenerate the chart's schema, README and CRD
+chart: setup ## Regenerate the chart's schema and README, and its copies of the CRD and the roles
 	@$(PY) scripts/chart_docs.py
+
+manifests: chart ## Regenerate manifests/install.yaml from the chart (builds helm once)
+	@helm="$$(PYTHONPATH=tests $(PY) -m support.controlplane.binaries helm)" && $(PY) scripts/render_manifests.py --helm "$$helm"
 
 dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/observability.md
 	@$(PY) -m observability

@@ -44,8 +44,10 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     from omni_stage.service.malloc import tune_malloc
     from omni_stage.service.serve import run_stage
     from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.model_infos import copy_model_infos
 
     apply_environment()
+    copy_model_infos()
     # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
     os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
     tune_malloc()
