@@ -51,6 +51,7 @@ MODULES = (
     Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
     Module("helm", (Program("helm", "helm.sh/helm/v3/cmd/helm"),)),
     Module("node", _kubernetes("kubelet", "kube-proxy"), node=True),
+    Module("pause", (Program("pause", "."),), node=True),
     Module("coredns", (Program("coredns", "."),), node=True),
     Module(
         "buildkit",

@@ -14,12 +14,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _LIFETIME = datetime.timedelta(days=30)
 _SERVER_NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
+_SERVER_ADDRESSES = ("127.0.0.1", "::1", "10.96.0.1")
 
 
 class Pki:
-    """Writes below `directory`: ca.crt, server.crt/.key, service-account.key/.pub; issues client certificates."""
+    """Writes below `directory`: ca.crt, server.crt/.key, service-account.key/.pub; issues client certificates.
 
-    def __init__(self, directory: Path) -> None:
+    The serving certificate is for loopback and the `kubernetes` Service, and for the further names and addresses.
+    """
+
+    def __init__(self, directory: Path, *, names: Sequence[str] = (), addresses: Sequence[str] = ()) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -30,7 +34,9 @@ class Pki:
             .sign(self._key, hashes.SHA256())
         )
         self.ca = self._write("ca.crt", ca.public_bytes(serialization.Encoding.PEM))
-        self.server_certificate, self.server_key = self._serving_pair()
+        self.server_certificate, self.server_key = self._serving_pair(
+            (*_SERVER_NAMES, *names), (*_SERVER_ADDRESSES, *addresses)
+        )
         account_key = ec.generate_private_key(ec.SECP256R1())
         self.service_account_key = self._write("service-account.key", _private_pem(account_key))
         self.service_account_public_key = self._write(
@@ -56,10 +62,10 @@ class Pki:
         )
         return certificate.public_bytes(serialization.Encoding.PEM), _private_pem(key)
 
-    def _serving_pair(self) -> tuple[Path, Path]:
+    def _serving_pair(self, dns: Sequence[str], addresses: Sequence[str]) -> tuple[Path, Path]:
         key = ec.generate_private_key(ec.SECP256R1())
-        names: list[x509.GeneralName] = [x509.DNSName(name) for name in _SERVER_NAMES]
-        names += [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1", "10.96.0.1")]
+        names: list[x509.GeneralName] = [x509.DNSName(name) for name in dns]
+        names += [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
         certificate = (
             self._builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver")]), key.public_key())
             .add_extension(x509.SubjectAlternativeName(names), critical=False)

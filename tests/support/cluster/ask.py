@@ -1,0 +1,55 @@
+"""Runs where the pipeline can be reached (a pod, or this machine): the client and the standard library alone.
+
+Reads {"target", "requests": [{"text", "image", "audio", "seed"}]} as JSON (media in base64), writes a list of answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from typing import Any
+
+from omni_proto.client import ChatMessage, GenerationResult, OmniClient, audio_part, image_part
+
+TIMEOUT_S = 120.0
+
+
+def main() -> None:
+    """One request after the other."""
+    asked = json.load(sys.stdin)
+    with OmniClient(asked["target"]) as client:
+        answers = [describe(answer(client, request)) for request in asked["requests"]]
+    json.dump(answers, sys.stdout)
+
+
+def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
+    """What the pipeline makes of one prompt."""
+    parts: list[Any] = []
+    if "image" in request:
+        parts.append(image_part(base64.b64decode(request["image"])))
+    if "audio" in request:
+        parts.append(audio_part(base64.b64decode(request["audio"])))
+    return client.run(
+        chat=[ChatMessage("user", (*parts, request["text"]))],
+        seed=request["seed"],
+        include_token_ids=True,
+        include_codec_tokens=True,
+        encoding="pcm_f32le",
+        timeout=TIMEOUT_S,
+    )
+
+
+def describe(result: GenerationResult) -> dict[str, Any]:
+    """An answer as JSON."""
+    return {
+        "texts": dict(result.texts),
+        "token_ids": {stage: list(ids) for stage, ids in result.token_ids.items()},
+        "audio": base64.b64encode(result.audio).decode(),
+        "sample_rate_hz": result.sample_rate_hz,
+        "finished": sorted(result.finished),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""containerd of the node: Debian's package with a configuration, a store and a socket of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from support.cluster.daemon import Daemon
+from support.cluster.layout import CNI_PLUGINS, POD_NETWORK, Layout
+
+PAUSE_IMAGE = "localhost/pause:1"
+_CONFIGURATION = """\
+version = 2
+root = "{cache}/containerd"
+state = "{run}/containerd"
+oom_score = 0
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.devmapper"]
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  # Without CAP_SYS_RESOURCE no score can be lowered.
+  restrict_oom_score_adj = true
+  sandbox_image = "{pause}"
+  # Below our state instead of among the machine's named network namespaces.
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni}"
+    conf_dir = "{run}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+"""
+
+
+class Containerd:
+    """The daemon, and `ctr` on it, in the namespace of images that kubelet uses."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        configuration = layout.run / "containerd.toml"
+        self.daemon = Daemon(layout, "containerd", ["containerd", "--config", configuration])
+
+    def start(self) -> None:
+        """Write the configuration, start and wait."""
+        layout = self._layout
+        (layout.cache / "containerd").mkdir(parents=True, exist_ok=True)
+        (layout.run / "cni").mkdir(exist_ok=True)
+        (layout.run / "cni" / "10-bridge.conflist").write_text(json.dumps(_bridge(layout)))
+        (layout.run / "containerd.toml").write_text(
+            _CONFIGURATION.format(
+                cache=layout.cache,
+                run=layout.run,
+                socket=layout.containerd_socket,
+                pause=PAUSE_IMAGE,
+                cni=CNI_PLUGINS,
+            )
+        )
+        self.daemon.start()
+        self.daemon.wait_until(lambda: self._ctr("version", check=False).returncode == 0)
+
+    def ctr(self, *arguments: str | Path, timeout_s: float = 600.0) -> str:
+        """Run ctr; what it says. Raises RuntimeError if it fails."""
+        return self._ctr(*arguments, timeout_s=timeout_s).stdout
+
+    def has_image(self, name: str) -> bool:
+        """Whether an image of that full name is there."""
+        return name in self.ctr("images", "list", "--quiet").split()
+
+    def import_image(self, archive: Path) -> None:
+        """Take an OCI archive in; it is unpacked when it is first used."""
+        self.ctr("images", "import", "--no-unpack", archive)
+
+    def remove_containers(self) -> None:
+        """Forget every container: the store outlives the node, its pods do not. Their processes have ended."""
+        for name in self.ctr("tasks", "list", "--quiet").split():
+            self._ctr("tasks", "delete", "--force", name, check=False)
+        for name in self.ctr("containers", "list", "--quiet").split():
+            self._ctr("containers", "delete", name, check=False)
+
+    def _ctr(
+        self, *arguments: str | Path, check: bool = True, timeout_s: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        command = ["ctr", "--address", self._layout.containerd_socket, "--namespace", "k8s.io", *arguments]
+        result = subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, check=False, timeout=timeout_s
+        )
+        if check and result.returncode:
+            raise RuntimeError(f"ctr {' '.join(map(str, arguments))}: {result.stderr.strip()}")
+        return result
+
+
+def _bridge(layout: Layout) -> dict[str, object]:
+    """Pods on a bridge of the node's namespace."""
+    ranges = [[{"subnet": POD_NETWORK.replace("0.0/16", "0.0/24")}]]
+    ipam = {
+        "type": "host-local",
+        "ranges": ranges,
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": str(layout.run / "addresses"),
+    }
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": True, "hairpinMode": True, "ipam": ipam}
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return {"cniVersion": "1.0.0", "name": "bridge", "plugins": [bridge, ports]}

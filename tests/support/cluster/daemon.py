@@ -1,0 +1,115 @@
+"""Daemons of the node: they outlive who started them, and are ended by what their pid files say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from support.cluster import cgroups
+from support.cluster.layout import Layout
+
+
+class Daemon:
+    """One program in the node's cgroup, with its output in a file.
+
+    With `in_node` it runs in the node's network namespace. Without a command it is one that was started before, with
+    the command that it had. The interface is that of ChildProcess.
+    """
+
+    def __init__(self, layout: Layout, name: str, command: Sequence[str | Path] = (), *, in_node: bool = True) -> None:
+        self.name = name
+        self.log = layout.logs / f"{name}.log"
+        self._command_file = layout.run / f"{name}.json"
+        self._pid_file = layout.run / f"{name}.pid"
+        # nsenter instead of `ip netns exec`: the latter mounts another /sys, without cgroups.
+        prefix = ["nsenter", f"--net={layout.network}"] if in_node else []
+        self._command = [*prefix, *map(str, command)] if command else self._known_command()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs: the pid file's, if that process is still the one that was started."""
+        try:
+            pid, started = self._pid_file.read_text().split()
+        except (OSError, ValueError):
+            return None
+        return int(pid) if _start_time(int(pid)) == started else None
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    def start(self) -> None:
+        """Start it; a log that is there is continued."""
+        if self.running:
+            raise RuntimeError(f"{self.name} is running already")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=cgroups.enter_daemons,
+                start_new_session=True,
+            )
+        self._command_file.write_text(json.dumps(self._command))
+        self._pid_file.write_text(f"{process.pid} {_start_time(process.pid)}")
+        _CHILDREN[process.pid] = process
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """SIGTERM, SIGKILL after `timeout_s`."""
+        self._end(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while self.running and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+        while self.running:
+            time.sleep(0.02)
+        self._pid_file.unlink(missing_ok=True)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise RuntimeError(f"{self.name} ended:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def _known_command(self) -> list[str]:
+        return json.loads(self._command_file.read_text()) if self._command_file.exists() else []
+
+    def _end(self, number: signal.Signals) -> None:
+        if (pid := self.pid) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+# Those that this process started: somebody has to take their exit status.
+_CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _start_time(pid: int) -> str | None:
+    """When the process started, in clock ticks since boot; None if it is gone or a zombie."""
+    if child := _CHILDREN.get(pid):
+        child.poll()
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in ("Z", "X") else fields[19]

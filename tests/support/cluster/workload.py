@@ -1,0 +1,99 @@
+"""What tests put on the node: namespaces, volumes, the operator by its chart, pipelines."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.cluster.cluster import Cluster
+from support.cluster.images import OPERATOR_IMAGE, ROOT, STAGE_IMAGE
+from support.controlplane.api import Api, Manifest, eventually
+
+CHART = ROOT / "helm" / "omnipipeline"
+SAMPLES = ROOT / "manifests" / "samples"
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+
+
+def helm(cluster: Cluster, *arguments: str | Path, timeout_s: float = 300, check: bool = True) -> str:
+    """Run the real helm; what it prints. Raises AssertionError if it fails."""
+    command = [cluster.binaries["helm"], "--kubeconfig", cluster.kubeconfig, *arguments]
+    environment = {"HOME": str(cluster.directory), "PATH": "/usr/bin:/bin"}
+    result = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment,
+        check=False,
+    )
+    if check and result.returncode:
+        raise AssertionError(f"helm {' '.join(map(str, arguments))} -> {result.returncode}:\n{result.stderr}")
+    return result.stdout
+
+
+def install_operator(
+    cluster: Cluster, namespace: str, *, release: str = "omnipipeline", values: Mapping[str, Any] | None = None
+) -> None:
+    """Install or upgrade the chart with the images of the node; returns when the operator is ready."""
+    operator, stage = OPERATOR_IMAGE.rsplit(":", 1), STAGE_IMAGE.rsplit(":", 1)
+    settings = {
+        "image": {"repository": operator[0], "tag": operator[1], "pullPolicy": "Never"},
+        "stageImage": {"repository": stage[0], "tag": stage[1], "pullPolicy": "Never"},
+        **(values or {}),
+    }
+    file = cluster.directory / f"values-{release}.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    helm(
+        cluster,
+        *("upgrade", "--install", release, CHART, "--namespace", namespace, "--values", file),
+        *("--wait", "--timeout", "3m"),
+    )
+
+
+def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = RESTRICTED) -> Api:
+    """A namespace that enforces Pod Security; its client."""
+    metadata = {"name": name, "labels": dict(labels)}
+    cluster.admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    return cluster.admin.in_namespace(name)
+
+
+def add_volume(cluster: Cluster, namespace: str, name: str, folder: Path) -> None:
+    """A PersistentVolumeClaim with what lies in a folder of this machine."""
+    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name, "namespace": namespace}
+    cluster.admin.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{name}"},
+            "spec": {
+                **access,
+                "capacity": {"storage": "1Gi"},
+                "hostPath": {"path": str(folder), "type": "Directory"},
+                "persistentVolumeReclaimPolicy": "Retain",
+                "claimRef": reference,
+            },
+        }
+    )
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace}}
+    requests = {"requests": {"storage": "1Gi"}}
+    claim |= {"spec": {**access, "volumeName": f"{namespace}-{name}", "resources": requests}}
+    api = cluster.admin.in_namespace(namespace)
+    api.apply(claim)
+    eventually(lambda: api.get("PersistentVolumeClaim", name)["status"].get("phase") == "Bound", why=f"{name} bound")
+
+
+def load_sample(name: str, *, model: str, rename: str | None = None) -> Manifest:
+    """A sample of manifests/samples with another model URI."""
+    sample: Manifest = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
+    sample["spec"]["model"] = {"uri": model}
+    if rename:
+        sample["metadata"]["name"] = rename
+    return sample
