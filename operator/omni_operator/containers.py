@@ -155,6 +155,12 @@ def _rejected(said: str, field: str, where: str) -> Cause:
         return Cause(
             Reason.MODEL_NOT_FOUND, f"the model cannot be used{said}{where}; correct spec.model or the component"
         )
+    if field.startswith("listen.tls"):
+        return Cause(
+            Reason.CERTIFICATE_REJECTED,
+            f"the entry has no certificate that it can serve with{said}; create or correct the Secret of "
+            "spec.entry.tls: the pod finds it when it starts again",
+        )
     return Cause(
         Reason.CONFIG_REJECTED, f"the stage server refuses its configuration{said}{where}; correct it in the spec"
     )

@@ -58,7 +58,7 @@ def build_desired(
 ) -> list[Manifest]:
     """Every child that must exist now: what revisions share, and the parts of them that the rollout asks for."""
     owner = Owner(name=observed.name, namespace=observed.namespace, uid=observed.uid)
-    desired = build_shared(owner, rollout.serving)
+    desired = build_shared(owner, rollout.serving, tls=rollout.serving_tls)
     for part in rollout.parts:
         key = _SetKey.of(pipelines[part.revision], part.revision, part.replicas, owner, settings)
         desired += [child for child in _build_set(key) if part.wants(child)]

@@ -87,9 +87,9 @@ def stage_target(pipeline: str, stage: str, revision: str, namespace: str, clust
     return f"dns:///{stage_name(pipeline, stage, revision)}.{namespace}.svc.{cluster_domain}.:{GRPC_PORT}"
 
 
-def pipeline_url(pipeline: str, namespace: str) -> str:
-    """status.url: where clients in the cluster reach the pipeline."""
-    return f"grpc://{entry_service_name(pipeline)}.{namespace}.svc:{GRPC_PORT}"
+def pipeline_url(pipeline: str, namespace: str, *, tls: bool = False) -> str:
+    """status.url: where clients in the cluster reach the pipeline, and whether over TLS."""
+    return f"{'grpcs' if tls else 'grpc'}://{entry_service_name(pipeline)}.{namespace}.svc:{GRPC_PORT}"
 
 
 def pipeline_selector(pipeline: str) -> dict[str, str]:

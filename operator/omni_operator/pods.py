@@ -28,6 +28,7 @@ _RANKS: Final = (
     Reason.INVALID_IMAGE_NAME,
     Reason.TOKEN_REJECTED,
     Reason.MODEL_NOT_FOUND,
+    Reason.CERTIFICATE_REJECTED,
     Reason.CONFIG_REJECTED,
     Reason.MISSING_REFERENCE,
     Reason.IMAGE_PULL_BACK_OFF,

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     VOLUMES_NOT_READY = "VolumesNotReady"
     MODEL_NOT_FOUND = "ModelNotFound"
     TOKEN_REJECTED = "TokenRejected"  # noqa: S105 - a reason, not a token
+    CERTIFICATE_REJECTED = "CertificateRejected"
     FETCH_FAILED = "FetchFailed"
     CONFIG_REJECTED = "ConfigRejected"
     ENGINE_DEAD = "EngineDead"
@@ -189,6 +190,12 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         _FAILS,
         "The model hub refuses access: the model is private or gated, its token missing or not allowed to read it.",
         "Give a token that may read the model in spec.model.tokenSecretRef; accept the model's licence.",
+    ),
+    Reason.CERTIFICATE_REJECTED: Explanation(
+        _FAILS,
+        "The entry's certificate cannot be used: its Secret does not exist or lacks a key, or key and certificate do "
+        "not belong together.",
+        "Create or correct the Secret that spec.entry.tls names; the message says what is wrong with it.",
     ),
     Reason.FETCH_FAILED: Explanation(
         _FAILS,

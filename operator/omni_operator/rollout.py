@@ -94,6 +94,8 @@ class Rollout:
     """Live children to leave as they are: of a serving revision whose spec is lost, so that they cannot be built."""
     waiting_for: tuple[str, ...] = ()
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
+    serving_tls: bool = False
+    """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
     """When to look again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
 
@@ -132,6 +134,8 @@ def decide_rollout(
         phase=phase,
         keep=frozenset(keep),
         waiting_for=_waiting_for(view, phase),
+        # Of a spec that is lost nothing is known; the next one is the best guess.
+        serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
         recheck_at=_recheck_at(view),
     )
 

@@ -37,7 +37,7 @@ def compute_status(
         "conditions": set_conditions(previous.get("conditions", ()), judge(assessment), observed.generation, now),
         "readyStages": f"{ready}/{len(assessment.stages)}",
         "stages": [_stage_entry(stage, observed) for stage in assessment.stages],
-        "url": pipeline_url(observed.name, observed.namespace),
+        "url": pipeline_url(observed.name, observed.namespace, tls=rollout.serving_tls),
     }
 
 
@@ -52,7 +52,7 @@ def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> S
         **previous,
         "observedGeneration": observed.generation,
         "conditions": set_conditions(previous.get("conditions", ()), verdicts, observed.generation, now),
-        "url": pipeline_url(observed.name, observed.namespace),
+        "url": previous.get("url") or pipeline_url(observed.name, observed.namespace),
     }
 
 

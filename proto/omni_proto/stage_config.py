@@ -147,6 +147,24 @@ class Timeouts(ConfigModel):
     """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
 
 
+class ClientCertificates(StrEnum):
+    """Whether clients have to show a certificate."""
+
+    IGNORED = "Ignored"
+    REQUIRED = "Required"
+
+
+class ServerTls(ConfigModel):
+    """TLS of the gRPC port: files in cert-manager's shape, which may be replaced while the server runs."""
+
+    directory: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    """Directory of tls.crt and tls.key, and of ca.crt where clients have to show a certificate."""
+    client_certificates: ClientCertificates = ClientCertificates.IGNORED
+    """Required: clients show a certificate that ca.crt signed."""
+    source: Annotated[str, StringConstraints(max_length=512)] = ""
+    """Where the files come from; for messages."""
+
+
 class Listen(ConfigModel):
     """Where the stage server listens."""
 
@@ -158,6 +176,8 @@ class Listen(ConfigModel):
     """Port of grpc.health.v1 alone, always plaintext."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9090
     """Port of /metrics."""
+    tls: ServerTls | None = None
+    """TLS of the gRPC port; none is plaintext. Health and metrics are always plaintext."""
 
 
 class InputEdge(ConfigModel):
@@ -230,9 +250,11 @@ class StageConfig(ConfigModel):
     """Ports."""
 
     @model_validator(mode="after")
-    def _check_names(self) -> StageConfig:
+    def _check_graph(self) -> StageConfig:
         below = [name for edge in self.downstream for name in edge.stages]
         names = [self.stage, *below]
+        if self.input is not None and self.listen.tls is not None:
+            raise ValueError("listen.tls: only the entry stage serves over TLS; stages call one another in plaintext")
         if len(set(names)) != len(names):
             raise ValueError(f"downstream: a stage is named twice in {names}; every stage of the out-tree has one path")
         for edge in self.downstream:

@@ -114,6 +114,26 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
     "two inputs": Bad(
         (third(inputs=[{"from": "talker"}, {"from": "thinker"}]),), f"{S2}.inputs", "at most 1", "at most 1 are allowed"
     ),
+    "tls without secret": _missing("spec.entry.tls.secretName", edit("spec/entry", {"tls": {}})),
+    "tls secret that is no name": Bad(
+        (edit("spec/entry/tls", {"secretName": "Omni_TLS"}),),
+        "spec.entry.tls.secretName",
+        "should match",
+        "must be the name of an object",
+    ),
+    "tls of a reference": _unknown(
+        "spec.entry.tls.secretRef",
+        "did you mean secretName?",
+        edit("spec/entry/tls", {"secretName": "a", "secretRef": {"name": "a"}}),
+    ),
+    "tls certificate written here": _unknown(
+        "spec.entry.tls.certificate", "unknown field", edit("spec/entry/tls", {"secretName": "a", "certificate": "x"})
+    ),
+    "client certificates as they please": Bad(
+        (edit("spec/entry/tls", {"secretName": "a", "clientCertificates": "Optional"}),),
+        "spec.entry.tls.clientCertificates",
+        '"Ignored", "Required"',
+    ),
     "mode that does not exist": Bad(
         (second(inputs=[{"from": "thinker", "mode": "stream"}]),), f"{S1}.inputs[0].mode", '"Full", "Stream"'
     ),

@@ -157,6 +157,14 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         first(limits={"maxConcurrentRequests": 1, "maxInflightBytes": 1 << 40}, timeouts={"step": 0.5, "queue": 60}),
         edit("spec/timeouts/request", 86400),
     ),
+    "entry with nothing said": (edit("spec/entry", {}),),
+    "entry with a certificate": (edit("spec/entry", {"tls": {"secretName": "omni.tls"}}),),
+    "entry that asks for certificates": (
+        edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Required"}),
+    ),
+    "entry that does not ask for certificates": (
+        edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Ignored"}),
+    ),
     "recreate": (edit("spec/rollout", {"strategy": "Recreate", "maxSurge": "25%", "maxUnavailable": 1}),),
     "rollout without surge": (edit("spec/rollout", {"maxSurge": "0%", "maxUnavailable": "100%"}),),
 }

@@ -16,18 +16,20 @@ from omni_operator.desired.pod_monitor import build_pod_monitor
 from omni_operator.desired.service_account import build_service_account
 from omni_operator.desired.services import build_entry_services, build_stage_service
 from omni_operator.desired.stage_build import StageBuild
+from omni_operator.desired.volumes import TLS_MOUNT
 from omni_operator.objects import Manifest
 from omni_operator.revision import pin_images
 from omni_proto.pipeline import OmniPipeline, Stage, compile_stages
-from omni_proto.stage_config import StageConfig
+from omni_proto.stage_config import Listen, ServerTls, StageConfig
 
 
-def build_shared(owner: Owner, serving: str | None) -> list[Manifest]:
+def build_shared(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
     """Children of the pipeline as a whole: its ServiceAccount and its stable Services.
 
-    The Services select the entry stage of the serving revision; None means that nothing serves yet.
+    The Services select the entry stage of the serving revision, which speaks TLS or not; None means that nothing
+    serves yet.
     """
-    return [build_service_account(owner), *build_entry_services(owner, serving)]
+    return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls)]
 
 
 def build_revision_set(
@@ -76,8 +78,21 @@ def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, setting
     stages = sorted(pipeline.spec.stages, key=lambda stage: stage.name)
     in_order = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
     # Each stage has a path of its own; compile_stages knows one for all.
-    configs = compile_stages(in_order, target_for=target_for, model_path=MODELS_MOUNT)
+    configs = compile_stages(
+        in_order, target_for=target_for, model_path=MODELS_MOUNT, listen_for=lambda stage: _listen(pipeline, stage)
+    )
     return [_with_model_path(config, locate_model(pipeline, pipeline.stage(config.stage)).path) for config in configs]
+
+
+def _listen(pipeline: OmniPipeline, stage: Stage) -> Listen:
+    tls = pipeline.spec.entry.tls
+    if tls is None or stage.inputs:
+        return Listen()
+    return Listen(
+        tls=ServerTls(
+            directory=TLS_MOUNT, client_certificates=tls.client_certificates, source=f"Secret {tls.secret_name}"
+        )
+    )
 
 
 def _with_model_path(config: StageConfig, path: str) -> StageConfig:

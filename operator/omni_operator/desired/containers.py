@@ -13,6 +13,8 @@ from omni_operator.desired.volumes import (
     CACHE_MOUNT,
     CONFIG_MOUNT,
     HOME_MOUNT,
+    TLS_MOUNT,
+    TLS_VOLUME,
     TOKEN_FILE,
     TOKEN_MOUNT,
     TOKEN_VOLUME,
@@ -44,6 +46,9 @@ def build_stage_container(build: StageBuild) -> Manifest:
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
     if build.model.volume is not None:
         mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
+    if build.tls is not None:
+        # A directory, never single files by subPath: those would stay as they were when the Secret changes.
+        mounts.append({"name": TLS_VOLUME, "mountPath": TLS_MOUNT, "readOnly": True})
     return {
         **_container(build, names.STAGE_CONTAINER),
         "args": ["serve", "--config", f"{CONFIG_MOUNT}/{CONFIG_KEY}", "--log-format", "json"],

@@ -13,41 +13,45 @@ from omni_operator.desired.stage_build import StageBuild
 from omni_operator.objects import Manifest
 
 
-def build_entry_services(owner: Owner, serving: str | None) -> list[Manifest]:
-    """The stable Services of a pipeline; without a serving revision they have no endpoints."""
+def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
+    """The stable Services of a pipeline; without a serving revision they have no endpoints.
+
+    tls: whether clients reach the serving revision over TLS.
+    """
     selector = names.entry_selector(owner.name, serving)
     labels = names.child_labels(owner.name)
     return [
         build_child(
-            "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector)}
+            "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector, tls)}
         ),
         build_child(
             "Service",
             names.entry_service_name(owner.name),
             owner,
             labels,
-            {"spec": {"selector": selector, "ports": _ports()}},
+            {"spec": {"selector": selector, "ports": _ports(tls)}},
         ),
     ]
 
 
 def build_stage_service(build: StageBuild) -> Manifest:
     """The headless Service by which a stage's upstream of the same revision calls it."""
-    return build_child("Service", build.name, build.owner, build.labels, {"spec": _headless_spec(build.selector)})
+    spec = _headless_spec(build.selector, tls=build.tls is not None)
+    return build_child("Service", build.name, build.owner, build.labels, {"spec": spec})
 
 
-def _headless_spec(selector: dict[str, str]) -> Manifest:
-    return {"clusterIP": "None", "selector": selector, "ports": _ports()}
+def _headless_spec(selector: dict[str, str], tls: bool) -> Manifest:
+    return {"clusterIP": "None", "selector": selector, "ports": _ports(tls)}
 
 
-def _ports() -> list[Manifest]:
+def _ports(tls: bool) -> list[Manifest]:
     return [
         {
             "name": names.GRPC_PORT_NAME,
             "port": names.GRPC_PORT,
             "targetPort": names.GRPC_PORT_NAME,
             "protocol": "TCP",
-            # Tells meshes and gateways that this is HTTP/2 without TLS.
-            "appProtocol": "kubernetes.io/h2c",
+            # Tells meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
+            "appProtocol": "https" if tls else "kubernetes.io/h2c",
         }
     ]

@@ -9,7 +9,7 @@ from omni_operator import names
 from omni_operator.build_settings import BuildSettings, Owner
 from omni_operator.desired.model_files import ModelFiles
 from omni_operator.objects import content_hash
-from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
+from omni_proto.pipeline import EntryTls, OmniPipeline, Stage, gpus_of
 from omni_proto.stage_config import StageConfig
 
 
@@ -54,6 +54,11 @@ class StageBuild:
     def gpus(self) -> int:
         """GPUs of one pod."""
         return gpus_of(self.stage)
+
+    @property
+    def tls(self) -> EntryTls | None:
+        """The certificate that the stage shows; only the entry has one."""
+        return None if self.stage.inputs else self.pipeline.spec.entry.tls
 
     @cached_property
     def config_text(self) -> str:

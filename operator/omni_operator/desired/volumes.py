@@ -14,6 +14,9 @@ CACHE_MOUNT: Final = "/cache"
 TOKEN_VOLUME: Final = "hub-token"  # noqa: S105 - the name of a volume
 TOKEN_MOUNT: Final = "/etc/omnipipeline-token"  # noqa: S105 - a path
 TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
+TLS_VOLUME: Final = "tls"
+TLS_MOUNT: Final = "/etc/omnipipeline-tls"
+TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
 _WRITABLE: Final = {"home": (HOME_MOUNT, "1Gi"), "cache": (CACHE_MOUNT, "10Gi"), "tmp": ("/tmp", "2Gi")}  # noqa: S108
 _SHM_GIB_PER_GPU: Final = 2
@@ -46,4 +49,13 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
             "optional": True,
         }
         volumes.append({"name": TOKEN_VOLUME, "secret": secret})
+    if build.tls is not None:
+        secret = {
+            "secretName": build.tls.secret_name,
+            "items": [{"key": name, "path": name} for name in TLS_FILES],
+            "defaultMode": _GROUP_READS,
+            # As above; and ca.crt need not be there.
+            "optional": True,
+        }
+        volumes.append({"name": TLS_VOLUME, "secret": secret})
     return volumes

@@ -14,12 +14,13 @@ from omni_proto.pipeline.compile import (
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
 from omni_proto.pipeline.load import load_pipeline, parse_pipeline, type_document
 from omni_proto.pipeline.problems import PipelineError, Problem
-from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline, Stage
+from omni_proto.pipeline.resource import API_VERSION, KIND, EntryTls, OmniPipeline, Stage
 
 __all__ = [
     "API_VERSION",
     "GPU_RESOURCE",
     "KIND",
+    "EntryTls",
     "ModelPathError",
     "OmniPipeline",
     "PipelineError",

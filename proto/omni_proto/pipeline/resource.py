@@ -28,6 +28,7 @@ from omni_proto.pipeline.kubernetes import (
     list_map,
 )
 from omni_proto.stage_config import (
+    ClientCertificates,
     ComponentId,
     ConfigModel,
     EdgeMode,
@@ -153,6 +154,23 @@ class Stage(PodSettings):
     """Times of the stage, in seconds."""
 
 
+class EntryTls(ConfigModel):
+    """A certificate that the entry shows to clients, which then talk to it over TLS 1.2 or newer."""
+
+    secret_name: SubdomainName
+    """Secret in the pipeline's namespace with tls.crt and tls.key (and ca.crt), as cert-manager writes it. A renewed
+    certificate is served without a restart."""
+    client_certificates: ClientCertificates = ClientCertificates.IGNORED
+    """Required: clients must show a certificate that the ca.crt of the same Secret signed."""
+
+
+class Entry(ConfigModel):
+    """How clients reach the pipeline."""
+
+    tls: EntryTls | None = None
+    """TLS between clients and the entry stage. Default: plaintext, without authentication."""
+
+
 class PipelineTimeouts(ConfigModel):
     """Times of the whole pipeline, in seconds."""
 
@@ -191,6 +209,8 @@ class PipelineSpec(ConfigModel):
     """The stages, in any order: an out-tree with one entry."""
     defaults: PodSettings = PodSettings()
     """Pod settings of every stage that does not say."""
+    entry: Entry = Entry()
+    """How clients reach the pipeline."""
     timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
     """Times of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)

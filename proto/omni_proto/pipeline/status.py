@@ -71,4 +71,5 @@ class PipelineStatus(ConfigModel):
     )
     """The stages, one by one."""
     url: Annotated[str, StringConstraints(max_length=512)] | None = None
-    """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051"""
+    """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051, and grpcs:// where the entry has
+    TLS."""

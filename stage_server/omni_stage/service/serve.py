@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import prometheus_client
 
@@ -29,6 +30,9 @@ from omni_stage.service.servicer import StageRuntime, StageServicer
 from omni_stage.service.stage_info import installed_versions
 from omni_stage.service.termination import ExitCode, write_termination
 from omni_stage.service.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from omni_stage.service.tls import ServingCertificate
 
 ENGINE_STOP_S = 20.0
 
@@ -74,6 +78,8 @@ class StageServer:
         engine takes seconds in which probes must be answered.
         """
         config = self.config
+        # A wrong certificate is told at once, not after the minutes that an engine takes.
+        certificate = await self._load_certificate()
         await self.health.publish()
         probes = build_health_server(self.health)
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
@@ -87,9 +93,18 @@ class StageServer:
         runtime = self.runtime = self._build_runtime(engine)
         self._stack.push_async_callback(runtime.channels.close)
         main = build_main_server(config, StageServicer(runtime), self.health, self.metrics)
-        grpc_port = bind(main, config.listen.host, config.listen.grpc_port, "listen.grpcPort")
+        grpc_port = bind(
+            main,
+            config.listen.host,
+            config.listen.grpc_port,
+            "listen.grpcPort",
+            certificate and certificate.credentials(),
+        )
         await main.start()
         self._stack.push_async_callback(main.stop, 0.2)
+        if certificate is not None:
+            watch = asyncio.create_task(certificate.watch())
+            self._stack.callback(watch.cancel)
         runtime.engine_ready = True
         await self.health.set_ready(True)
         self.metrics.ready.set_function(lambda: float(self.health.ready))
@@ -134,6 +149,15 @@ class StageServer:
                     await self._engine.shutdown()
             except TimeoutError:
                 _log.error("the engine did not stop in time", extra={"limit_s": ENGINE_STOP_S})
+
+    async def _load_certificate(self) -> ServingCertificate | None:
+        tls = self.config.listen.tls
+        if tls is None:
+            return None
+        # Imported where it is used: most stages have no certificate.
+        from omni_stage.service.tls import ServingCertificate
+
+        return await asyncio.to_thread(ServingCertificate, tls, self._registry)
 
     async def _watch(self, dead: asyncio.Event) -> None:
         if self._engine is None:

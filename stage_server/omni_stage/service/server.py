@@ -60,10 +60,18 @@ def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
     return server
 
 
-def bind(server: grpc.aio.Server, host: str, port: int, field: str) -> int:
-    """Bind a port, 0 for any free one. The port. Raises ConfigurationError naming field."""
+def bind(
+    server: grpc.aio.Server, host: str, port: int, field: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Bind a port, 0 for any free one; plaintext without credentials. The port.
+
+    Raises ConfigurationError naming field.
+    """
+    address = f"{host}:{port}"
     try:
-        bound: int = server.add_insecure_port(f"{host}:{port}")
+        bound: int = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
     except RuntimeError as error:
         raise _cannot_bind(host, port, field) from error
     if bound == 0:

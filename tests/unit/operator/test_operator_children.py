@@ -152,6 +152,22 @@ class TestServices:
             assert service["spec"]["selector"]["omnipipeline.io/role"] == "entry"
             assert "omnipipeline.io/stage" not in service["spec"]["selector"]
 
+    @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
+    def test_what_meshes_are_told(self, tls: bool) -> None:
+        entry = {"tls": {"secretName": "cert"}} if tls else {}
+        children = [*build_shared(OWNER, "abc1234", tls=tls), *build_set(make_pipeline(entry=entry))]
+        told = {
+            child["metadata"]["name"].rpartition("-")[0] or child["metadata"]["name"]: port["appProtocol"]
+            for child in children
+            if child["kind"] == "Service"
+            for port in child["spec"]["ports"]
+        }
+        ours = "https" if tls else "kubernetes.io/h2c"
+        assert told == {
+            **dict.fromkeys(("demo", "demo-thinker"), ours),
+            **dict.fromkeys(("demo-talker", "demo-token2wav"), "kubernetes.io/h2c"),
+        }
+
     def test_while_nothing_serves_no_pod_is_selected(self) -> None:
         children = [*build_shared(OWNER, None), *build_set(make_pipeline())]
         entry = next(child for child in children if key_of(child) == ("Service", "demo"))
@@ -328,6 +344,7 @@ def test_paths_of_kinds() -> None:
 
 def test_url() -> None:
     assert names.pipeline_url("demo", "models") == "grpc://demo.models.svc:50051"
+    assert names.pipeline_url("demo", "models", tls=True) == "grpcs://demo.models.svc:50051"
 
 
 def test_samples_build(request: pytest.FixtureRequest) -> None:

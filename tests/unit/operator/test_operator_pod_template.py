@@ -12,7 +12,7 @@ from omni_operator.build_settings import BuildSettings
 from omni_operator.desired.deployment import USER_ID
 from omni_operator.desired.placement import drop_empty
 from omni_operator.desired.probes import build_probes, startup_seconds
-from omni_proto.stage_config import Listen, parse_stage_config
+from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
 from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.health import LIVENESS, READINESS
@@ -217,6 +217,32 @@ class TestModel:
         spec = pod_spec(build_all(make_single(spec={"model": {"uri": "hf://org/model"}})))
         assert "--token-file" not in spec["initContainers"][0]["args"]
         assert "secret" not in str(spec["volumes"])
+
+    def test_the_certificate_is_a_directory_of_the_entry_alone(self) -> None:
+        tls = {"secretName": "web-cert", "clientCertificates": "Required"}
+        children = build_all(make_pipeline(entry={"tls": tls}))
+        spec = pod_spec(children, "thinker")
+        volume = next(volume for volume in spec["volumes"] if volume["name"] == "tls")
+        assert volume["secret"] == {
+            "secretName": "web-cert",
+            "items": [{"key": name, "path": name} for name in ("tls.crt", "tls.key", "ca.crt")],
+            "defaultMode": 0o440,
+            "optional": True,
+        }
+        (mount,) = [mount for mount in spec["containers"][0]["volumeMounts"] if mount["name"] == "tls"]
+        assert set(mount) == {"name", "mountPath", "readOnly"}
+        config = parse_stage_config(pick(children, "ConfigMap", "thinker")["data"]["stage.yaml"])
+        assert config.listen.tls == ServerTls(
+            directory=mount["mountPath"], client_certificates="Required", source="Secret web-cert"
+        )
+        for stage in ("talker", "token2wav"):
+            assert "web-cert" not in str(pod_spec(children, stage))
+            assert parse_stage_config(pick(children, "ConfigMap", stage)["data"]["stage.yaml"]).listen == Listen()
+
+    def test_turning_tls_on_restarts_the_entry_alone(self) -> None:
+        before, after = build_all(make_pipeline()), build_all(make_pipeline(entry={"tls": {"secretName": "cert"}}))
+        for stage, same in (("thinker", False), ("talker", True), ("token2wav", True)):
+            assert (pick(before, "Deployment", stage) == pick(after, "Deployment", stage)) is same
 
     def test_serving_is_offline_fetching_is_not(self) -> None:
         spec = pod_spec(build_all(make_single(spec=HUB)))

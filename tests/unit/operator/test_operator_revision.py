@@ -56,6 +56,7 @@ SAME_REVISION = {
     "rollout": set_in("rollout", {"strategy": "Recreate"}),
     "suspend": set_in("suspend", True),
     "token": set_in("model", "tokenSecretRef", {"name": "hub"}),
+    "tls of the entry": set_in("entry", {"tls": {"secretName": "cert"}}),
     "cache": set_in("model", "cache", {"persistentVolumeClaim": "models"}),
     "main named": set_in("model", "revision", "main"),
     "the default image named": set_in("defaults", "image", IMAGE),

@@ -239,6 +239,21 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         ["is gated", "spec.model.tokenSecretRef"],
         True,
     ),
+    "no certificate": (
+        pod(
+            [
+                backed_off(
+                    ended(
+                        78,
+                        said("InvalidConfiguration", "tls.crt of Secret web-cert does not exist", "listen.tls.tls.crt"),
+                    )
+                )
+            ]
+        ),
+        Reason.CERTIFICATE_REJECTED,
+        ["tls.crt of Secret web-cert does not exist", "spec.entry.tls"],
+        True,
+    ),
     "model is not at the hub": (
         pod(
             inits=[

@@ -53,6 +53,15 @@ def replicas_of(cluster: SimulatedCluster, revision: str) -> dict[str, int]:
     }
 
 
+def protocols_of(cluster: SimulatedCluster) -> dict[str, str]:
+    """Service -> what it tells meshes."""
+    return {
+        key.name: child["spec"]["ports"][0]["appProtocol"]
+        for key, child in cluster.children.items()
+        if key.kind == "Service"
+    }
+
+
 def told(cluster: SimulatedCluster) -> list[str]:
     return [event.reason for event in cluster.events]
 
@@ -238,6 +247,19 @@ class TestBlueGreen:
         assert cluster.selected() != old
         assert set(replicas_of(cluster, str(cluster.selected())).values()) == {2}
 
+    def test_the_url_tells_how_the_set_that_serves_is_reached(self) -> None:
+        cluster = settled(capacity=4)
+        old, tls = cluster.selected(), {"tls": {"secretName": "cert"}}
+        cluster.edit(defaults={"image": "stage:2"}, entry=tls)
+        cluster.settle()
+        assert (cluster.selected(), cluster.pipeline["status"]["url"]) == (old, "grpc://demo.models.svc:50051")
+        assert protocols_of(cluster)["demo"] == "kubernetes.io/h2c"
+        cluster.edit(rollout={"strategy": "Recreate"})
+        cluster.settle()
+        assert cluster.selected() != old
+        assert cluster.pipeline["status"]["url"] == "grpcs://demo.models.svc:50051"
+        assert protocols_of(cluster)["demo"] == "https"
+
     def test_stages_renamed_and_removed(self) -> None:
         cluster = settled()
         cluster.edit(stages=[{**make_stages()[0], "name": "brain"}])
@@ -261,6 +283,21 @@ class TestInPlace:
         assert cluster.revisions() == {revision}
         assert not configs & set(cluster.children)
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_tls_replaces_the_pods_of_the_entry_alone(self) -> None:
+        cluster = settled()
+        revision, before = cluster.selected(), {pod["metadata"]["name"] for pod in cluster.pods.values()}
+        cluster.edit(entry={"tls": {"secretName": "cert"}})
+        cluster.settle()
+        gone = before - {pod["metadata"]["name"] for pod in cluster.pods.values()}
+        assert len(gone) == 1
+        assert "-thinker-" in gone.pop()
+        assert cluster.revisions() == {revision}
+        assert cluster.pipeline["status"]["url"] == "grpcs://demo.models.svc:50051"
+        cluster.edit(entry={})
+        cluster.settle()
+        assert cluster.revisions() == {revision}
+        assert cluster.pipeline["status"]["url"] == "grpc://demo.models.svc:50051"
 
     def test_scaling(self) -> None:
         cluster = settled()

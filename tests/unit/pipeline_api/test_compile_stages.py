@@ -17,7 +17,14 @@ from omni_proto.pipeline import (
     resolve_model_path,
     stages_for_outputs,
 )
-from omni_proto.stage_config import Listen, Output, StageConfig, parse_stage_config
+from omni_proto.stage_config import (
+    Listen,
+    Output,
+    ServerTls,
+    StageConfig,
+    StageConfigError,
+    parse_stage_config,
+)
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 GOLDEN = Path(__file__).parent / "golden"
@@ -93,6 +100,16 @@ def test_what_a_stage_says_reaches_its_file() -> None:
     assert (talker.timeouts.request, talker.timeouts.step, talker.timeouts.queue) == (60, 7, 9)
     assert (thinker.timeouts.request, thinker.timeouts.step) == (60, None)
     assert (thinker.model.path, thinker.model.uri, thinker.model.revision) == ("/model", "hf://a/b", "v2")
+
+
+def test_only_the_entry_may_listen_with_tls() -> None:
+    configs = compile_all(parse_pipeline(TREE))
+    listen = Listen(tls=ServerTls(directory="/tls"))
+    with_tls = {name: config.model_copy(update={"listen": listen}) for name, config in configs.items()}
+    with pytest.raises(StageConfigError, match=r"listen\.tls: only the entry"):
+        parse_stage_config(with_tls["talker1"].to_yaml())
+    assert parse_stage_config(with_tls["thinker"].to_yaml()).listen == listen
+    assert with_tls["thinker"].config_hash() == configs["thinker"].config_hash()
 
 
 def test_listen_for_gives_each_stage_its_ports() -> None:

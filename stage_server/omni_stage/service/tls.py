@@ -1,0 +1,236 @@
+"""TLS of the gRPC port: certificate files, checked, handed to gRPC, and read again when they change.
+
+    files -> read_certificate -> Certificate -> gRPC's configuration, asked for at every handshake
+
+A Secret that is mounted as a directory changes by the swap of one link, some time after cert-manager renewed it. What
+is there then must be good, or the certificate in use stays. A connection keeps the certificate that it began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from prometheus_client import CollectorRegistry, Gauge
+
+from omni_proto.stage_config import ClientCertificates, ServerTls
+from omni_stage.errors import ConfigurationError
+
+CHAIN_FILE: Final = "tls.crt"
+KEY_FILE: Final = "tls.key"
+CLIENT_CA_FILE: Final = "ca.crt"
+POLL_S: Final = 5.0
+"""Between two looks at the files; kubelet takes up to a minute to write them."""
+FIELD: Final = "listen.tls"
+_MAX_BYTES: Final = 1 << 20
+"""Of one file: what a Secret may hold."""
+_READS: Final = 3
+_LEAST_RSA_BITS: Final = 2048
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A certificate that gRPC can serve with."""
+
+    chain: bytes
+    """The server's certificate and those between it and its CA, PEM."""
+    key: bytes = field(repr=False)
+    """PEM."""
+    client_ca: bytes | None
+    """Certificates of the CAs whose clients are let in, PEM; None: clients show none."""
+    not_after: datetime
+    fingerprint: str
+    """SHA-256 of the server's certificate, in hexadecimal."""
+
+    def to_grpc(self) -> grpc.ServerCertificateConfiguration:
+        """As gRPC takes it."""
+        return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
+
+
+def read_certificate(settings: ServerTls) -> Certificate:
+    """The certificate in the files as they are now.
+
+    An expired one is taken: clients see for themselves, by their own clocks. Raises ConfigurationError that names the
+    file and says what is wrong with it, never what it holds.
+    """
+    wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
+    names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))
+    files = _read_settled(settings, names)
+    leaf = _parse_certificates(settings, CHAIN_FILE, files[CHAIN_FILE])[0]
+    public = _parse_public_key(settings, files[KEY_FILE])
+    if _encode(public) != _encode(leaf.public_key()):
+        raise _wrong(settings, KEY_FILE, f"is not the key of {CHAIN_FILE}")
+    if not _is_served(public):
+        raise _wrong(
+            settings, KEY_FILE, f"must be RSA of {_LEAST_RSA_BITS} bits or more, or ECDSA on P-256 or P-384: gRPC's own"
+        )
+    if wants_ca:
+        _parse_certificates(settings, CLIENT_CA_FILE, files[CLIENT_CA_FILE])
+    return Certificate(
+        chain=files[CHAIN_FILE],
+        key=files[KEY_FILE],
+        client_ca=files.get(CLIENT_CA_FILE),
+        not_after=leaf.not_valid_after_utc,
+        fingerprint=leaf.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+class ServingCertificate:
+    """The certificate that new connections get. `watch` keeps it up with the files."""
+
+    def __init__(self, settings: ServerTls, registry: CollectorRegistry) -> None:
+        """Reads the files. Raises ConfigurationError."""
+        self._settings = settings
+        self._expiry = Gauge(
+            "omni_stage_tls_certificate_expiry_timestamp",
+            "When the certificate that new connections get expires, since 1970. Only of an entry with TLS.",
+            unit="seconds",
+            registry=registry,
+        )
+        self._rejected = Gauge(
+            "omni_stage_tls_certificate_rejected",
+            "1 while the certificate files cannot be used, so that an older certificate is served. Only with TLS.",
+            registry=registry,
+        )
+        self._lock = threading.Lock()
+        self._current = self._given = read_certificate(settings)
+        self._problem = ""
+        self._tell("certificate loaded")
+
+    @property
+    def current(self) -> Certificate:
+        """What new connections get."""
+        return self._current
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """For one port. Clients need TLS 1.2 or newer: gRPC has nothing older."""
+        required = self._settings.client_certificates is ClientCertificates.REQUIRED
+        credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self._current.to_grpc(), self._fetch, required
+        )
+        return credentials
+
+    def refresh(self) -> bool:
+        """Read the files; True if new connections get another certificate from now on.
+
+        Files that cannot be used change nothing; that is logged once for each thing that is wrong with them.
+        """
+        try:
+            found = read_certificate(self._settings)
+        except ConfigurationError as error:
+            self._rejected.set(1)
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.error("the new certificate cannot be used, the old one stays: %s", error)
+            return False
+        self._rejected.set(0)
+        recovered, self._problem = bool(self._problem), ""
+        if found == self._current:
+            if recovered:
+                self._tell("certificate files are as before again")
+            return False
+        with self._lock:
+            self._current = found
+        self._tell("certificate replaced")
+        return True
+
+    async def watch(self, poll_s: float = POLL_S) -> None:
+        """Refresh for ever."""
+        while True:
+            await asyncio.sleep(poll_s)
+            await asyncio.to_thread(self.refresh)
+
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """For gRPC, which asks at each handshake, on threads of its own: the new certificate, or None if there is none.
+
+        What it cannot load it does not take; read_certificate lets nothing of that kind through.
+        """
+        with self._lock:
+            if self._given is self._current:
+                return None
+            self._given = self._current
+            return self._current.to_grpc()
+
+    def _tell(self, event: str) -> None:
+        found = self._current
+        self._expiry.set(found.not_after.timestamp())
+        expired = found.not_after <= datetime.now(UTC)
+        _log.log(
+            logging.WARNING if expired else logging.INFO,
+            "%s%s",
+            event,
+            ": it has expired, clients will refuse it" if expired else "",
+            extra={"not_after": found.not_after.isoformat(), "sha256": found.fingerprint},
+        )
+
+
+def _read_settled(settings: ServerTls, names: tuple[str, ...]) -> dict[str, bytes]:
+    """The files, all of the same moment: read again until nothing was swapped between the first and the last."""
+    files = {name: _read(settings, name) for name in names}
+    for _ in range(_READS):
+        again = {name: _read(settings, name) for name in names}
+        if again == files:
+            break
+        files = again
+    return files
+
+
+def _read(settings: ServerTls, name: str) -> bytes:
+    try:
+        with (Path(settings.directory) / name).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise _wrong(settings, name, "does not exist") from error
+    except OSError as error:
+        raise _wrong(settings, name, f"cannot be read: {error.strerror}") from error
+    if not content.strip():
+        raise _wrong(settings, name, "is empty")
+    if len(content) > _MAX_BYTES:
+        raise _wrong(settings, name, f"has more than {_MAX_BYTES} bytes")
+    return content
+
+
+def _parse_certificates(settings: ServerTls, name: str, content: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _wrong(settings, name, "holds no certificates in PEM, or a damaged one") from error
+
+
+def _parse_public_key(settings: ServerTls, content: bytes) -> PublicKeyTypes:
+    try:
+        return load_pem_private_key(content, password=None).public_key()
+    except TypeError as error:
+        raise _wrong(settings, KEY_FILE, "is encrypted; give it without a passphrase") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise _wrong(settings, KEY_FILE, "holds no private key in PEM, or a damaged one") from error
+
+
+def _encode(key: PublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _is_served(key: PublicKeyTypes) -> bool:
+    """Whether gRPC's clients take it: of keys such as Ed25519 they would only see a closed connection."""
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.key_size >= _LEAST_RSA_BITS
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)
+
+
+def _wrong(settings: ServerTls, name: str, what: str) -> ConfigurationError:
+    where = f" of {settings.source}" if settings.source else f" in {settings.directory}"
+    return ConfigurationError(f"{name}{where} {what}", field=f"{FIELD}.{name}")
