@@ -14,6 +14,7 @@ from omni_cli.timeline import compute_timeline
 from omni_proto.client import (
     ArgumentError,
     ChatMessage,
+    ClientTls,
     GenerationResult,
     MediaPart,
     OmniClient,
@@ -51,6 +52,8 @@ class GenerateOptions:
     timeline: Path | None = None
     json_file: Path | None = None
     timeout_s: float = 300.0
+    tls: ClientTls | None = None
+    """None: as the endpoint's scheme says."""
 
 
 def run_generate(options: GenerateOptions) -> int:
@@ -103,7 +106,7 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
     """
     builder = ResultBuilder()
     wrote_text = False
-    with OmniClient(options.endpoint) as client:
+    with OmniClient(options.endpoint, tls=options.tls) as client:
         sampling = {stage: dict(values) for stage, values in options.sampling.items()}
         if options.max_tokens is not None:
             entry = client.get_stage(timeout=options.timeout_s).stage

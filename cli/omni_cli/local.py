@@ -22,7 +22,7 @@ from omni_cli.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
 from omni_cli.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
 from omni_cli.progress import StartProgress
 from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
-from omni_proto.stage_config import Listen, StageConfig
+from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
 
 STAGE_COMMAND = (sys.executable, "-m", "omni_stage", "serve")
 START_ATTEMPTS = 3
@@ -49,6 +49,8 @@ class LocalOptions:
     """gRPC port of the entry stage; 0 takes a free one."""
     log_dir: Path | None = None
     """Where logs are kept; None means a temporary directory that an orderly stop removes."""
+    tls_dir: Path | None = None
+    """Directory with the entry's certificate, in a Secret's shape; None: plaintext, whatever spec.entry says."""
     start_timeout_s: float = 900.0
     """Longest time until all stages are ready."""
     grace_s: float = 15.0
@@ -57,19 +59,33 @@ class LocalOptions:
     """Program and arguments that start a stage server."""
 
 
-def compile_local(pipeline: OmniPipeline, model_path: str, ports: dict[str, int]) -> list[StageConfig]:
+def compile_local(
+    pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
+) -> list[StageConfig]:
     """Stage configurations for one machine: loopback only, health and metrics on free ports, no wait before a drain."""
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
         model_path=model_path,
-        listen_for=lambda stage: Listen(host=LOOPBACK, grpc_port=ports[stage.name], health_port=0, metrics_port=0),
+        listen_for=lambda stage: Listen(
+            host=LOOPBACK,
+            grpc_port=ports[stage.name],
+            health_port=0,
+            metrics_port=0,
+            tls=None if stage.inputs or tls_dir is None else _tls(pipeline, tls_dir),
+        ),
     )
     # The notice gives load balancers time to look away; here there is none.
     return [
         config.model_copy(update={"timeouts": config.timeouts.model_copy(update={"drain_notice": 0.0})})
         for config in configs
     ]
+
+
+def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
+    asked = pipeline.spec.entry.tls
+    clients = asked.client_certificates if asked else ClientCertificates.IGNORED
+    return ServerTls(directory=str(directory), client_certificates=clients)
 
 
 class LocalPipeline:
@@ -95,8 +111,9 @@ class LocalPipeline:
 
     @property
     def endpoint(self) -> str:
-        """HOST:PORT of the entry stage, once ready."""
-        return f"{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
+        """HOST:PORT of the entry stage, once ready; with the scheme grpcs:// if it has TLS."""
+        scheme = "" if self.options.tls_dir is None else "grpcs://"
+        return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
     def list_processes(self) -> set[ProcessId]:
         """The stage servers and all that descends from them."""
@@ -113,7 +130,7 @@ class LocalPipeline:
         while True:
             attempts_left -= 1
             ports = self._pick_ports()
-            for config in compile_local(self.pipeline, self.options.model_path, ports):
+            for config in compile_local(self.pipeline, self.options.model_path, ports, self.options.tls_dir):
                 self._start_stage(config)
                 progress.loading(config.stage)
             try:

@@ -69,6 +69,9 @@ def run(
     address_file: Annotated[
         Path | None, typer.Option(help="Write the addresses there, as JSON, once all stages are ready.")
     ] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve over TLS with tls.crt and tls.key (and ca.crt) of DIR.")
+    ] = None,
     start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all stages must be ready.")] = 900.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds that stages may take to end.")] = 15.0,
 ) -> None:
@@ -98,14 +101,21 @@ def run(
             "or make a tiny one: omnipipe tiny-model DIR"
         )
     options = LocalOptions(
-        model_path=str(model_path), port=port, log_dir=log_dir, start_timeout_s=start_timeout, grace_s=grace
+        model_path=str(model_path),
+        port=port,
+        log_dir=log_dir,
+        tls_dir=tls_dir and tls_dir.resolve(),
+        start_timeout_s=start_timeout,
+        grace_s=grace,
     )
     raise typer.Exit(run_pipeline(pipeline, options, address_file))
 
 
 @app.command()
 def generate(
-    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the entry stage.")],
+    endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the entry stage, or the url of a pipeline's status.")
+    ],
     text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
@@ -132,6 +142,15 @@ def generate(
         Path | None, typer.Option("--json", metavar="FILE", help="Write there what came back, without the sound.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")] = False,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; means --tls.")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="PEM", help="The client's own certificate; means --tls.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="The key of --cert.")] = None,
+    server_name: Annotated[
+        str, typer.Option(help="Name that the server's certificate must have; means --tls. Default: the host.")
+    ] = "",
 ) -> None:
     """Send a prompt to a running pipeline: text to stdout as it comes, sound to a WAV file.
 
@@ -141,9 +160,11 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
     from omni_cli.generate import GenerateOptions, InputFileError, run_generate
     from omni_cli.sampling import SamplingOptionError, parse_sampling
+    from omni_proto.client import ClientTls
 
     if (text is None) == (prompt_file is None):
         raise typer.BadParameter("give the prompt by --text or by --prompt-file")
@@ -169,6 +190,7 @@ def generate(
             timeline=timeline,
             json_file=json_file,
             timeout_s=timeout,
+            tls=ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None,
         )
         raise typer.Exit(run_generate(options))
     except SamplingOptionError as error:

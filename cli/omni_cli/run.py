@@ -44,6 +44,12 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
     stop = StopRequest()
     stop.install()
     names = [stage.name for stage in order_stages(pipeline)]
+    if pipeline.spec.entry.tls is not None and options.tls_dir is None:
+        console.print(
+            "spec.entry.tls is for clusters: plaintext here; --tls-dir DIR serves a certificate",
+            style="yellow",
+            markup=False,
+        )
     failure: LocalRunError | None = None
     with LocalPipeline(pipeline, options) as running:
         console.print(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from omni_proto.client.aio import AsyncOmniClient
 from omni_proto.client.blocking import OmniClient
+from omni_proto.client.connection import ClientTls
 from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
 from omni_proto.client.events import (
     PCM_F32LE,
@@ -42,6 +43,7 @@ __all__ = [
     "AsyncOmniClient",
     "AudioChunk",
     "ChatMessage",
+    "ClientTls",
     "Event",
     "GenerationResult",
     "MediaPart",

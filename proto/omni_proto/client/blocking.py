@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import grpc
 
-from omni_proto.channel import Options, channel_options
+from omni_proto.channel import Options
+from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
 from omni_proto.client.media import ChatMessage
@@ -28,18 +29,25 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 class OmniClient:
     """Calls the entry stage of a pipeline. Use as a context manager, or call close(). Threads may share it.
 
-    target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051". credentials
-    make it TLS. options replace channel_options().
+    target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
+    pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
+    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace channel_options(). Raises
+    ArgumentError.
     """
 
     def __init__(
-        self, target: str, *, credentials: grpc.ChannelCredentials | None = None, options: Options | None = None
+        self,
+        target: str,
+        *,
+        tls: ClientTls | bool | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        options: Options | None = None,
     ) -> None:
-        used = channel_options() if options is None else options
+        plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
         self._channel = (
-            grpc.insecure_channel(target, options=used)
-            if credentials is None
-            else grpc.secure_channel(target, credentials, options=used)
+            grpc.insecure_channel(plan.target, options=plan.options)
+            if plan.credentials is None
+            else grpc.secure_channel(plan.target, plan.credentials, options=plan.options)
         )
         self._stub: Any = stage_service_pb2_grpc.StageServiceStub(self._channel)  # type: ignore[no-untyped-call]
 

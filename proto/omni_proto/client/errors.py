@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from omni_proto.client.connection import explain_refusal
 from omni_proto.errors import OmniProtoError
 
 DOMAIN: Final = "omnipipeline.io"
@@ -106,7 +107,8 @@ def error_from_rpc(error: grpc.RpcError) -> OmniRequestError:
     if status is not None:
         return error_from_status(status)
     code = error.code()
-    return OmniRequestError(code if code is not None else grpc.StatusCode.UNKNOWN, error.details() or "")
+    message = explain_refusal(error.details() or "")
+    return OmniRequestError(code if code is not None else grpc.StatusCode.UNKNOWN, message)
 
 
 def _read_details(status: status_pb2.Status) -> _Details:
