@@ -1,7 +1,9 @@
-"""helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe each value.
+"""What is generated in helm/omnipipeline: values.schema.json and README.md from values.yaml, whose comments describe
+each value; the CRD and the operator's rules from manifests/.
 
-`# -- TEXT` before a value is its description, `# @enum A B` the words it may be, `# @min N` its least number. Types
-come from the defaults; a map with a description is free, one without is closed. `--check` fails if a file is stale.
+`# -- TEXT` before a value is its description. Rules of the schema follow it: `# @enum A B` the words it may be,
+`# @min N` its least number, `# @pattern REGEX` of a text, `# @items string|object|REGEX` what a list holds. Types come
+from the defaults; a map with a description is free, one without is closed. `--check` fails if a file is stale.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any
 
 import yaml
 
-CHART = Path(__file__).parents[1] / "helm" / "omnipipeline"
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "helm" / "omnipipeline"
+MANIFESTS = ROOT / "manifests"
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):")
 _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "integer"), (str, "string"), (list, "array"))
 
@@ -27,7 +31,8 @@ class Notes:
 
     description: str = ""
     enum: tuple[str, ...] = ()
-    minimum: int | None = None
+    rules: dict[str, Any] = field(default_factory=dict)
+    """What goes into the schema as it is."""
 
 
 @dataclass
@@ -35,18 +40,33 @@ class _Pending:
     lines: list[str] = field(default_factory=list)
 
     def take(self) -> Notes:
-        description, enum, minimum = "", (), None
+        description, rules = "", dict[str, Any]()
         for line in self.lines:
-            if line.startswith("-- "):
-                description = line[3:]
-            elif line.startswith("@enum "):
-                enum = tuple(line.split()[1:])
-            elif line.startswith("@min "):
-                minimum = int(line.split()[1])
+            tag, _, rest = line.partition(" ")
+            if tag == "--":
+                description = rest
+            elif tag.startswith("@"):
+                rules |= _read_rule(tag, rest)
             elif description:
                 description += f" {line}"
         self.lines = []
-        return Notes(description, enum, minimum)
+        return Notes(description, tuple(rules.get("enum", ())), rules)
+
+
+def _read_rule(tag: str, rest: str) -> dict[str, Any]:
+    match tag:
+        case "@enum":
+            return {"enum": rest.split()}
+        case "@min":
+            return {"minimum": int(rest)}
+        case "@pattern":
+            return {"pattern": rest}
+        case "@items" if rest in ("string", "object"):
+            return {"items": {"type": rest}}
+        case "@items":
+            return {"items": {"type": "string", "pattern": rest}, "uniqueItems": True}
+        case _:
+            raise SystemExit(f"values.yaml: unknown tag {tag}")
 
 
 def read_notes(text: str) -> dict[str, Notes]:
@@ -79,9 +99,7 @@ def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = 
         found: dict[str, Any] = {"type": "object"} if isinstance(value, dict) else {}
         found |= next(({"type": name} for kind, name in _TYPES if isinstance(value, kind)), {})
         found |= {"description": note.description} if note.description else {}
-        found |= {"enum": list(note.enum)} if note.enum else {}
-        found |= {"minimum": note.minimum} if note.minimum is not None else {}
-        properties[key] = found
+        properties[key] = found | note.rules
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     if prefix:
         return schema
@@ -116,6 +134,9 @@ def build_readme(values: dict[str, Any], notes: dict[str, Notes], chart: dict[st
             "$ helm install omnipipeline helm/omnipipeline --namespace omnipipeline-system --create-namespace",
             "```",
             "",
+            "[docs/install.md](../../docs/install.md) tells how to install it and what stays when it goes,",
+            "[docs/upgrade.md](../../docs/upgrade.md) what an upgrade does.",
+            "",
             "Made by `make chart` from `values.yaml`; edit that.",
             "",
             "| value | default | what |",
@@ -137,15 +158,26 @@ def render() -> dict[Path, str]:
     return {
         CHART / "values.schema.json": json.dumps(build_schema(values, notes), indent=2) + "\n",
         CHART / "README.md": build_readme(values, notes, chart),
-        CHART / "files" / "crd.yaml": (CHART.parents[1] / "manifests" / "crd" / "omnipipelines.yaml").read_text(),
+        CHART / "files" / "crd.yaml": (MANIFESTS / "crd" / "omnipipelines.yaml").read_text(),
+        CHART / "files" / "operator-rules.yaml": read_operator_rules((MANIFESTS / "rbac" / "cluster.yaml").read_text()),
     }
+
+
+def read_operator_rules(manifests: str) -> str:
+    """The rules of the one ClusterRole, with their comments."""
+    (role,) = (part for part in manifests.split("\n---\n") if "\nkind: ClusterRole\n" in part)
+    return (
+        "# The rules of manifests/rbac/cluster.yaml, which `make chart` copies here.\n"
+        + role.split("\nrules:\n")[1]
+        + "\n"
+    )
 
 
 def main(arguments: list[str]) -> int:
     stale = []
     for path, content in render().items():
         if not path.exists() or path.read_text() != content:
-            stale.append(path.relative_to(CHART.parents[1]).as_posix())
+            stale.append(path.relative_to(ROOT).as_posix())
             if "--check" not in arguments:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content)

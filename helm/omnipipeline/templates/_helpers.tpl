@@ -1,6 +1,6 @@
 {{- define "omnipipeline.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- else -}}
@@ -8,29 +8,49 @@
 {{- end -}}
 {{- end -}}
 
+{{/* Cluster-wide names: two releases of the same name in two namespaces must not share one. */}}
+{{- define "omnipipeline.clusterName" -}}
+{{ .Release.Namespace }}-{{ include "omnipipeline.fullname" . }}
+{{- end -}}
+
 {{- define "omnipipeline.selector" -}}
 app.kubernetes.io/name: omnipipeline-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "omnipipeline.labels" -}}
-{{ include "omnipipeline.selector" . }}
+{{/* Labels that say where an object comes from, the same for all. */}}
+{{- define "omnipipeline.origin" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/component: operator
 app.kubernetes.io/part-of: omnipipeline
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "omnipipeline.labels" -}}
+{{ include "omnipipeline.selector" . }}
+app.kubernetes.io/component: operator
+{{ include "omnipipeline.origin" . }}
+{{- end -}}
+
+{{/* The pod of `helm test`: not one of the operator's, which Services and policies select. */}}
+{{- define "omnipipeline.testSelector" -}}
+app.kubernetes.io/name: omnipipeline-test
+app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "omnipipeline.serviceAccountName" -}}
 {{- default (ternary (include "omnipipeline.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* REPOSITORY@DIGEST, or REPOSITORY:TAG. Called with (dict "image" IMAGE "version" APPVERSION). */}}
+{{/* [REGISTRY/]REPOSITORY@DIGEST, or [REGISTRY/]REPOSITORY:TAG. Called with (dict "image" IMAGE "root" $). */}}
 {{- define "omnipipeline.image" -}}
+{{- with .root.Values.imageRegistry }}{{ . }}/{{ end -}}
 {{- if .image.digest -}}
 {{ .image.repository }}@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default .version .image.tag }}
+{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end -}}
 {{- end -}}

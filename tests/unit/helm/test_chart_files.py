@@ -37,7 +37,9 @@ def find_property(schema: dict[str, Any], path: str) -> dict[str, Any]:
     [
         ("replicas", {"type": "integer", "minimum": 0}),
         ("operator.logFormat", {"type": "string", "enum": ["json", "text"]}),
-        ("watchNamespaces", {"type": "array"}),
+        ("watchNamespaces", {"type": "array", "uniqueItems": True}),
+        ("tolerations", {"type": "array", "items": {"type": "object"}}),
+        ("image.digest", {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}),
         ("resources", {"type": "object"}),
         ("crds.install", {"type": "boolean"}),
     ],
@@ -56,13 +58,40 @@ def test_schema_is_closed_where_the_chart_names_the_keys() -> None:
     assert "additionalProperties" not in find_property(schema, "nodeSelector")
 
 
-def test_rules_are_those_of_the_plain_manifests() -> None:
-    template = (CHART / "templates" / "_rules.tpl").read_text()
-    body = template.split('define "omnipipeline.rules" -}}', 1)[1]
-    rules = yaml.safe_load("\n".join(line for line in body.splitlines() if "{{" not in line))
-    documents = yaml.safe_load_all((ROOT / "manifests" / "rbac" / "cluster.yaml").read_text())
-    plain = next(item["rules"] for item in documents if item["kind"] == "ClusterRole")
-    assert rules == plain
+def rules_in(file: str) -> dict[str, Any]:
+    """Rules of the plain manifests, by what they are for."""
+    documents = list(yaml.safe_load_all((ROOT / "manifests" / "rbac" / file).read_text()))
+    roles = [item for item in documents if item["kind"] in ("Role", "ClusterRole")]
+    return {item["metadata"]["name"]: item["rules"] for item in roles}
+
+
+def test_an_operator_of_one_namespace_may_do_there_what_one_of_the_cluster_may_do_everywhere() -> None:
+    assert rules_in("namespaced.yaml") == rules_in("cluster.yaml")
+    assert len(rules_in("cluster.yaml")) == 2
+
+
+def test_the_charts_rules_are_those_of_the_plain_manifests() -> None:
+    charted = yaml.safe_load((CHART / "files" / "operator-rules.yaml").read_text())
+    assert charted == rules_in("cluster.yaml")["omnipipeline-operator"]
+
+
+def list_items() -> dict[str, Any]:
+    """Every list of the schema: path -> the schema of its items."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found: dict[str, Any] = {}
+    pending = [("", schema)]
+    while pending:
+        name, part = pending.pop()
+        if part.get("type") == "array":
+            found[name] = part.get("items")
+        pending += [(f"{name}.{key}", value) for key, value in part.get("properties", {}).items()]
+    return found
+
+
+def test_every_list_says_what_it_holds() -> None:
+    lists = list_items()
+    assert len(lists) > 8
+    assert [path for path, items in lists.items() if not items] == []
 
 
 def test_the_charts_version_is_the_packages() -> None:
