@@ -34,5 +34,7 @@ class BuildSettings:
     """Of every container. None leaves it to Kubernetes: Always for :latest, else IfNotPresent."""
     pod_monitors: bool = False
     """Whether the cluster has the PodMonitor API."""
+    pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    """Labels by which the administrator's Prometheus selects PodMonitors."""
     hub_endpoint: str | None = None
     """URL of a mirror of the model hub, e.g. https://hub.example:8443. None is the public hub."""

@@ -158,6 +158,7 @@ class Reconciler:
             cluster_domain=self._settings.cluster_domain,
             image_pull_policy=self._settings.image_pull_policy,
             pod_monitors=self.pod_monitors,
+            pod_monitor_labels=self._settings.pod_monitor_labels,
             hub_endpoint=self._settings.hub_endpoint,
         )
 

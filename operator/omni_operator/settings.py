@@ -22,6 +22,8 @@ ENV_PREFIX: Final = "OMNI_OPERATOR_"
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_WORD = r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+_LABEL = re.compile(rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_WORD}=({_WORD})?", re.ASCII)
 _HTTP_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -45,6 +47,8 @@ class OperatorSettings:
     """URL of a mirror of the model hub; None is the public hub."""
     pod_monitors: bool = True
     """Write PodMonitors where the cluster has that API."""
+    pod_monitor_labels: tuple[tuple[str, str], ...] = ()
+    """Their labels by which a Prometheus selects them."""
     log_format: LogFormat = "json"
     log_level: str = "info"
     api_qps: float = 200.0
@@ -106,6 +110,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Oper
         cluster_domain=options.cluster_domain,
         hub_endpoint=options.hub_endpoint,
         pod_monitors=options.pod_monitors,
+        pod_monitor_labels=_parse_labels("--pod-monitor-labels", options.pod_monitor_labels),
         log_format=options.log_format,
         log_level=options.log_level,
         api_qps=options.api_qps,
@@ -154,6 +159,7 @@ def _build_parser() -> argparse.ArgumentParser:
         default=defaults.pod_monitors,
         help="write PodMonitors where the cluster has that API",
     )
+    add("--pod-monitor-labels", default="", help="labels by which Prometheus selects them: KEY=VALUE,KEY=VALUE")
     add("--log-format", choices=("json", "text"), default=defaults.log_format, help="(%(default)s)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default=defaults.log_level, help="(%(default)s)")
     add("--api-qps", type=float, default=defaults.api_qps, help="most API calls a second (%(default)s)")
@@ -209,6 +215,14 @@ def _convert(name: str, action: argparse.Action, text: str) -> object:
         return cast(object, convert(text))
     except ValueError:
         raise SettingsError(f"{name} is {text!r}, but must be a number") from None
+
+
+def _parse_labels(flag: str, text: str) -> tuple[tuple[str, str], ...]:
+    """KEY=VALUE,KEY=VALUE as pairs, in the order of their keys."""
+    parts = [part for part in text.split(",") if part]
+    for part in parts:
+        _check(bool(_LABEL.fullmatch(part)), flag, part, "must be a label: KEY=VALUE")
+    return tuple(sorted(dict(part.split("=", 1) for part in parts).items()))
 
 
 def _check(right: bool, name: str, value: object, problem: str) -> None:

@@ -48,7 +48,7 @@ def build_revision_set(
     pinned = pin_images(pipeline, settings.default_image)
     children = [build_controller_revision(pinned, revision, owner)]
     if settings.pod_monitors:
-        children.append(build_pod_monitor(revision, owner))
+        children.append(build_pod_monitor(revision, owner, dict(settings.pod_monitor_labels)))
     for config in compile_configs(pinned, revision, owner, settings):
         stage = pinned.stage(config.stage)
         build = StageBuild(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from omni_operator import names
 from omni_operator.build_settings import Owner
@@ -21,11 +22,14 @@ _RELABELINGS = [
 ]
 
 
-def build_pod_monitor(revision: str, owner: Owner) -> Manifest:
-    """The revision's PodMonitor; series carry the labels pipeline, stage and revision."""
+def build_pod_monitor(revision: str, owner: Owner, selected_by: Mapping[str, str]) -> Manifest:
+    """The revision's PodMonitor, with the labels by which a Prometheus selects it.
+
+    Series carry the labels pipeline, stage and revision.
+    """
     spec = {
         "selector": {"matchLabels": {names.PIPELINE_LABEL: owner.name, names.REVISION_LABEL: revision}},
         "podMetricsEndpoints": [{"port": names.METRICS_PORT_NAME, "relabelings": _RELABELINGS}],
     }
-    labels = names.child_labels(owner.name, revision=revision)
+    labels = {**selected_by, **names.child_labels(owner.name, revision=revision)}
     return build_child("PodMonitor", names.revision_name(owner.name, revision), owner, labels, {"spec": spec})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -287,6 +288,14 @@ class TestPodMonitor:
     def test_absent_without_the_api(self) -> None:
         children = build_all(make_pipeline(), BuildSettings())
         assert not [child for child in children if child["kind"] == "PodMonitor"]
+
+    def test_has_the_labels_by_which_prometheus_selects_it_and_keeps_its_own(self) -> None:
+        chosen = (("omnipipeline.io/pipeline", "x"), ("release", "prometheus"))
+        settings = replace(SETTINGS, pod_monitor_labels=chosen)
+        plain, labelled = (
+            pick(build_all(make_pipeline(), s), "PodMonitor")["metadata"]["labels"] for s in (SETTINGS, settings)
+        )
+        assert labelled == {**plain, "release": "prometheus"}
 
     def test_scrapes_every_stage_of_the_revision(self) -> None:
         children = build_all(make_pipeline())

@@ -24,7 +24,7 @@ def test_flags() -> None:
         "--kubeconfig k --namespace a --namespace b --namespace a --default-image i:1 --image-pull-policy Always "
         "--cluster-domain example.org --no-pod-monitors --log-format text --log-level debug --api-qps 5 --workers 2 "
         "--debounce 0.2 --status-pause 3 --resync 60 --health-port 1 --metrics-port 2 --address-file f --lease-name l "
-        "--lease-namespace n --identity me --lease-duration 30 --hub-endpoint https://hub.example:8443/x"
+        "--lease-namespace n --identity me --lease-duration 30 --pod-monitor-labels release=p,a.io/b= --hub-endpoint https://hub.example:8443/x"
     )
     settings = parse_settings(line.split(), {})
     assert settings == OperatorSettings(
@@ -35,6 +35,7 @@ def test_flags() -> None:
         cluster_domain="example.org",
         hub_endpoint="https://hub.example:8443/x",
         pod_monitors=False,
+        pod_monitor_labels=(("a.io/b", ""), ("release", "p")),
         log_format="text",
         log_level="debug",
         api_qps=5.0,
@@ -87,6 +88,7 @@ def test_the_lease_lies_in_the_first_namespace_that_is_served() -> None:
         ("--api-qps 0", {}, "--api-qps is 0.0, but must be from 0.1"),
         ("--api-qps nan", {}, "--api-qps"),
         ("--workers 0", {}, "--workers"),
+        ("--pod-monitor-labels a=b,c", {}, "--pod-monitor-labels is 'c', but must be a label: KEY=VALUE"),
         ("--debounce 11", {}, "--debounce"),
         ("--status-pause -1", {}, "--status-pause"),
         ("--resync 0", {}, "--resync"),
