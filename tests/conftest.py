@@ -18,12 +18,19 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_TESTS = Path(__file__).parent
-# Tests of one folder that share what takes long to start.
-_SHARING_FOLDERS = ("controlplane", "unit/schedulers", "unit/service")
+_SHARED = {
+    # Session fixtures that take long to start: a control plane, a running pipeline, imports of vLLM.
+    "tests/controlplane/": "controlplane",
+    "tests/unit/schedulers/": "schedulers",
+    "tests/unit/service/": "service",
+    "tests/pipeline/test_cli_generate": "tiny pipeline",
+    "tests/pipeline/test_foreign_clients": "tiny pipeline",
+    "tests/pipeline/test_parity_grpc": "tiny pipeline",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,18 +40,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["OMNIPIPE_PORTS"] = f"{first}-{first + 2_999}"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups that `--dist loadgroup` keeps on one worker: what shares a control plane, a pipeline, or a file.
+def group_of(nodeid: str) -> str:
+    """Tests of one group run on one worker, in order: those of a file, or of several that share much."""
+    return next((group for prefix, group in _SHARED.items() if nodeid.startswith(prefix)), nodeid.partition("::")[0])
 
-    Before xdist's own hook, which reads the marks.
-    """
-    for item in items:
-        path = item.path.relative_to(_TESTS).as_posix()
-        group = next((folder for folder in _SHARING_FOLDERS if path.startswith(f"{folder}/")), path)
-        if "tiny_pipeline" in getattr(item, "fixturenames", ()):
-            group = "tiny_pipeline"
-        item.add_marker(pytest.mark.xdist_group(group))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives groups to workers, in the order of collection: what takes longest comes first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
