@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from omni_operator.metrics import Metrics, Readings, condition_samples
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.tls import CertificateMetrics
 
 _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
 # Of vLLM's some fifty series: those that the dashboards and alerts use.
@@ -34,6 +35,7 @@ def collect_stage_metrics() -> list[Metric]:
     for data in (entry, below):
         registry = CollectorRegistry()
         StageMetrics(StageConfig.model_validate(data), registry)
+        CertificateMetrics(registry)
         families |= {family.name: family for family in registry.collect() if family.name not in families}
     return list(families.values())
 

@@ -7,8 +7,13 @@ import urllib.request
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 
+ACCEPT = {
+    "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+}
 OURS = ("omni_stage", "omni_pipeline", "omni_operator")
 UNITS = ("seconds", "bytes", "ratio")
 COUNTED = ("requests", "pipelines")
@@ -32,19 +37,27 @@ _ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
 
 
 def scrape(url: str) -> list[Metric]:
-    """Families of a /metrics, as OpenMetrics: Prometheus asks for that first."""
-    accept = {"Accept": "application/openmetrics-text;version=1.0.0"}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=10) as answer:  # noqa: S310 - ours
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-        return list(text_string_to_metric_families(answer.read().decode()))
+    """Families of a /metrics, asked for as Prometheus does: OpenMetrics first."""
+    with urllib.request.urlopen(urllib.request.Request(url, headers=ACCEPT), timeout=10) as answer:  # noqa: S310 - ours
+        return parse_metrics(answer.read().decode(), answer.headers["Content-Type"])
+
+
+def parse_metrics(text: str, content_type: str) -> list[Metric]:
+    """Families of the text, which is of either format."""
+    is_openmetrics = content_type.startswith("application/openmetrics-text")
+    return list(openmetrics_families(text) if is_openmetrics else text_families(text))
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
     """What is against the rules. vLLM's names are vLLM's; its help and labels are looked at all the same."""
-    problems = []
-    for family in families:
-        problems += [f"{family.name}: {problem}" for problem in _look(family)]
-    return problems
+    return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
+
+
+def find_bad_units(families: Iterable[Metric]) -> list[str]:
+    """Families of ours that do not tell the unit of their name; the older text format tells none."""
+    ours = [family for family in families if family.name.startswith(OURS)]
+    units = {family.name: (family.name.rpartition("_")[2], family.unit) for family in ours}
+    return [f"{name}: {unit!r}" for name, (last, unit) in units.items() if unit != (last if last in UNITS else "")]
 
 
 def _look(family: Metric) -> list[str]:
@@ -56,8 +69,8 @@ def _look(family: Metric) -> list[str]:
     prefix = next((prefix for prefix in OURS if family.name.startswith(prefix)), None)
     if prefix is not None:
         problems += _look_at_ours(family)
-    if family.name.endswith("_config_info") or family.name == "vllm:cache_config":
-        return problems  # the whole configuration of vLLM's cache as labels, once
+    if family.name == "vllm:cache_config_info":
+        return problems  # all of the cache's configuration as labels, once
     allowed = LABELS[prefix] if prefix else OF_LIBRARIES
     for sample in family.samples:
         unknown = sample.labels.keys() - allowed - {"le"}
@@ -74,11 +87,10 @@ def _look_at_ours(family: Metric) -> list[str]:
     words = family.name.split("_")
     if not family.documentation.endswith("."):
         problems.append("help is no sentence")
-    if words[-1] in UNITS and family.unit != words[-1]:
-        problems.append(f"ends in {words[-1]}, but its unit is {family.unit!r}")
     if family.type == "histogram" and words[-1] not in UNITS:
         problems.append("a histogram without a unit")
-    if family.type == "gauge" and words[-1] not in (*UNITS, *COUNTED) and not family.documentation.startswith("1 "):
+    measured = words[-1] in (*UNITS, *COUNTED, "info")
+    if family.type == "gauge" and not measured and not family.documentation.startswith("1 "):
         problems.append("a gauge that is neither of a unit, nor a count, nor 1 or 0")
     if family.type not in ("gauge", "counter", "histogram", "info"):
         problems.append(f"of type {family.type}")

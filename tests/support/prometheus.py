@@ -175,7 +175,7 @@ class Asked:
     expr: str
 
 
-_FIXED = {"__rate_interval": "1m", "__interval": "15s", "__range": "1h"}
+_FIXED = {"__rate_interval": "5m", "__interval": "15s", "__range": "1h"}
 _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 
 

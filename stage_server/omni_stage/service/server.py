@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 import grpc
@@ -21,6 +23,9 @@ from omni_stage.service.interceptors import CallInterceptor
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.servicer import StageServicer
 from omni_stage.service.wire import SERVICE_NAME
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
 WATCHER_HEADROOM = 256
 """Calls beside Generate that hold a slot: health watchers, reflection, callers that are about to be refused."""
@@ -80,7 +85,11 @@ def bind(
 
 
 class MetricsServer:
-    """/metrics over HTTP, on a thread of its own."""
+    """/metrics over HTTP, on a thread of its own, in Prometheus' text format whatever else a scraper would take.
+
+    The client library (0.26) writes OpenMetrics samples without colons in their names: vllm:num_requests_waiting would
+    be vllm_num_requests_waiting, which no dashboard of vLLM knows.
+    """
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self._server, self._thread = _start_http(host, port, registry)
@@ -101,7 +110,15 @@ def _start_http(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGI
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
         raise _cannot_bind(host, port, "listen.metricsPort") from error
+    server.set_app(_without_accept(server.get_app()))
     return server, thread
+
+
+def _without_accept(app: WSGIApplication) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return app({name: value for name, value in environ.items() if name != "HTTP_ACCEPT"}, start_response)
+
+    return answer
 
 
 def _cannot_bind(host: str, port: int, field: str) -> ConfigurationError:

@@ -89,23 +89,30 @@ def read_certificate(settings: ServerTls) -> Certificate:
     )
 
 
+class CertificateMetrics:
+    """Of a stage that serves TLS; others have no such series."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.expiry = Gauge(
+            "omni_stage_tls_certificate_expiry_timestamp",
+            "When the certificate that new connections get expires, since 1970. Only of an entry with TLS.",
+            unit="seconds",
+            registry=registry,
+        )
+        self.rejected = Gauge(
+            "omni_stage_tls_certificate_rejected",
+            "1 while the certificate files cannot be used, so that an older certificate is served. Only with TLS.",
+            registry=registry,
+        )
+
+
 class ServingCertificate:
     """The certificate that new connections get. `watch` keeps it up with the files."""
 
     def __init__(self, settings: ServerTls, registry: CollectorRegistry) -> None:
         """Reads the files. Raises ConfigurationError."""
         self._settings = settings
-        self._expiry = Gauge(
-            "omni_stage_tls_certificate_expiry_timestamp",
-            "When the certificate that new connections get expires, since 1970. Only of an entry with TLS.",
-            unit="seconds",
-            registry=registry,
-        )
-        self._rejected = Gauge(
-            "omni_stage_tls_certificate_rejected",
-            "1 while the certificate files cannot be used, so that an older certificate is served. Only with TLS.",
-            registry=registry,
-        )
+        self._metrics = CertificateMetrics(registry)
         self._lock = threading.Lock()
         self._current = self._given = read_certificate(settings)
         self._problem = ""
@@ -132,12 +139,12 @@ class ServingCertificate:
         try:
             found = read_certificate(self._settings)
         except ConfigurationError as error:
-            self._rejected.set(1)
+            self._metrics.rejected.set(1)
             if str(error) != self._problem:
                 self._problem = str(error)
                 _log.error("the new certificate cannot be used, the old one stays: %s", error)
             return False
-        self._rejected.set(0)
+        self._metrics.rejected.set(0)
         recovered, self._problem = bool(self._problem), ""
         if found == self._current:
             if recovered:
@@ -167,7 +174,7 @@ class ServingCertificate:
 
     def _tell(self, event: str) -> None:
         found = self._current
-        self._expiry.set(found.not_after.timestamp())
+        self._metrics.expiry.set(found.not_after.timestamp())
         expired = found.not_after <= datetime.now(UTC)
         _log.log(
             logging.WARNING if expired else logging.INFO,

@@ -73,8 +73,7 @@ def test_panels_are_described_and_ask_for_series_that_exist(dashboard: Dashboard
 def test_an_alert_asks_for_series_that_exist_and_has_its_page(alert: Alert) -> None:
     names = set(_NAME.findall(alert.expr))
     assert names
-    # The certificate's series come with a certificate only.
-    assert {name for name in names if "_tls_" not in name} <= known_series()
+    assert names <= known_series()
     text = (RUNBOOKS / alert.page).read_text()
     assert text.startswith(f"# {alert.name}\n")
     assert re.findall(r"^## .*$", text, re.MULTILINE) == SECTIONS
@@ -105,7 +104,7 @@ def test_where_runbooks_are_is_a_matter_of_the_chart() -> None:
 
 
 def test_variables_are_filled_in() -> None:
-    assert expand('x{n=~"$namespace"}[$__rate_interval]') == 'x{n=~".*"}[1m]'
+    assert expand('x{n=~"$namespace"}[$__rate_interval]') == 'x{n=~".*"}[5m]'
     assert expand('x{n=~"$namespace"}', {"namespace": "models"}) == 'x{n=~"models"}'
 
 

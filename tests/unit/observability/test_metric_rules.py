@@ -1,0 +1,108 @@
+"""Help, units and labels of every metric: of a stage server that answers a call, and of the operator's registry."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+
+import pytest
+from observability.__main__ import ROOT
+from observability.reference import collect_operator_metrics, collect_stage_metrics
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.core import GaugeMetricFamily
+
+from omni_operator.metrics import Metrics, Readings, condition_samples
+from omni_stage.service.server import MetricsServer
+from support import scripted_stages
+from support.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
+
+
+async def test_a_stage_that_answers() -> None:
+    async with AsyncExitStack() as stack:
+        stage = await scripted_stages.Kit(stack).serve()
+        url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
+        before = await asyncio.to_thread(scrape, url)
+        for _ in range(3):
+            await scripted_stages.ask(stage)
+        after = await asyncio.to_thread(scrape, url)
+        assert stage.metric("omni_pipeline_requests_total", code="OK", reason="") == 3
+        assert stage.metric("omni_pipeline_request_seconds_count") == 3
+        assert stage.metric("omni_pipeline_first_text_seconds_count") == 3
+        assert stage.metric("omni_pipeline_first_audio_seconds_count") == 0
+        assert stage.metric("omni_stage_engine_healthy") == 1
+    assert find_bad_metrics(after) == []
+    assert series_of(before) == series_of(after)
+
+
+async def test_sound_is_timed_where_the_caller_gets_it() -> None:
+    async with AsyncExitStack() as stack:
+        first, middle, last = await scripted_stages.Kit(stack).chain()
+        await scripted_stages.ask(first)
+        assert first.metric("omni_pipeline_first_audio_seconds_count") == 1
+        assert first.metric("omni_pipeline_real_time_factor_ratio_count") == 1
+        assert (first.metric("omni_pipeline_audio_seconds_total") or 0) > 0
+        assert [stage.metric("omni_pipeline_request_seconds_count") for stage in (middle, last)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [(ACCEPT["Accept"], "application/openmetrics-text"), ("", "text/plain")],
+    ids=["Prometheus", "curl"],
+)
+def test_the_operator(accept: str, content_type: str) -> None:
+    metrics = Metrics("1.2.3")
+    metrics.count_call("get", "200")
+    samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
+    metrics.add_readings(Readings(lambda: {"Pod": 1.0}, lambda: samples, lambda: 0, lambda: 0.0))
+    body, answered = metrics.render(accept)
+    assert answered.startswith(content_type)
+    families = parse_metrics(body.decode(), answered)
+    assert find_bad_metrics(families) == []
+    names = {sample.name for family in families for sample in family.samples}
+    assert {"omni_operator_reconcile_total", "omni_operator_info", "omni_operator_longest_due_seconds"} <= names
+
+
+def test_what_the_reference_lists() -> None:
+    families = [*collect_stage_metrics(), *collect_operator_metrics()]
+    assert find_bad_metrics(families) == []
+    assert find_bad_units(families) == []
+
+
+def test_every_documented_error_is_counted_from_the_start() -> None:
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+)", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
+    (requests,) = (family for family in collect_stage_metrics() if family.name == "omni_stage_requests")
+    counted = {(sample.labels["reason"], sample.labels["code"]) for sample in requests.samples}
+    assert counted >= set(rows)
+    assert all(sample.value == 0 for sample in requests.samples)
+
+
+async def test_names_of_vllm_keep_their_colons() -> None:
+    registry = CollectorRegistry()
+    Gauge("vllm:num_requests_waiting", "Of vLLM.", registry=registry).set(7)
+    server = MetricsServer("127.0.0.1", 0, registry)
+    try:
+        families = await asyncio.to_thread(scrape, f"http://127.0.0.1:{server.port}/metrics")
+    finally:
+        server.close()
+    assert [sample.name for family in families for sample in family.samples] == ["vllm:num_requests_waiting"]
+
+
+@pytest.mark.parametrize(
+    ("family", "problem"),
+    [
+        (GaugeMetricFamily("omni_stage_x_requests", "", value=1), "no help"),
+        (GaugeMetricFamily("omni_stage_size", "How large.", value=1), "neither of a unit"),
+        (GaugeMetricFamily("omni_stage_x_requests", "How many.", labels=["request_id"]), "labels"),
+    ],
+    ids=["help", "no unit", "request id"],
+)
+def test_the_rules_catch(family: GaugeMetricFamily, problem: str) -> None:
+    if not family.samples:
+        family.add_metric(["7"], 1)
+    assert any(problem in found for found in find_bad_metrics([family]))
+
+
+def test_the_rules_catch_a_unit_that_is_not_told() -> None:
+    family = GaugeMetricFamily("omni_stage_x_seconds", "How long.", value=1)
+    assert find_bad_units([family]) == ["omni_stage_x_seconds: ''"]
