@@ -29,7 +29,7 @@ def test_every_kind_is_listed(page: str) -> None:
 
 
 def test_every_volume_is_listed_with_its_place_and_size(page: str) -> None:
-    spec = pod_spec(build_all(make_single(spec=HUB)))
+    spec = pod_spec(build_all(make_single(spec={**HUB, "entry": {"tls": {"secretName": "cert"}}})))
     mounts = {
         m["name"]: m["mountPath"] for c in (*spec["initContainers"], *spec["containers"]) for m in c["volumeMounts"]
     }

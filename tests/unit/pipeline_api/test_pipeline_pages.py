@@ -17,7 +17,7 @@ def test_the_page_has_every_example() -> None:
     names = {name.removeprefix("pipelines-") for name in pipelines_in(ROOT / "docs" / "pipelines.md")}
     assert names >= {
         *("minimal", "qwen25-omni", "sized", "from-volume", "gated", "two-talkers"),
-        *("quantized", "blue-green", "recreate", "idle", "placed"),
+        *("quantized", "blue-green", "recreate", "idle", "placed", "encrypted"),
     }
 
 

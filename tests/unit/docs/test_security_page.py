@@ -1,0 +1,75 @@
+"""docs/security.md tells the ports that there are, names tests that exist, and says plainly what is plaintext."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_operator import names
+from omni_operator.settings import OperatorSettings
+from omni_proto.pipeline.offline import parse_checked
+from omni_proto.stage_config import Listen
+from support.doc_examples import EXAMPLES
+
+PLAINTEXT = "unauthenticated plaintext inside the cluster"
+
+
+@pytest.fixture
+def root(request: pytest.FixtureRequest) -> Path:
+    return request.config.rootpath
+
+
+@pytest.fixture
+def page(root: Path) -> str:
+    return (root / "docs" / "security.md").read_text()
+
+
+def test_ports_are_those_that_are_listened_on(page: str) -> None:
+    table = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
+    stage, operator = Listen(), OperatorSettings()
+    assert (stage.grpc_port, stage.health_port, stage.metrics_port) == (
+        names.GRPC_PORT,
+        names.HEALTH_PORT,
+        names.METRICS_PORT,
+    )
+    assert [(pod, int(port)) for pod, port in table] == [
+        ("entry stage", stage.grpc_port),
+        ("other stages", stage.grpc_port),
+        ("every stage", stage.health_port),
+        ("every stage", stage.metrics_port),
+        ("operator", operator.health_port),
+        ("operator", operator.metrics_port),
+    ]
+
+
+def test_every_test_that_is_named_exists(page: str, root: Path) -> None:
+    named = re.findall(r"`((?:unit|pipeline|engine)/[a-z0-9_/]+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 12
+    for path, function in named:
+        file = root / "tests" / path
+        assert file.is_file(), path
+        if function:
+            assert re.search(rf"^ *(async )?def {function}\(", file.read_text(), re.MULTILINE), f"{path}::{function}"
+
+
+def test_plaintext_is_said_where_people_look(page: str, root: Path) -> None:
+    notes = (root / "helm" / "omnipipeline" / "templates" / "NOTES.txt").read_text()
+    for text in (page, notes):
+        assert PLAINTEXT in " ".join(text.split())
+    assert "docs/security.md" in notes
+
+
+def test_the_yaml_is_a_pipelines(page: str) -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+    entry = next(block["spec"]["entry"] for block in blocks if "kind" not in block)
+    pipeline = yaml.safe_load(EXAMPLES["pipelines-encrypted"])
+    pipeline["spec"]["entry"] = entry
+    assert parse_checked(yaml.safe_dump(pipeline)).spec.entry.tls
+    certificate = next(block for block in blocks if block.get("kind") == "Certificate")
+    assert certificate["spec"]["secretName"] == entry["tls"]["secretName"]
+    assert all(
+        name.startswith(("omni.models.svc", "omni-headless.models.svc")) for name in certificate["spec"]["dnsNames"]
+    )
