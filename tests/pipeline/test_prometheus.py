@@ -1,0 +1,147 @@
+"""A real Prometheus scrapes three real stages, relabelled as the operator's PodMonitor says: every panel and every
+alert about stages has an answer under traffic, and nothing fires. Those about the operator: controlplane/."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from observability.alerts import list_alerts
+from observability.pipeline_dashboard import PIPELINE_DASHBOARD
+
+from omni_operator.names import PIPELINE_LABEL, STAGE_LABEL
+from omni_proto.client import OmniClient, OmniRequestError
+from omni_proto.pipeline import parse_pipeline
+from omni_proto.stage_config import Listen, ServerTls
+from support.certificates import DAY, Authority, MountedSecret, tls_files
+from support.metric_rules import find_bad_metrics, scrape, series_of
+from support.operator_pipelines import build_all, pick
+from support.pipelines import SAMPLES, RunningPipeline
+from support.prometheus import (
+    PodTarget,
+    PrometheusProcess,
+    alert_signals,
+    find_broken_rules,
+    find_empty_variables,
+    find_unanswered,
+    is_about_operator,
+    panel_queries,
+    scrape_config,
+)
+from support.stage_processes import CHEAP, StageProcess, chain_configs
+
+pytestmark = pytest.mark.pipeline
+
+ALERTS = [alert for alert in list_alerts() if not is_about_operator(alert.expr)]
+SPEAK = {"talker": {"temperature": 0, "repetition_penalty": 1, "max_tokens": 24}}
+ANSWERED = 'sum(omni_pipeline_requests_total{pipeline="tiny-omni", code="OK"})'
+REFUSED = 'omni_pipeline_requests_total{pipeline="tiny-omni", code="INVALID_ARGUMENT", reason="INVALID_REQUEST"}'
+REQUESTS = 4
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tls_entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
+    """An entry with a certificate, without an engine."""
+    folder = tmp_path_factory.mktemp("tls")
+    secret = MountedSecret(folder / "secret", tls_files(Authority("ca").issue(lasts=30 * DAY)))
+    listen = Listen(
+        host="127.0.0.1", grpc_port=0, health_port=0, metrics_port=0, tls=ServerTls(directory=str(secret.directory))
+    )
+    config = chain_configs(dict.fromkeys(("thinker", "talker", "token2wav"), 1))["thinker"]
+    with StageProcess([config.model_copy(update={"listen": listen})], folder, CHEAP) as process:
+        yield process.start()
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    tiny_pipeline: RunningPipeline, tls_entry: StageProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrometheusProcess]:
+    """Scrapes the pipeline, which has answered some requests since, and refused one; and an entry with TLS."""
+    children = build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text()))
+    targets = [
+        PodTarget(
+            f"127.0.0.1:{ports['metrics']}",
+            "models",
+            f"{stage}-0",
+            pick(children, "Deployment", stage)["spec"]["template"]["metadata"]["labels"],
+        )
+        for stage, ports in tiny_pipeline.stages.items()
+    ]
+    of_tls = {**targets[0].labels, PIPELINE_LABEL: "secure", STAGE_LABEL: "thinker"}
+    targets.append(PodTarget(f"127.0.0.1:{tls_entry.ports['thinker']['metrics']}", "models", "secure-0", of_tls))
+    configs = [scrape_config("models/tiny-omni", targets, pick(children, "PodMonitor"))]
+    with PrometheusProcess(tmp_path_factory.mktemp("prometheus"), configs) as running:
+        wait_for(running, "count(omni_stage_ready == 1)", len(targets))
+        before, refused = value_of(running, ANSWERED), value_of(running, REFUSED)
+        send_requests(tiny_pipeline.endpoint)
+        wait_for(running, ANSWERED, before + REQUESTS)
+        wait_for(running, REFUSED, refused + 1)
+        yield running
+
+
+def send_requests(endpoint: str) -> None:
+    with OmniClient(endpoint) as client:
+        for seed in range(REQUESTS):
+            assert client.run(text="Say hello.", seed=seed, sampling=SPEAK, timeout=60).audio
+            time.sleep(1.0)  # rates need samples from before and after
+        with pytest.raises(OmniRequestError):
+            client.run(text="Say hello.", sampling={"nobody": {"max_tokens": 1}}, timeout=60)
+
+
+def value_of(prometheus: PrometheusProcess, expr: str) -> float:
+    (sample,) = prometheus.query(expr)
+    return float(sample["value"][1])
+
+
+def wait_for(prometheus: PrometheusProcess, expr: str, least: float) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := prometheus.query(expr)) or float(found[0]["value"][1]) < least:
+        assert time.monotonic() < deadline, f"{expr} is {found}, not {least}: {prometheus.targets()}"
+        time.sleep(0.2)
+
+
+def test_every_panel_has_an_answer(prometheus: PrometheusProcess) -> None:
+    assert find_unanswered(prometheus, panel_queries(PIPELINE_DASHBOARD)) == []
+
+
+def test_panels_answer_for_one_pipeline_and_stage(prometheus: PrometheusProcess) -> None:
+    chosen = {"namespace": "models", "pipeline": "tiny-omni", "stage": "thinker"}
+    assert find_unanswered(prometheus, panel_queries(PIPELINE_DASHBOARD, chosen)) == []
+    nobody = panel_queries(PIPELINE_DASHBOARD, {**chosen, "pipeline": "another"})
+    assert len(find_unanswered(prometheus, nobody)) == len(nobody)
+
+
+def test_there_is_something_to_choose(prometheus: PrometheusProcess) -> None:
+    assert find_empty_variables(prometheus, PIPELINE_DASHBOARD) == []
+    assert prometheus.label_values("stage", "omni_stage_info") == ["talker", "thinker", "token2wav"]
+
+
+def test_every_alert_watches_something_and_none_fires(prometheus: PrometheusProcess) -> None:
+    assert find_unanswered(prometheus, alert_signals(ALERTS, have=["TLS"])) == []
+    assert find_broken_rules(prometheus, ALERTS) == []
+
+
+def test_what_the_figures_say(prometheus: PrometheusProcess) -> None:
+    assert value_of(prometheus, f"increase({REFUSED}[5m])") > 0, "a rate sees the first error"
+    sent = value_of(prometheus, 'sum(omni_stage_edge_bytes_total{stage="thinker", peer="talker", direction="sent"})')
+    got = value_of(prometheus, 'sum(omni_stage_edge_bytes_total{stage="talker", peer="thinker", direction="received"})')
+    assert sent == got > 0
+    whole = value_of(prometheus, "sum(omni_pipeline_request_seconds_sum)")
+    assert 0 < value_of(prometheus, "sum(omni_pipeline_first_text_seconds_sum)") < whole
+    assert 0 < value_of(prometheus, "sum(omni_pipeline_first_audio_seconds_sum)") < whole
+    entries = 'count(omni_pipeline_request_seconds_count{pipeline="tiny-omni"})'
+    assert value_of(prometheus, entries) == 1, "of the entry alone"
+
+
+async def test_help_units_and_labels_and_no_series_for_a_request(
+    prometheus: PrometheusProcess, tiny_pipeline: RunningPipeline
+) -> None:
+    urls = [f"http://127.0.0.1:{ports['metrics']}/metrics" for ports in tiny_pipeline.stages.values()]
+    before = [await asyncio.to_thread(scrape, url) for url in urls]
+    await asyncio.to_thread(send_requests, tiny_pipeline.endpoint)
+    after = [await asyncio.to_thread(scrape, url) for url in urls]
+    assert [problem for families in after for problem in find_bad_metrics(families)] == []
+    assert [series_of(families) for families in before] == [series_of(families) for families in after]
