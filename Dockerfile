@@ -23,53 +23,44 @@ FROM base AS stage-base
 # libnuma: vLLM's CPU kernels; lscpu of util-linux: vLLM asks it for the machine's layout.
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 libstdc++6 util-linux && rm -rf /var/lib/apt/lists/*
 
-# ---- builders: uv and compilers stay here -----------------------------------------------------------------------------
+# ---- builders: uv stays here; what installs with it mounts it ---------------------------------------------------------
 FROM base AS builder
 # The certificates of the system, for networks with an authority of their own.
-ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
-    UV_COMPILE_BYTECODE=1 \
-    UV_LINK_MODE=copy \
-    UV_NO_CACHE=1 \
-    UV_PYTHON_DOWNLOADS=never \
-    VIRTUAL_ENV=/opt/venv
-RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1" \
-    && /opt/uv/bin/uv venv --python "$(command -v python3)" /opt/venv
+ENV SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
+RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --disable-pip-version-check "uv>=0.8,<1"
+# Installs into /opt/venv, in the layer of whoever calls it: gigabytes that are written once, never copied.
+COPY scripts/images-venv.sh /opt/uv/install-venv
 WORKDIR /src
+
+# What each image needs, pinned. The layers with it depend on these lists alone: other edits of pyproject.toml or of the
+# constraints build nothing anew.
+FROM builder AS requirements
 COPY pyproject.toml ./
 COPY constraints constraints
-
-FROM builder AS operator-dependencies
-RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt -r pyproject.toml --extra operator
-
-FROM builder AS stage-cpu-dependencies
-RUN /opt/uv/bin/uv pip install --constraint constraints/cpu.txt --override constraints/overrides-cpu.txt \
-    -r pyproject.toml --extra cpu \
-    # Torch's ordinary build loads CUDA's libraries, GPU or not. What these open only to drive one, the compiler of GPU
-    # kernels and headers are 1.5 GB.
-    && /opt/uv/bin/uv pip uninstall triton \
-    && cd /opt/venv/lib/python3*/site-packages/nvidia \
-    && rm -rf */include */lib/libcudnn_*.so.* */lib/libcusolverMg.so.* */lib/libnvrtc.alt.so.* */lib/libnvperf_*.so \
-        */lib/libnvshmem_device.bc
-
-FROM builder AS stage-gpu-dependencies
-RUN /opt/uv/bin/uv pip install -r pyproject.toml --extra gpu
+RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
+        pyproject.toml --extra operator --output-file /requirements/operator.txt \
+    && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
+        --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt
 
 FROM builder AS code
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY stage_server stage_server
 COPY proto proto
 COPY cli cli
 # The sample that `omnipipe demo` runs is a link to here.
 COPY manifests/samples manifests/samples
-RUN /opt/uv/bin/uv build --wheel --out-dir /dist && /opt/uv/bin/uv pip install --no-deps --target /opt/omnipipeline /dist/*.whl
+RUN /opt/uv/bin/uv build --no-cache --wheel --out-dir /dist \
+    && /opt/uv/bin/uv pip install --no-cache --compile-bytecode --no-deps --target /opt/omnipipeline /dist/*.whl
 
 # ---- operator ---------------------------------------------------------------------------------------------------------
 FROM base AS operator
 LABEL org.opencontainers.image.title="omnipipeline-operator" \
       org.opencontainers.image.description="Runs OmniPipelines on Kubernetes: one Deployment of stage pods per stage" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=operator-dependencies /opt/venv /opt/venv
+RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=requirements,source=/requirements/operator.txt,target=/opt/requirements.txt \
+    sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 USER 10001:10001
 CMD ["python", "-m", "omni_operator"]
@@ -79,7 +70,15 @@ FROM stage-base AS stage-cpu
 LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.description="Stage server of omnipipeline with vLLM for CPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=stage-cpu-dependencies /opt/venv /opt/venv
+# Torch's ordinary build loads CUDA's libraries, GPU or not. What these open only to drive one, the compiler of GPU kernels
+# and headers are 1.3 GB.
+RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=requirements,source=/requirements/stage-cpu.txt,target=/opt/requirements.txt \
+    sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt \
+    && VIRTUAL_ENV=/opt/venv /opt/uv/bin/uv pip uninstall triton \
+    && cd /opt/venv/lib/python3*/site-packages/nvidia \
+    && rm -rf */include */lib/libcudnn_*.so.* */lib/libcusolverMg.so.* */lib/libnvrtc.alt.so.* */lib/libnvperf_*.so \
+        */lib/libnvshmem_device.bc
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # What vLLM would otherwise find out at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
@@ -96,7 +95,9 @@ LABEL org.opencontainers.image.title="omnipipeline-stage" \
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=stage-gpu-dependencies /opt/venv /opt/venv
+RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,source=pyproject.toml,target=/opt/pyproject.toml \
+    sh /opt/uv/install-venv -r /opt/pyproject.toml --extra gpu
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 USER 10001:10001
 EXPOSE 50051 50052 9090

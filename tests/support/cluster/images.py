@@ -15,7 +15,7 @@ from pathlib import Path
 
 from support.cluster.containerd import PAUSE_IMAGE, Containerd
 from support.cluster.daemon import Daemon
-from support.cluster.layout import Layout
+from support.cluster.layout import CGROUP, Layout
 from support.cluster.oci import write_image, write_program_layer
 from support.controlplane.binaries import find_binaries
 from support.controlplane.go_build import say
@@ -42,7 +42,10 @@ root = "{cache}/buildkit"
   namespace = "k8s.io"
   snapshotter = "overlayfs"
   networkMode = "host"
-  gc = false
+  defaultCgroupParent = "{cgroup}/build"
+  # Of the stage image one version and what it is built from; older ones go.
+  gc = true
+  gckeepstorage = 20000
   [worker.containerd.runtime]
     name = "io.containerd.runc.v2"
     [worker.containerd.runtime.options]
@@ -119,7 +122,11 @@ class Images:
         (layout.cache / "buildkit").mkdir(exist_ok=True)
         (layout.run / "buildkitd.toml").write_text(
             _BUILDKIT_CONFIGURATION.format(
-                cache=layout.cache, run=layout.run, socket=layout.buildkit_socket, containerd=layout.containerd_socket
+                cache=layout.cache,
+                run=layout.run,
+                socket=layout.buildkit_socket,
+                containerd=layout.containerd_socket,
+                cgroup=CGROUP,
             )
         )
         self._buildkit.start()
