@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from omni_cli.render import format_manifests, render_children
+from omni_operator.build_settings import BuildSettings
+from omni_operator.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError
 from omni_proto.pipeline.offline import fill_in, parse_checked
 from support.controlplane.api import ApiError, Manifest, path_of
@@ -41,6 +44,11 @@ def test_api_server_refuses_and_says_why(api_server: ApiServer, case: str) -> No
 def test_api_server_accepts_and_stores_what_offline_validation_fills_in(api_server: ApiServer, case: str) -> None:
     stored = create(api_server, make(*GOOD[case]))
     assert stored["spec"] == fill_in(make(*GOOD[case]))["spec"]
+    # So `omnipipe render` of the file prints what the operator makes of the object, names with hashes included.
+    from_file = parse_checked(json.dumps(make(*GOOD[case])))
+    stored["metadata"]["generation"] = from_file.metadata.generation
+    children = render_children(parse_live_pipeline(stored), "default", BuildSettings())
+    assert format_manifests(children) == format_manifests(render_children(from_file, "default", BuildSettings()))
 
 
 @pytest.mark.parametrize("seed", range(3))

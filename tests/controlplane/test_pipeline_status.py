@@ -50,6 +50,11 @@ TROUBLES = [
         crashing("InvalidConfiguration", "maxModelLen is 7, too small", "engine.max_model_len", code=78),
         ("maxModelLen is 7",),
     ),
+    Trouble(
+        "CertificateRejected",
+        crashing("InvalidConfiguration", "tls.crt of Secret web does not exist", "listen.tls.tls.crt", code=78),
+        ("tls.crt of Secret web does not exist", "spec.entry.tls"),
+    ),
     Trouble("EngineDead", crashing("EngineDead", "the engine process ended", code=70), ("the engine process ended",)),
     Trouble("CrashLoopBackOff", crashing("InternalError", "out of tune"), ("out of tune", "kubectl logs")),
     Trouble(

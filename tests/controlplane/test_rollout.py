@@ -265,3 +265,39 @@ def test_a_compatible_change_rolls_in_place(
         wait_settled(api)
     assert watcher.served == [old]
     eventually(lambda: len({pod["metadata"]["uid"] for pod in api.list("Pod")} & pods) == 2)
+
+
+def test_tls_replaces_the_pods_of_the_entry_alone(api: Api, operator: OperatorProcess) -> None:
+    api.apply(build_pipeline())
+    before = wait_settled(api)
+    revision, pods = serving_revision(api), {pod["metadata"]["name"] for pod in api.list("Pod")}
+    api.patch("OmniPipeline", "omni", {"spec": {"entry": {"tls": {"secretName": "omni-tls"}}}})
+    after = wait_settled(api)
+    assert (before["status"]["url"], after["status"]["url"]) == (
+        f"grpc://omni.{api.namespace}.svc:50051",
+        f"grpcs://omni.{api.namespace}.svc:50051",
+    )
+    assert revisions(api) == {revision}
+
+    def only_the_entry_changed() -> bool:
+        gone = pods - {pod["metadata"]["name"] for pod in api.list("Pod")}
+        return {name.split("-")[1] for name in gone} == {"thinker"}
+
+    eventually(only_the_entry_changed)
+    (thinker,) = api.list("Pod", labels=f"{STAGE_LABEL}=thinker")
+    (volume,) = [volume["secret"] for volume in thinker["spec"]["volumes"] if "secret" in volume]
+    assert (volume["secretName"], volume["optional"]) == ("omni-tls", True)
+    ports = [service["spec"]["ports"][0]["appProtocol"] for service in api.list("Service")]
+    assert sorted(ports) == ["https"] * 3 + ["kubernetes.io/h2c"] * 2
+    versions = {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in api.list("Deployment")}
+    api.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "omni-tls"},
+            "stringData": {"tls.crt": "renewed", "tls.key": "renewed"},
+        }
+    )
+    api.patch("OmniPipeline", "omni", {"metadata": {"labels": {"looked": "at"}}})
+    wait_settled(api)
+    assert versions == {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in api.list("Deployment")}

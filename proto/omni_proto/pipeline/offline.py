@@ -87,7 +87,8 @@ def _fill_in(schema: Schema, value: Any) -> Any:
         rest = schema.get("additionalProperties", {})
         filled = {
             name: _fill_in(known.get(name, rest), item)
-            for name, item in value.items()
+            # The API server gives the keys of a map in order.
+            for name, item in (sorted(value.items()) if rest else value.items())
             if item is not None or not (name in known or rest)
         }
         for name, child in known.items():

@@ -1,0 +1,56 @@
+"""TLS of `omnipipe run`: the entry alone, from a directory that stands for the Secret; else plaintext, and said so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_cli.local import LocalOptions, LocalPipeline, compile_local
+from omni_cli.main import app
+from omni_cli.processes import StageAddress
+from omni_proto.pipeline import OmniPipeline, load_pipeline
+from omni_proto.stage_config import ClientCertificates
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+PORTS = {"thinker": 1, "talker": 2, "token2wav": 3}
+PLAIN, TLS = load_pipeline(SAMPLES / "tiny-omni.yaml"), load_pipeline(SAMPLES / "tiny-omni-tls.yaml")
+_ASKED = TLS.spec.entry.tls.model_copy(update={"client_certificates": ClientCertificates.REQUIRED})  # type: ignore[union-attr]
+MUTUAL = TLS.model_copy(
+    update={"spec": TLS.spec.model_copy(update={"entry": TLS.spec.entry.model_copy(update={"tls": _ASKED})})}
+)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "directory", "clients"),
+    [
+        (PLAIN, None, None),
+        (TLS, None, None),
+        (PLAIN, "/tls", "Ignored"),
+        (TLS, "/tls", "Ignored"),
+        (MUTUAL, "/tls", "Required"),
+    ],
+    ids=["plaintext", "asked for, no directory", "directory alone", "both", "with client certificates"],
+)
+def test_which_stage_serves_tls(pipeline: OmniPipeline, directory: str | None, clients: str | None) -> None:
+    configs = compile_local(pipeline, "/model", PORTS, Path(directory) if directory else None)
+    entry, *others = [config.listen.tls for config in configs]
+    assert others == [None, None]
+    assert (entry and entry.client_certificates.value) == clients
+    assert (entry and entry.directory) == directory
+
+
+@pytest.mark.parametrize(("directory", "scheme"), [(None, ""), ("/tls", "grpcs://")], ids=["plaintext", "TLS"])
+def test_the_endpoint_tells_it(directory: str | None, scheme: str) -> None:
+    options = LocalOptions(model_path="/model", tls_dir=Path(directory) if directory else None)
+    with LocalPipeline(TLS, options) as running:
+        running.addresses["thinker"] = StageAddress(grpc=7, health=8, metrics=9)
+        assert running.endpoint == f"{scheme}127.0.0.1:7"
+
+
+@pytest.mark.parametrize("name", ["--tls", "--ca", "--cert", "--key", "--server-name"])
+def test_generate_lists_the_options(name: str) -> None:
+    # A terminal's width decides how rich cuts the table.
+    said = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    assert name in said.stdout
