@@ -76,7 +76,10 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
 def _announce(running: LocalPipeline, console: Console, address_file: Path | None) -> None:
     print(running.endpoint, flush=True)
     console.print(f"ready at {running.endpoint}; try:", highlight=False, markup=False)
-    console.print(f'  omnipipe generate --endpoint {running.endpoint} --text "Hello"', highlight=False, markup=False)
+    trust = "" if running.options.tls_dir is None else f" --ca {running.options.tls_dir / 'ca.crt'}"
+    console.print(
+        f'  omnipipe generate --endpoint {running.endpoint}{trust} --text "Hello"', highlight=False, markup=False
+    )
     console.print("Ctrl-C stops it", highlight=False, markup=False)
     if address_file is None:
         return

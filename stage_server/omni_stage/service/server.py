@@ -78,9 +78,9 @@ def bind(
             server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
         )
     except RuntimeError as error:
-        raise _cannot_bind(host, port, field) from error
+        raise _cannot_bind(host, port, field, credentials is not None) from error
     if bound == 0:
-        raise _cannot_bind(host, port, field)
+        raise _cannot_bind(host, port, field, credentials is not None)
     return bound
 
 
@@ -121,5 +121,7 @@ def _without_accept(app: WSGIApplication) -> WSGIApplication:
     return answer
 
 
-def _cannot_bind(host: str, port: int, field: str) -> ConfigurationError:
-    return ConfigurationError(f"cannot listen on {host}:{port} ({field}); is the port taken?", field=field)
+def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:
+    # gRPC does not tell the one from the other.
+    why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
+    return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)

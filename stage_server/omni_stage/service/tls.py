@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -70,9 +70,9 @@ def read_certificate(settings: ServerTls) -> Certificate:
     wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
     names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))
     files = _read_settled(settings, names)
-    leaf = _parse_certificates(settings, CHAIN_FILE, files[CHAIN_FILE])[0]
+    leaf, certified = _parse_certificates(settings, CHAIN_FILE, files[CHAIN_FILE])[0]
     public = _parse_public_key(settings, files[KEY_FILE])
-    if _encode(public) != _encode(leaf.public_key()):
+    if _encode(public) != _encode(certified):
         raise _wrong(settings, KEY_FILE, f"is not the key of {CHAIN_FILE}")
     if not _is_served(public):
         raise _wrong(
@@ -211,10 +211,13 @@ def _read(settings: ServerTls, name: str) -> bytes:
     return content
 
 
-def _parse_certificates(settings: ServerTls, name: str, content: bytes) -> list[x509.Certificate]:
+def _parse_certificates(
+    settings: ServerTls, name: str, content: bytes
+) -> list[tuple[x509.Certificate, CertificatePublicKeyTypes]]:
+    """Certificates with their keys, which are parsed apart."""
     try:
-        return x509.load_pem_x509_certificates(content)
-    except (ValueError, UnsupportedAlgorithm) as error:
+        return [(found, found.public_key()) for found in x509.load_pem_x509_certificates(content)]
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise _wrong(settings, name, "holds no certificates in PEM, or a damaged one") from error
 
 
@@ -227,7 +230,7 @@ def _parse_public_key(settings: ServerTls, content: bytes) -> PublicKeyTypes:
         raise _wrong(settings, KEY_FILE, "holds no private key in PEM, or a damaged one") from error
 
 
-def _encode(key: PublicKeyTypes) -> bytes:
+def _encode(key: PublicKeyTypes | CertificatePublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 

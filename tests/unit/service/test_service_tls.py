@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import os
+import random
 import socket
 import ssl
 import subprocess
@@ -303,6 +305,33 @@ def test_required_client_certificates_need_a_ca(tmp_path: Path, ca: bytes | None
         tls.read_certificate(settings)
     assert failure.value.details.field == "listen.tls.ca.crt"
     assert str(failure.value).startswith(f"ca.crt in {secret.directory} ")
+
+
+@pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
+def test_damage_raises_nothing_else(tmp_path: Path, name: str) -> None:
+    """What is not understood must not end the watch: bytes of the DER inside and of the PEM around it."""
+    randoms = random.Random(name)
+    files = tls_files(PAIR, CA.certificate)
+    secret = MountedSecret(tmp_path / "secret", files)
+    settings = ServerTls.model_validate({"directory": str(secret.directory), "clientCertificates": "Required"})
+    refused = []
+    for _ in range(1500):
+        head, body, tail = files[name].partition(files[name].splitlines(keepends=True)[1])
+        inner = bytearray(base64.b64decode(body + tail.rpartition(b"-----END")[0]))
+        for _ in range(randoms.choice((1, 1, 1, 2, 8))):
+            inner[randoms.randrange(len(inner))] = randoms.randrange(256)
+        damaged = head + base64.encodebytes(inner) + tail[tail.index(b"-----END") :]
+        if randoms.random() < 0.2:
+            place = randoms.randrange(len(damaged))
+            damaged = damaged[:place] + randoms.randbytes(2) + damaged[place + 2 :]
+        (secret.directory / name).unlink()
+        (secret.directory / name).write_bytes(damaged)
+        try:
+            tls.read_certificate(settings)
+        except ConfigurationError as error:
+            refused.append(str(error))
+    assert len(refused) > 100
+    assert all(message.startswith("ca.crt " if name == "ca.crt" else "tls.") for message in refused)
 
 
 def test_the_key_is_in_no_repr(secret: MountedSecret) -> None:
