@@ -30,3 +30,14 @@ def sample_pipelines() -> dict[str, str]:
 
 
 EXAMPLES = {name: text for page in PAGES for name, text in pipelines_in(page).items()}
+
+
+def console_commands(page: Path) -> dict[str, list[str]]:
+    """Heading -> the commands below it, as its console blocks show them after a `$`; `\\` goes on in the next line."""
+    found: dict[str, list[str]] = {}
+    for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        blocks = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+        commands = [command for block in blocks for command in re.findall(r"^\$ ((?:.*\\\n)*.*)$", block, re.MULTILINE)]
+        if commands:
+            found[section.partition("\n")[0]] = commands
+    return found

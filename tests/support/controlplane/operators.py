@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
@@ -37,8 +37,12 @@ class OperatorProcess:
         namespaces: Sequence[str] = (),
         identity: str = _IDENTITY,
         fork: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Keeps its log and address file below `directory`. `fork`: the same `main`, but started in milliseconds."""
+        """Keeps its log and address file below `directory`. `fork`: the same `main`, but started in milliseconds.
+
+        `environment` is added to that of the tests, of a program of its own.
+        """
         number = next(_numbers)
         self._address_file = directory / f"operator-{number}.json"
         self.log = directory / f"operator-{number}.log"
@@ -47,7 +51,8 @@ class OperatorProcess:
         flags += [part for namespace in namespaces for part in ("--namespace", namespace)]
         self.flags = [*flags, *arguments]
         command = [sys.executable, "-m", "omni_operator", *self.flags]
-        self.child = _ForkedChild(self.flags, self.log) if fork else ChildProcess("operator", command, self.log)
+        added = {**os.environ, **(environment or {})}
+        self.child = _ForkedChild(self.flags, self.log) if fork else ChildProcess("operator", command, self.log, added)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,0 +1,291 @@
+"""The chart as text: lint, a matrix of values against the API's schemas and a real API server, refusals, rights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_operator.settings import OperatorSettings, parse_settings
+from support.controlplane.api import eventually
+from support.controlplane.api_server import ApiServer
+from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
+from support.controlplane.chart_variants import EVERYTHING, VARIANTS
+from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest, operator_process, pick_one
+from support.controlplane.schemas import LOCATION, write_schemas
+
+pytestmark = pytest.mark.controlplane
+
+MONITORING_CRDS = sorted((ROOT / "tests" / "support" / "controlplane").glob("*_crd.yaml"))
+RBAC = ROOT / "manifests" / "rbac"
+CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="module")
+def server(api_server: ApiServer) -> ApiServer:
+    """The API server with the namespaces of the variants and the Prometheus operator's APIs."""
+    api_server.apply_crds(*MONITORING_CRDS)
+    known = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
+    eventually(lambda: all(kind in json.dumps(api_server.admin.call("GET", "/openapi/v2")) for kind in known))
+    for name in (NAMESPACE, "team-a", "team-b"):
+        api_server.create_namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
+    return api_server
+
+
+# Lint, and what the values make
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_lint(helm: Helm, name: str) -> None:
+    said = helm.run("lint", "--strict", CHART, f"--kube-version={KUBERNETES_VERSION}", values=VARIANTS[name]).stdout
+    assert "0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_has_the_apis_schemas(helm: Helm, server: ApiServer, name: str, tmp_path: Path) -> None:
+    manifests = helm.template(VARIANTS[name])
+    write_schemas(server.admin, tmp_path, {(item["apiVersion"], item["kind"]) for item in manifests})
+    checker = find_binaries("kubeconform")["kubeconform"]
+    command = [str(checker), "-strict", "-summary", "-schema-location", f"{tmp_path}/{LOCATION}"]
+    checked = subprocess.run(
+        command, input=yaml.safe_dump_all(manifests), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"Valid: {len(manifests)}, Invalid: 0, Errors: 0, Skipped: 0" in checked.stdout
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_api_server_takes_every_variant(helm: Helm, server: ApiServer, name: str) -> None:
+    """Strictly: nothing unknown, nothing twice; Pod Security `restricted` warns only where its rules are given up."""
+    manifests = [item for item in helm.template(VARIANTS[name]) if item["kind"] != "CustomResourceDefinition"]
+    if name == "bare pods":
+        manifests = [item for item in manifests if item["kind"] != "Pod"]
+    done = server.kubectl(
+        *("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"),
+        stdin=yaml.safe_dump_all(manifests),
+    )
+    assert len(done.stdout.splitlines()) == len(manifests)
+    assert ("Warning" in done.stderr) == (name == "bare pods"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["default", "everything", "nothing optional", "two replicas"])
+def test_selectors_select_the_operators_pods_and_not_the_tests(helm: Helm, name: str) -> None:
+    manifests = helm.template(VARIANTS[name])
+    pod = pick_one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    test = pick_one(manifests, "Pod")["metadata"]["labels"]
+    selectors = [selector for item in manifests for selector in selectors_of(item)]
+    assert len(selectors) >= 2
+    for selector in selectors:
+        assert selector.items() <= pod.items()
+        assert not selector.items() <= test.items()
+
+
+def selectors_of(manifest: Manifest) -> list[dict[str, str]]:
+    spec = manifest.get("spec", {})
+    match manifest["kind"]:
+        case "Service":
+            return [spec["selector"]]
+        case "NetworkPolicy":
+            return [spec["podSelector"]["matchLabels"]]
+        case "Deployment" | "PodDisruptionBudget":
+            return [spec["selector"]["matchLabels"]]
+        case _:
+            return []
+
+
+def test_every_object_says_where_it_comes_from(helm: Helm) -> None:
+    for manifest in helm.template(EVERYTHING):
+        labels = manifest["metadata"]["labels"]
+        assert labels["team"] == "speech", manifest["kind"]
+        assert labels["app.kubernetes.io/part-of"] == "omnipipeline"
+        if manifest["kind"] not in CLUSTER_SCOPED:
+            assert manifest["metadata"]["namespace"] in (NAMESPACE, "team-a", "team-b")
+
+
+def test_a_tenant_needs_no_rights_in_the_cluster(helm: Helm) -> None:
+    manifests = helm.template(VARIANTS["no rights in the cluster"])
+    assert {item["kind"] for item in manifests} & CLUSTER_SCOPED == set()
+
+
+def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
+    manifests = helm.template(EVERYTHING)
+    (rule,) = pick_one(manifests, "NetworkPolicy")["spec"]["ingress"]
+    peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
+    labels = pick_one(manifests, "Pod")["metadata"]["labels"]
+    assert [peer for peer in peers if peer.items() <= labels.items()]
+
+
+@pytest.mark.parametrize(
+    ("values", "image", "stage_image"),
+    [
+        ({}, "omnipipeline-operator:0.1.0", "omnipipeline-stage:0.1.0"),
+        (
+            {"imageRegistry": "r.example:5000/a"},
+            "r.example:5000/a/omnipipeline-operator:0.1.0",
+            "r.example:5000/a/omnipipeline-stage:0.1.0",
+        ),
+        (
+            {"image": {"digest": f"sha256:{'a' * 64}", "tag": "x"}, "stageImage": {"repository": "s", "tag": "gpu"}},
+            f"omnipipeline-operator@sha256:{'a' * 64}",
+            "s:gpu",
+        ),
+    ],
+)
+def test_images(helm: Helm, values: Mapping[str, Any], image: str, stage_image: str) -> None:
+    manifests = helm.template(values)
+    containers = [pick_one(manifests, "Pod")["spec"]["containers"][0]]
+    containers += pick_one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {container["image"] for container in containers} == {image}
+    assert operator_process(pick_one(manifests, "Deployment"))[1]["OMNI_OPERATOR_DEFAULT_IMAGE"] == stage_image
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"replica": 2}, "additional properties 'replica' not allowed"),
+        ({"image": {"tags": "1"}}, "at '/image': additional properties 'tags' not allowed"),
+        ({"replicas": "two"}, "at '/replicas': got string, want integer"),
+        ({"replicas": -1}, "at '/replicas': minimum: got -1, want 0"),
+        ({"image": {"tag": 1.5}}, "at '/image/tag': got number, want string"),
+        ({"image": {"digest": "abc"}}, "at '/image/digest': 'abc' does not match pattern '^(sha256:[0-9a-f]{64})?$'"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+        ({"imageRegistry": "r.example/"}, "at '/imageRegistry'"),
+        ({"watchNamespaces": "team-a"}, "at '/watchNamespaces': got string, want array"),
+        ({"watchNamespaces": ["Team"]}, "at '/watchNamespaces/0': 'Team' does not match pattern"),
+        ({"watchNamespaces": ["a", "a"]}, "items at 0 and 1 are equal"),
+        ({"hubEndpoint": "hub.example"}, "at '/hubEndpoint'"),
+        ({"operator": {"logLevel": "loud"}}, "at '/operator/logLevel'"),
+        ({"operator": {"workers": 0}}, "at '/operator/workers': minimum: got 0, want 1"),
+        ({"operator": {"extraArgs": [1]}}, "at '/operator/extraArgs/0': got number, want string"),
+        ({"tolerations": ["x"]}, "at '/tolerations/0': got string, want object"),
+        ({"fullnameOverride": "Omni"}, "at '/fullnameOverride'"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm: Helm, values: Mapping[str, Any], says: str) -> None:
+    command = ("template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}")
+    done = helm.run(*command, values=values, check=False)
+    assert done.returncode != 0
+    assert says in done.stdout, done.stdout
+
+
+def test_an_old_cluster_is_refused(helm: Helm) -> None:
+    done = helm.run("template", RELEASE, CHART, "--kube-version=v1.29.9", check=False)
+    assert "requires kubeVersion: >=1.30.0-0" in done.stdout
+
+
+# What the operator may do, and what it is started with
+
+
+def role_rules(file: str, kind: str) -> list[Any]:
+    """The rules for pipelines and their children, and those for the Lease, of the plain manifests."""
+    documents = list(yaml.safe_load_all((RBAC / file).read_text()))
+    return [
+        pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
+        pick_one(documents, "Role", suffix="-lease")["rules"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "file", "kind"),
+    [({}, "cluster.yaml", "ClusterRole"), ({"watchNamespaces": ["team-a"]}, "namespaced.yaml", "Role")],
+    ids=["cluster", "namespaced"],
+)
+def test_rights_are_those_of_the_plain_manifests(helm: Helm, values: Mapping[str, Any], file: str, kind: str) -> None:
+    manifests = helm.template({"fullnameOverride": "omnipipeline-operator", **values})
+    rendered = [
+        pick_one(manifests, kind, suffix="omnipipeline-operator")["rules"],
+        pick_one(manifests, "Role", suffix="-lease")["rules"],
+    ]
+    assert rendered == role_rules(file, kind)
+
+
+def test_rights_of_pod_monitors_go_with_their_switch(helm: Helm) -> None:
+    full = pick_one(helm.template(), "ClusterRole", suffix="-omnipipeline")["rules"]
+    values = {"metrics": {"podMonitors": {"enabled": False}}}
+    less = pick_one(helm.template(values), "ClusterRole", suffix="-omnipipeline")["rules"]
+    assert [rule["resources"] for rule in full if rule not in less] == [["podmonitors"]]
+
+
+def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
+    manifests = helm.template({"watchNamespaces": ["team-a", "team-b"]})
+    bindings = [item for item in manifests if item["kind"] == "RoleBinding" and item["roleRef"]["name"] == RELEASE]
+    assert [item["metadata"]["namespace"] for item in bindings] == ["team-a", "team-b"]
+    assert {subject["namespace"] for item in bindings for subject in item["subjects"]} == {NAMESPACE}
+
+
+def settings_of(manifests: list[Manifest]) -> OperatorSettings:
+    """What the operator makes of the pod's command and environment."""
+    command, environment = operator_process(pick_one(manifests, "Deployment"))
+    assert command[:3] == ["python", "-m", "omni_operator"]
+    return parse_settings(command[3:], environment)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_operator_understands_what_it_is_started_with(helm: Helm, name: str) -> None:
+    manifests = helm.template(VARIANTS[name])
+    settings = settings_of(manifests)
+    leases = [item for item in manifests if item["kind"] == "Role" and item["metadata"]["name"].endswith("-lease")]
+    assert len(leases) == (name != "nothing optional")
+    for role in leases:
+        assert [settings.lease_name] in [rule.get("resourceNames") for rule in role["rules"]]
+    ports = pick_one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    assert [port["containerPort"] for port in ports] == [settings.health_port, settings.metrics_port]
+
+
+def test_every_value_reaches_the_operator(helm: Helm) -> None:
+    settings = settings_of(helm.template(EVERYTHING))
+    assert settings.namespaces == ("team-a", "team-b")
+    assert settings.default_image == f"registry.example:5000/mirror/omnipipeline-stage@sha256:{'0' * 64}"
+    assert settings.image_pull_policy == "Never"
+    assert settings.cluster_domain == "example.local"
+    assert settings.hub_endpoint == "https://hub.example:8443/hf"
+    assert (settings.log_format, settings.log_level) == ("text", "debug")
+    assert (settings.api_qps, settings.workers, settings.resync_s, settings.debounce_s) == (50, 2, 60, 0.1)
+    assert (settings.lease_name, settings.lease_duration_s) == ("omni", 30)
+    assert settings.pod_monitors
+    assert dict(settings.pod_monitor_labels) == {"release": "prometheus", "example.com/team": "speech"}
+
+
+def test_the_values_defaults_are_the_operators(helm: Helm) -> None:
+    """Where the chart has no opinion of its own."""
+    own, charted = OperatorSettings(), settings_of(helm.template())
+    for name in ("namespaces", "cluster_domain", "hub_endpoint", "pod_monitors", "log_format", "log_level", "api_qps"):
+        assert getattr(charted, name) == getattr(own, name), name
+    assert (charted.workers, charted.resync_s, charted.lease_duration_s) == (
+        own.workers,
+        own.resync_s,
+        own.lease_duration_s,
+    )
+
+
+# What is said to the person who installed it
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, ["serves every namespace.", "kubectl apply --namespace default", "unauthenticated plaintext"]),
+        ({"watchNamespaces": ["team-a", "b"]}, ["serves team-a, b.", "kubectl get omnipipelines --namespace team-a"]),
+        ({"replicas": 0}, ["It has no pod"]),
+        ({"crds": {"install": False}}, ["This release does not bring the CRD"]),
+    ],
+)
+def test_notes(server: ApiServer, tmp_path: Path, values: Mapping[str, Any], says: list[str]) -> None:
+    helm = Helm(tmp_path, server.kubeconfig)
+    said = helm.run("install", "never", CHART, "--dry-run=server", "--take-ownership", values=values).stdout
+    notes = said.rpartition("NOTES:")[2]
+    for part in says:
+        assert part in notes, notes

@@ -1,0 +1,243 @@
+"""Releases of the chart by the real Helm: install, upgrade, rollback, uninstall, and what pipelines notice of it.
+
+The operator's pod is a process with the command, environment and rights that the chart gives it.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest
+from support.controlplane.operator_pods import OperatorPods, pod_uids
+from support.controlplane.pipelines import build_pipeline, list_children, wait_condition, wait_settled
+
+pytestmark = pytest.mark.controlplane
+
+CRD = "omnipipelines.omnipipeline.io"
+OLD_VERSION = "0.0.9"
+_numbers = itertools.count()
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without our CRD."""
+    with ControlPlane(tmp_path_factory.mktemp("helm-plane")) as plane:
+        plane.create_namespace(NAMESPACE, labels=RESTRICTED)
+        yield plane
+
+
+@pytest.fixture
+def models(plane: ControlPlane) -> Iterator[Api]:
+    """A client in a namespace for pipelines."""
+    api = plane.create_namespace(f"models-{next(_numbers)}", labels=RESTRICTED)
+    yield api
+    plane.admin.delete("Namespace", api.namespace)
+
+
+@pytest.fixture
+def pods(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPods]:
+    with OperatorPods(plane, tmp_path) as pods:
+        yield pods
+
+
+@pytest.fixture
+def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -> Iterator[Run]:
+    """helm(*arguments, fails=False) -> what it said; the operator's process follows. Nothing is left after the test."""
+    binary = Helm(tmp_path).binary
+    environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(plane.kubeconfig)}
+    environment["HELM_NAMESPACE"] = NAMESPACE
+
+    def run(*arguments: str | Path, fails: bool = False) -> str:
+        done = pods.run(f"{binary} {' '.join(map(str, arguments))}", environment)
+        assert (done.returncode != 0) == fails, done.stdout
+        return done.stdout
+
+    yield run
+    for release in run("list", "--short", "--all").split():
+        run("uninstall", release, "--wait")
+    plane.admin.delete("CustomResourceDefinition", CRD)
+    eventually(lambda: plane.admin.find("CustomResourceDefinition", CRD) is None, why="the CRD is gone")
+
+
+@pytest.fixture
+def old_chart(tmp_path: Path) -> Path:
+    """The chart as an earlier version of it may have been: pipelines could not be suspended then."""
+    chart = tmp_path / "old" / "omnipipeline"
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": OLD_VERSION, "appVersion": OLD_VERSION}))
+    crd = yaml.safe_load((chart / "files" / "crd.yaml").read_text())
+    (version,) = crd["spec"]["versions"]
+    del version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]["suspend"]
+    columns = version["additionalPrinterColumns"]
+    version["additionalPrinterColumns"] = [column for column in columns if column["name"] != "Suspended"]
+    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
+    return chart
+
+
+def without_image(name: str) -> Manifest:
+    """A pipeline that runs on the operator's default image."""
+    manifest = build_pipeline(name)
+    del manifest["spec"]["defaults"]
+    return manifest
+
+
+def images_of(api: Api, name: str) -> set[str]:
+    children = list_children(api, name)
+    deployments = [child for (kind, _), child in children.items() if kind == "Deployment"]
+    return {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in deployments}
+
+
+def knows_suspend(plane: ControlPlane) -> bool:
+    (version,) = plane.admin.get("CustomResourceDefinition", CRD)["spec"]["versions"]
+    return "suspend" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+
+
+def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: ControlPlane, models: Api) -> None:
+    said = helm("install", RELEASE, CHART, "--wait")
+    assert "STATUS: deployed" in said
+    assert "unauthenticated plaintext" in said
+    assert "Phase:          Succeeded" in helm("test", RELEASE, "--timeout=60s")
+    models.apply(without_image("omni"))
+    wait_settled(models)
+    assert images_of(models, "omni") == {"omnipipeline-stage:0.1.0"}
+    before = pod_uids(models)
+    assert len(before) == 3
+
+    said = helm("uninstall", RELEASE, "--wait")
+    assert "[CustomResourceDefinition] omnipipelines.omnipipeline.io" in said
+    # What stays: the CRD, pipelines, what they run; the operator's Lease; the namespace.
+    assert wait_settled(models)["metadata"]["name"] == "omni"
+    assert pod_uids(models) == before
+    system = plane.admin.in_namespace(NAMESPACE)
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    left = {kind for kind in LISTED if [item for item in system.list(kind) if is_ours(item)]}
+    assert left == {"Lease"}
+    for kind in ("ClusterRole", "ClusterRoleBinding"):
+        assert [item for item in plane.admin.list(kind) if is_ours(item)] == []
+
+    # Without an operator nothing is healed; whoever comes back adopts the CRD and the pipelines, and restarts nothing.
+    models.delete("Service", "omni")
+    helm("install", RELEASE, CHART, "--wait")
+    eventually(lambda: models.find("Service", "omni"), why="healed")
+    wait_settled(models)
+    assert pod_uids(models) == before
+
+
+LISTED = (
+    "Deployment",
+    "Service",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "NetworkPolicy",
+    "ConfigMap",
+    "Secret",
+    "Lease",
+)
+
+
+def is_ours(manifest: Manifest) -> bool:
+    return "omnipipeline" in manifest["metadata"]["name"]
+
+
+def test_upgrade_of_the_chart_and_its_crd_and_back(
+    helm: Run, old_chart: Path, pods: OperatorPods, plane: ControlPlane, models: Api
+) -> None:
+    helm("install", RELEASE, old_chart, "--wait")
+    suspended = {**build_pipeline("new"), "spec": {**build_pipeline()["spec"], "suspend": True}}
+    assert "suspend" not in models.create(suspended)["spec"], "pruned"
+    models.delete("OmniPipeline", "new")
+    models.apply(build_pipeline("pinned"))
+    models.apply(without_image("follows"))
+    for name in ("pinned", "follows"):
+        wait_settled(models, name)
+    assert images_of(models, "follows") == {f"omnipipeline-stage:{OLD_VERSION}"}
+    pinned = pod_uids(models, "omnipipeline.io/pipeline=pinned")
+    uid = models.get("OmniPipeline", "pinned")["metadata"]["uid"]
+
+    helm("upgrade", RELEASE, CHART, "--wait")
+    assert knows_suspend(plane)
+    eventually(lambda: images_of(models, "follows") == {"omnipipeline-stage:0.1.0"}, why="the default image is new")
+    wait_settled(models, "follows")
+    assert models.apply(suspended)["spec"]["suspend"] is True
+    wait_condition(models, "Ready", "new", status="False", reason="Suspended")
+
+    helm("rollback", RELEASE, "1", "--wait")
+    assert not knows_suspend(plane)
+    eventually(lambda: images_of(models, "follows") == {f"omnipipeline-stage:{OLD_VERSION}"}, why="the old image")
+    for name in ("pinned", "follows", "new"):
+        wait_settled(models, name)
+    # A pipeline that names its image kept its pods all the way.
+    assert pod_uids(models, "omnipipeline.io/pipeline=pinned") == pinned
+    assert models.get("OmniPipeline", "pinned")["metadata"]["uid"] == uid
+
+
+def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
+    helm: Run, old_chart: Path, pods: OperatorPods, models: Api
+) -> None:
+    image = "--set stageImage.repository=registry.example/stage,stageImage.tag=stable"
+    helm("install", RELEASE, old_chart, "--wait", image)
+    models.apply(without_image("omni"))
+    wait_settled(models)
+    before = pod_uids(models)
+    helm("upgrade", RELEASE, CHART, "--wait", "--reset-then-reuse-values")
+    operator = pods.operator(NAMESPACE)
+    operator.child.wait_until(operator.is_ready)
+    operator.wait_reconciled(2)
+    wait_settled(models)
+    assert pod_uids(models) == before
+    assert images_of(models, "omni") == {"registry.example/stage:stable"}
+
+
+def test_a_crd_that_somebody_else_applied_is_taken_over_when_asked(helm: Run, plane: ControlPlane) -> None:
+    plane.kubectl("apply", "-f", ROOT / "manifests" / "crd")
+    said = helm("install", RELEASE, CHART, fails=True)
+    assert "invalid ownership metadata" in said
+    helm("install", RELEASE, CHART, "--take-ownership", "--wait")
+    annotations = plane.admin.get("CustomResourceDefinition", CRD)["metadata"]["annotations"]
+    assert annotations["meta.helm.sh/release-name"] == RELEASE
+    assert annotations["helm.sh/resource-policy"] == "keep"
+
+
+def test_a_tenants_operator_serves_its_namespaces_alone(
+    helm: Run, pods: OperatorPods, plane: ControlPlane, models: Api
+) -> None:
+    plane.apply_crds(*(ROOT / "manifests" / "crd").glob("*.yaml"))
+    other = plane.create_namespace("others")
+    own = "--set crds.install=false,rbac.aggregate=false"
+    helm("install", RELEASE, CHART, own, "--set", f"'watchNamespaces={{{models.namespace}}}'", "--wait")
+    for api in (models, other):
+        api.apply(build_pipeline())
+    wait_settled(models)
+    assert list_children(other) == {}
+    assert not other.get("OmniPipeline", "omni").get("status")
+    log = pods.operator(NAMESPACE).log.read_text()
+    assert f"serving {models.namespace}" in log
+    assert '"ERROR"' not in log
+    plane.admin.delete("Namespace", "others")
+
+
+def test_a_namespace_that_is_not_there_is_named(helm: Run) -> None:
+    said = helm("install", RELEASE, CHART, "--set", "'watchNamespaces={nowhere}'", fails=True)
+    assert 'namespaces "nowhere" not found' in said
+
+
+def test_the_release_fits_its_secret(helm: Run, plane: ControlPlane) -> None:
+    """Helm keeps chart and manifests in one Secret, which may have 1 MiB."""
+    helm("install", RELEASE, CHART, "--wait")
+    (secret,) = plane.admin.list("Secret", "owner=helm", NAMESPACE)
+    size = sum(len(base64.b64decode(value)) for value in secret["data"].values())
+    assert size < 512 * 1024, size

@@ -1,0 +1,124 @@
+"""manifests/install.yaml: the chart's default render, applied by the real kubectl, kustomized, and deleted again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.controlplane.api import eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.helm import CHART, NAMESPACE, ROOT, Helm, Manifest, operator_process, pick_one
+from support.controlplane.operator_pods import OperatorPods
+from support.controlplane.pipelines import build_pipeline, wait_settled
+
+pytestmark = pytest.mark.controlplane
+
+INSTALL = ROOT / "manifests" / "install.yaml"
+OVERLAY = ROOT / "docs" / "examples" / "private-registry"
+CRD = "omnipipelines.omnipipeline.io"
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("manifest-plane")) as plane:
+        yield plane
+
+
+def read_all(text: str) -> list[Manifest]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def key_of(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def test_it_is_the_charts_render(helm: Helm) -> None:
+    script = ROOT / "scripts" / "render_manifests.py"
+    command = [sys.executable, str(script), "--helm", str(helm.binary), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
+    """Told apart from the script that writes it: the same objects, the same content."""
+    written = {key_of(item): item for item in read_all(INSTALL.read_text())}
+    rendered = {key_of(item): item for item in helm.template() if item["kind"] != "Pod"}
+    assert written.keys() - rendered.keys() == {("Namespace", NAMESPACE)}
+    assert rendered.keys() <= written.keys()
+    for key, item in rendered.items():
+        assert without_metadata(written[key]) == without_metadata(item), key
+    assert "helm" not in INSTALL.read_text().partition("\n---\n")[2].lower()
+
+
+def without_metadata(manifest: Manifest) -> Any:
+    """The object without metadata, a pod template's included."""
+    if isinstance(manifest, dict):
+        return {key: without_metadata(value) for key, value in manifest.items() if key != "metadata"}
+    return manifest
+
+
+def test_a_kustomization_changes_images_and_pull_secrets(plane: ControlPlane) -> None:
+    base = read_all(plane.kubectl("kustomize", ROOT / "manifests").stdout)
+    assert {key_of(item) for item in base} == {key_of(item) for item in read_all(INSTALL.read_text())}
+    overlaid = read_all(plane.kubectl("kustomize", OVERLAY).stdout)
+    deployment = pick_one(overlaid, "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example/omnipipeline-operator:0.1.0"
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    environment = operator_process(deployment)[1]
+    before = operator_process(pick_one(base, "Deployment"))[1]
+    image = {"OMNI_OPERATOR_DEFAULT_IMAGE": "registry.example/omnipipeline-stage:0.1.0"}
+    assert environment == {**before, **image}
+
+
+def test_the_overlays_version_is_the_charts() -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    text = (OVERLAY / "kustomization.yaml").read_text()
+    assert f"newTag: {version}\n" in text
+    assert f"omnipipeline-stage:{version}\n" in text
+
+
+def test_the_tiny_manifests_are_taken_as_they_are(plane: ControlPlane) -> None:
+    plane.apply_crds(*(ROOT / "manifests" / "crd").glob("*.yaml"))
+    plane.create_namespace("tiny", labels={"pod-security.kubernetes.io/warn": "restricted"})
+    flags = ("--dry-run=server", "--validate=strict", "--server-side")
+    done = plane.kubectl("apply", *flags, "-f", ROOT / "manifests" / "tiny", namespace="tiny")
+    assert len(done.stdout.splitlines()) == 3
+    assert "Warning" not in done.stderr
+    plane.admin.delete("CustomResourceDefinition", CRD)
+    eventually(lambda: plane.admin.find("CustomResourceDefinition", CRD) is None, why="the CRD is gone")
+
+
+def test_apply_again_serve_and_delete_by_selector(plane: ControlPlane, tmp_path: Path) -> None:
+    first = plane.kubectl("apply", "-f", INSTALL)
+    assert "created" in first.stdout
+    assert "Warning" not in first.stderr
+    again = plane.kubectl("apply", "-f", INSTALL).stdout.splitlines()
+    assert [line for line in again if not line.endswith("unchanged")] == []
+    plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", INSTALL)
+    api = plane.create_namespace("models")
+    with OperatorPods(plane, tmp_path) as pods:
+        pods.step()
+        plane.kubectl(
+            "rollout", "status", "deployment/omnipipeline", "--timeout=60s", namespace=NAMESPACE, timeout_s=90
+        )
+        api.apply(build_pipeline())
+        wait_settled(api)
+    plane.kubectl("delete", "-f", INSTALL, "--selector", "app.kubernetes.io/name=omnipipeline-operator")
+    system = plane.admin.in_namespace(NAMESPACE)
+    eventually(lambda: system.list("Pod") == [], why="the operator's pod goes")
+    assert plane.admin.find("CustomResourceDefinition", CRD)
+    assert plane.admin.find("Namespace", NAMESPACE)
+    assert wait_settled(api)["metadata"]["name"] == "omni"
+    assert [role for role in plane.admin.list("ClusterRole") if "omnipipeline" in role["metadata"]["name"]] == []

@@ -1,0 +1,124 @@
+"""The commands of docs/install.md and docs/upgrade.md, run as they are written, section by section.
+
+The operator's pod is a process with what its Deployment says; the nodes are kwok's, so images need not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.controlplane.api import eventually
+from support.controlplane.binaries import find_binaries
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT
+from support.controlplane.operator_pods import OperatorPods
+from support.doc_examples import console_commands
+
+pytestmark = pytest.mark.controlplane
+
+CRD = "omnipipelines.omnipipeline.io"
+# What needs a registry, or builds for minutes.
+NOT_RUN = ("make images", "docker push")
+# What a StorageClass would make for the claim of manifests/tiny.
+VOLUME = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolume",
+    "metadata": {"name": "tiny"},
+    "spec": {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "",
+        "hostPath": {"path": "/models"},
+    },
+}
+SECTIONS = {
+    f"{page}: {section}": commands
+    for page in ("install", "upgrade")
+    for section, commands in console_commands(ROOT / "docs" / f"{page}.md").items()
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with ControlPlane(tmp_path_factory.mktemp("pages-plane")) as plane:
+        plane.admin.apply(VOLUME)
+        yield plane
+
+
+@pytest.fixture
+def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
+    """That of a person who has helm, kubectl and a kubeconfig."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, path in find_binaries("helm", "kubectl").items():
+        (folder / name).symlink_to(path)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(tmp_path), "KUBECONFIG": str(plane.kubeconfig)}
+
+
+@pytest.fixture
+def pods(plane: ControlPlane, environment: dict[str, str], tmp_path: Path) -> Iterator[OperatorPods]:
+    """The operator's pods on an empty cluster; what a section leaves goes after the test."""
+    with OperatorPods(plane, tmp_path) as pods:
+        yield pods
+        for manifest in plane.admin.call("GET", "/apis/apps/v1/deployments")["items"]:
+            where = manifest["metadata"]["namespace"]
+            if manifest["metadata"]["labels"].get("app.kubernetes.io/managed-by") == "Helm":
+                pods.run(f"helm uninstall --namespace {where} omnipipeline", environment)
+    plane.kubectl("delete", "--ignore-not-found", "-f", ROOT / "manifests" / "install.yaml", "--wait=false")
+    plane.kubectl("delete", "--ignore-not-found", "namespace", "speech", "--wait=false")
+    gone = (("CustomResourceDefinition", CRD), ("Namespace", NAMESPACE), ("Namespace", "speech"))
+    eventually(lambda: not any(plane.admin.find(*name) for name in gone), timeout_s=60, why="all is gone")
+
+
+@pytest.fixture
+def old_release(pods: OperatorPods, environment: dict[str, str], tmp_path: Path) -> None:
+    """An earlier chart, from which the page on upgrades starts."""
+    chart = tmp_path / "old" / RELEASE
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump({**about, "version": "0.0.9"}))
+    install = f"helm install {RELEASE} {chart} --namespace {NAMESPACE} --create-namespace --wait --set replicas=2"
+    run_all([install], pods, environment)
+
+
+def run_all(commands: list[str], pods: OperatorPods, environment: dict[str, str]) -> None:
+    for command in commands:
+        if command.startswith(NOT_RUN):
+            continue
+        done = pods.run(command, environment)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("name", [name for name in SECTIONS if name.startswith("install") and "Images" not in name])
+def test_install_page(name: str, pods: OperatorPods, environment: dict[str, str]) -> None:
+    run_all(SECTIONS[name], pods, environment)
+
+
+@pytest.mark.usefixtures("old_release")
+def test_upgrade_page(pods: OperatorPods, environment: dict[str, str]) -> None:
+    sections = [commands for name, commands in SECTIONS.items() if name.startswith("upgrade")]
+    assert len(sections) == 2
+    for commands in sections:
+        run_all(commands, pods, environment)
+
+
+def test_what_is_listed_as_installed_is_what_is_installed() -> None:
+    section = (ROOT / "docs" / "install.md").read_text().split("## What is installed\n")[1].split("\n## ")[0]
+    listed = {kind for cell in re.findall(r"^\| ([A-Z][\w, ]+) \|", section, re.MULTILINE) for kind in cell.split(", ")}
+    documents = list(yaml.safe_load_all((ROOT / "manifests" / "install.yaml").read_text()))
+    assert {item["kind"] for item in documents} - {"Namespace"} == listed - {"PodDisruptionBudget"}
+
+
+def test_every_section_with_commands_is_run() -> None:
+    assert len(SECTIONS) >= 8
+    for page in ("install", "upgrade"):
+        shown = re.findall(r"^\$ (.*)", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+        run = [command for name, commands in SECTIONS.items() if name.startswith(page) for command in commands]
+        assert len(run) == len(shown)

@@ -1,0 +1,81 @@
+"""The real helm, and the chart under test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.controlplane.api import Manifest
+from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = ROOT / "helm" / "omnipipeline"
+RELEASE = "omnipipeline"
+NAMESPACE = "omnipipeline-system"
+
+
+class Helm:
+    """Runs helm with a home of its own; with a kubeconfig it acts on that cluster."""
+
+    def __init__(self, directory: Path, kubeconfig: Path | None = None) -> None:
+        self._directory = directory
+        self.binary = find_binaries("helm")["helm"]
+        self._environment = {**os.environ, "HOME": str(directory), "HELM_NAMESPACE": NAMESPACE}
+        self._environment["KUBECONFIG"] = str(kubeconfig or directory / "none")
+
+    def run(
+        self,
+        *arguments: str | Path,
+        values: Mapping[str, Any] | None = None,
+        check: bool = True,
+        timeout_s: float = 120.0,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run it, with values in a file; both outputs are in `stdout`.
+
+        Raises:
+            AssertionError: it failed (unless check=False); carries what it said.
+        """
+        command = [str(self.binary), *map(str, arguments)]
+        if values is not None:
+            file = self._directory / "values.yaml"
+            file.write_text(yaml.safe_dump(dict(values)))
+            command += ["--values", str(file)]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout_s,
+            env=self._environment,
+            check=False,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(command)} -> {done.returncode}:\n{done.stdout}")
+        return done
+
+    def template(self, values: Mapping[str, Any] | None = None, *arguments: str) -> list[Manifest]:
+        """What the chart renders, hooks included."""
+        text = self.run(
+            "template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", *arguments, values=values or {}
+        ).stdout
+        return [document for document in yaml.safe_load_all(text) if document]
+
+
+def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manifest:
+    """The one object of a kind (whose name ends so)."""
+    found = [item for item in manifests if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+    if len(found) != 1:
+        raise AssertionError(f"{len(found)} objects of kind {kind} ending in {suffix!r}")
+    return found[0]
+
+
+def operator_process(deployment: Manifest) -> tuple[list[str], dict[str, str]]:
+    """Command with arguments, and environment, of a Deployment's operator."""
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {item["name"]: item["value"] for item in container["env"]}
+    return [*container["command"], *container.get("args", [])], environment

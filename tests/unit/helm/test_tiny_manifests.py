@@ -1,0 +1,58 @@
+"""manifests/tiny: the tiny sample in a cluster without GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_operator.desired.deployment import USER_ID
+from omni_proto.pipeline.offline import load_checked
+
+ROOT = Path(__file__).parents[3]
+TINY = ROOT / "manifests" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def model() -> dict[str, Any]:
+    """The objects of model.yaml by kind."""
+    return {item["kind"]: item for item in yaml.safe_load_all((TINY / "model.yaml").read_text())}
+
+
+def test_the_pipeline_is_the_sample_with_another_image_and_model() -> None:
+    pipeline = load_checked(TINY / "pipeline.yaml").model_dump()
+    sample = load_checked(ROOT / "manifests" / "samples" / "tiny-omni.yaml").model_dump()
+    for part in (pipeline, sample):
+        del part["spec"]["model"], part["spec"]["defaults"]
+    assert pipeline == sample
+
+
+def test_the_job_writes_where_the_pipeline_reads(model: dict[str, Any]) -> None:
+    pipeline = load_checked(TINY / "pipeline.yaml")
+    claim = model["PersistentVolumeClaim"]["metadata"]["name"]
+    pod = model["Job"]["spec"]["template"]["spec"]
+    (volume,) = [item for item in pod["volumes"] if "persistentVolumeClaim" in item]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+    (container,) = pod["containers"]
+    (mount,) = [item for item in container["volumeMounts"] if item["name"] == volume["name"]]
+    folder = pipeline.spec.model.uri.removeprefix(f"pvc://{claim}/")
+    assert f'"{mount["mountPath"]}/{folder}"' in container["args"][0]
+    assert container["image"] == pipeline.spec.defaults.image
+    # Who writes is who reads.
+    assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER_ID
+
+
+def test_the_jobs_script_writes_the_checkpoint(
+    model: dict[str, Any], tmp_path: Path, make_tiny_checkpoint: Callable[..., Path]
+) -> None:
+    (script,) = model["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    script = script.replace("/models/", f"{tmp_path}/")
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    expected = make_tiny_checkpoint()
+    written = {path.relative_to(tmp_path / "tiny-omni"): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    assert written == {path.relative_to(expected): path.read_bytes() for path in expected.rglob("*.*")}
