@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from omni_proto.stage_config import StageConfig
+from omni_proto.client import ClientTls, OmniClient
+from omni_proto.stage_config import ServerTls, StageConfig
 from support.certificates import DAY, Authority, MountedSecret, tls_files
 from support.pipelines import OMNIPIPE
-from support.stage_processes import CHEAP, StageProcess
+from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
 
@@ -176,3 +177,20 @@ def test_omnipipe_generate_over_tls(start: Callable[..., Entry], authority: Auth
     ):
         refused = generate(*flags)
         assert (refused.returncode, words in refused.stderr) == (1, True), refused.stderr
+
+
+def test_stages_below_the_entry_stay_plaintext(tmp_path: Path, authority: Authority) -> None:
+    secret = MountedSecret(tmp_path / "secret", tls_files(authority.issue(hosts=[HOST])))
+    configs = chain_configs(pick_chain_ports())
+    entry = configs["thinker"]
+    listen = entry.listen.model_copy(update={"tls": ServerTls(directory=str(secret.directory))})
+    configs["thinker"] = entry.model_copy(update={"listen": listen})
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    with StageProcess(list(configs.values()), tmp_path, CHEAP).start() as process:
+        target = f"grpcs://127.0.0.1:{process.ports['thinker']['grpc']}"
+        with OmniClient(target, tls=ClientTls(ca=tmp_path / "ca.crt", server_name=HOST)) as client:
+            answer = client.run(text="hello", timeout=60)
+        assert answer.text
+        assert answer.audio
+        with OmniClient(f"grpc://127.0.0.1:{process.ports['talker']['grpc']}") as client:
+            assert client.get_stage().stage == "talker"
