@@ -24,7 +24,11 @@ import pytest
 
 _SHARED = {
     # Session fixtures that take long to start: a control plane, a running pipeline, imports of vLLM.
-    "tests/controlplane/": "controlplane",
+    "tests/controlplane/test_chart": "",  # "": each file for itself, with a control plane of its own
+    "tests/controlplane/test_helm": "",
+    "tests/controlplane/test_install": "",
+    "tests/controlplane/test_crd": "API server",
+    "tests/controlplane/": "control plane",
     "tests/unit/schedulers/": "schedulers",
     "tests/unit/service/": "service",
     "tests/pipeline/test_cli_generate": "tiny pipeline",
@@ -42,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run on one worker, in order: those of a file, or of several that share much."""
-    return next((group for prefix, group in _SHARED.items() if nodeid.startswith(prefix)), nodeid.partition("::")[0])
+    group = next((group for prefix, group in _SHARED.items() if nodeid.startswith(prefix)), "")
+    return group or nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
