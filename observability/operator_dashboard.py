@@ -101,6 +101,17 @@ _API = Row(
             stacked=True,
         ),
         Panel(
+            "Time of a call",
+            [
+                Query(
+                    quantile(0.95, "omni_operator_api_call_duration_seconds", _OPERATOR, "verb"),
+                    "{{verb}} p95",
+                )
+            ],
+            "Until the API server answered, by RBAC verb.",
+            unit="s",
+        ),
+        Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
             "Since each watch last heard anything; one is asked for anew every minute, and 180 s restart the operator.",

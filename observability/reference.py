@@ -43,7 +43,7 @@ def collect_stage_metrics() -> list[Metric]:
 def collect_operator_metrics() -> list[Metric]:
     """Families of an operator that knows one pipeline."""
     metrics = Metrics()
-    metrics.count_call("get", "200")
+    metrics.count_call("get", "200", 0.02)
     samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
     metrics.add_readings(Readings(lambda: {"Pod": 1.0}, lambda: samples, lambda: 0, lambda: 0.0))
     return list(metrics.registry.collect())

@@ -8,6 +8,7 @@ first.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, Protocol
@@ -69,8 +70,8 @@ class WatchEvent(NamedTuple):
 class CallMetrics(Protocol):
     """Counts calls."""
 
-    def count_call(self, verb: str, code: str) -> None:
-        """One call of an RBAC verb that ended with an HTTP status, "timeout" or "unreachable"."""
+    def count_call(self, verb: str, code: str, seconds: float) -> None:
+        """One call of an RBAC verb: its HTTP status, "timeout" or "unreachable", known after so many seconds."""
 
 
 class ApiClient:
@@ -280,17 +281,17 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             self._session = self._connection.new_session()
-        counted = False
+        counted, began = False, time.monotonic()
         try:
             async with self._session.request(
                 method, URL(self._connection.server + path, encoded=True), **arguments
             ) as response:
-                self._metrics.count_call(verb, str(response.status))
+                self._metrics.count_call(verb, str(response.status), time.monotonic() - began)
                 counted = True
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             slow = isinstance(error, TimeoutError)
             if not counted:
-                self._metrics.count_call(verb, "timeout" if slow else "unreachable")
+                self._metrics.count_call(verb, "timeout" if slow else "unreachable", time.monotonic() - began)
             what = "no answer in time" if slow else f"{type(error).__name__}: {error}"
             raise UnreachableError(what, reason=TIMEOUT if slow else "Unreachable", call=f"{verb} {path}") from error

@@ -97,6 +97,14 @@ class Metrics:
             ["verb", "code"],
             registry=self.registry,
         )
+        self._call_duration = Histogram(
+            "omni_operator_api_call_duration",
+            "Until the API server answered a call, or did not, by RBAC verb; without what a watch brings after that.",
+            ["verb"],
+            unit="seconds",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
         self._noops = Counter(
             "omni_operator_noop_applies",
             "Applies that changed nothing: each is a fault of the comparison.",
@@ -107,9 +115,10 @@ class Metrics:
         )
         self._leader = Gauge("omni_operator_leader", "1 while this process may write.", registry=self.registry)
 
-    def count_call(self, verb: str, code: str) -> None:
+    def count_call(self, verb: str, code: str, seconds: float) -> None:
         """One call to the API server."""
         self._calls.labels(verb, code).inc()
+        self._call_duration.labels(verb).observe(seconds)
 
     def observe_reconcile(self, result: str, seconds: float) -> None:
         """One look at one pipeline."""

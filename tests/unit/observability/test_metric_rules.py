@@ -52,7 +52,7 @@ async def test_sound_is_timed_where_the_caller_gets_it() -> None:
 )
 def test_the_operator(accept: str, content_type: str) -> None:
     metrics = Metrics("1.2.3")
-    metrics.count_call("get", "200")
+    metrics.count_call("get", "200", 0.02)
     samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
     metrics.add_readings(Readings(lambda: {"Pod": 1.0}, lambda: samples, lambda: 0, lambda: 0.0))
     body, answered = metrics.render(accept)

@@ -74,7 +74,7 @@ def test_libraries_are_quiet(root_logger: logging.Logger) -> None:
 
 def test_metrics_are_named_as_documented() -> None:
     metrics = Metrics()
-    metrics.count_call("patch", "200")
+    metrics.count_call("patch", "200", 0.02)
     metrics.observe_reconcile("changed", 0.02)
     metrics.count_noop_apply()
     metrics.count_status_write()
@@ -90,6 +90,7 @@ def test_metrics_are_named_as_documented() -> None:
         'omni_operator_api_calls_total{code="200",verb="patch"} 1.0',
         'omni_operator_reconcile_total{result="changed"} 1.0',
         "omni_operator_reconcile_duration_seconds_count 1.0",
+        'omni_operator_api_call_duration_seconds_sum{verb="patch"} 0.02',
         "omni_operator_noop_applies_total 1.0",
         "omni_operator_status_writes_total 1.0",
         "omni_operator_leader 1.0",

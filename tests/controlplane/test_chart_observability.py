@@ -1,0 +1,82 @@
+"""Dashboards and alert rules as the chart ships them, by the commands of docs/observability.md and real helm."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.controlplane.helm import CHART, ROOT, Helm
+from support.prometheus import RULES, run_promtool
+
+pytestmark = pytest.mark.controlplane
+
+PAGE = (ROOT / "docs" / "observability.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+def flags_of_the_page() -> dict[str, Any]:
+    """--set a.b=true of the page's helm command, as values."""
+    values: dict[str, Any] = {}
+    for path, value in re.findall(r"--set (\S+)=(\S+)", PAGE):
+        at = values
+        *parents, leaf = path.split(".")
+        for parent in parents:
+            at = at.setdefault(parent, {})
+        at[leaf] = yaml.safe_load(value)
+    return values
+
+
+def test_the_command_of_the_page_makes_all_of_it(helm: Helm, tmp_path: Path) -> None:
+    manifests = helm.template(flags_of_the_page())
+    kinds = [item["kind"] for item in manifests]
+    assert {"ServiceMonitor", "PrometheusRule"} <= set(kinds)
+    pages = [item for item in manifests if item["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    shipped = {path.name: json.loads(path.read_text()) for path in (CHART / "files" / "dashboards").glob("*.json")}
+    found = {name: json.loads(text) for page in pages for name, text in page["data"].items()}
+    assert found == {f"omnipipeline-{name}": page for name, page in shipped.items()}
+    rules = next(item["spec"] for item in manifests if item["kind"] == "PrometheusRule")
+    assert rules == yaml.safe_load(RULES.read_text())
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    run_promtool("check", "rules", tmp_path / "rules.yaml")
+
+
+def test_none_of_it_is_there_unless_asked_for(helm: Helm) -> None:
+    manifests = helm.template({})
+    assert not [item for item in manifests if item["kind"] in ("PrometheusRule", "ServiceMonitor")]
+    assert not [item for item in manifests if "grafana_dashboard" in item["metadata"].get("labels", {})]
+
+
+def test_labels_namespace_and_runbooks_are_the_users(helm: Helm) -> None:
+    metrics = {
+        "prometheusRule": {
+            "enabled": True,
+            "labels": {"release": "mon"},
+            "runbookUrl": "https://wiki.example.com/omni/",
+        },
+        "dashboards": {
+            "enabled": True,
+            "namespace": "grafana",
+            "labels": {"grafana_dashboard": None, "dashboards": "yes"},
+            "annotations": {"grafana_folder": "Speech"},
+        },
+    }
+    manifests = helm.template({"metrics": metrics})
+    rule = next(item for item in manifests if item["kind"] == "PrometheusRule")
+    assert rule["metadata"]["labels"]["release"] == "mon"
+    urls = [entry["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for entry in group["rules"]]
+    assert all(url.startswith("https://wiki.example.com/omni/Omni") for url in urls)
+    pages = [item for item in manifests if item["metadata"].get("labels", {}).get("dashboards") == "yes"]
+    assert len(pages) == 2
+    for page in pages:
+        assert page["metadata"]["namespace"] == "grafana"
+        assert page["metadata"]["annotations"] == {"grafana_folder": "Speech"}
+        assert "grafana_dashboard" not in page["metadata"]["labels"]
