@@ -202,14 +202,30 @@ def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
     assert images_of(models, "omni") == {"registry.example/stage:stable"}
 
 
-def test_a_crd_that_somebody_else_applied_is_taken_over_when_asked(helm: Run, plane: ControlPlane) -> None:
-    plane.kubectl("apply", "-f", ROOT / "manifests" / "crd")
+def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: ControlPlane, models: Api) -> None:
+    plane.kubectl("apply", "-f", ROOT / "manifests" / "install.yaml")
+    models.apply(build_pipeline())
     said = helm("install", RELEASE, CHART, fails=True)
     assert "invalid ownership metadata" in said
     helm("install", RELEASE, CHART, "--take-ownership", "--wait")
+    wait_settled(models)
+    before = pod_uids(models)
+    assert owner_of(plane) == RELEASE
+    helm("uninstall", RELEASE, "--wait")
+
+    # What a release left behind, too, goes to one of another name only when asked.
+    assert "invalid ownership metadata" in helm("install", "other", CHART, fails=True)
+    helm("install", "other", CHART, "--take-ownership", "--wait")
+    assert owner_of(plane) == "other"
+    wait_settled(models)
+    assert pod_uids(models) == before
+
+
+def owner_of(plane: ControlPlane) -> str:
+    """The release that the CRD belongs to, which keeps it for good."""
     annotations = plane.admin.get("CustomResourceDefinition", CRD)["metadata"]["annotations"]
-    assert annotations["meta.helm.sh/release-name"] == RELEASE
     assert annotations["helm.sh/resource-policy"] == "keep"
+    return str(annotations["meta.helm.sh/release-name"])
 
 
 def test_a_tenants_operator_serves_its_namespaces_alone(
