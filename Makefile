@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install everything into .venv (other targets do it when needed)
 	@scripts/setup.sh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,17 @@ class ClientPod:
             text=True,
         )
 
+    def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
+        """The same on the node, beside the pods: what runs in a pod is cut off when the kubelet restarts."""
+        code = (_SUPPORT / script).read_text()
+        return subprocess.Popen(
+            ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def _manifest(self) -> Manifest:
         container = {
             "name": "client",
@@ -108,16 +120,23 @@ class Load:
     """Callers in the client's pod, from entering the block to leaving it; then `answered` and `failures` are known."""
 
     def __init__(
-        self, client: ClientPod, target: str, *, streams: int = 2, max_tokens: int = 16, timeout_s: float = 60
+        self,
+        client: ClientPod,
+        target: str,
+        *,
+        streams: int = 2,
+        max_tokens: int = 16,
+        timeout_s: float = 60,
+        on_node: bool = False,
     ) -> None:
-        self._client = client
+        self._start = client.start_python_on_node if on_node else client.start_python
         self._settings = {"target": target, "streams": streams, "max_tokens": max_tokens, "timeout_s": timeout_s}
         self.answered = 0
         self.failures: list[dict[str, Any]] = []
         self.longest_s = 0.0
 
     def __enter__(self) -> Load:
-        self._process = self._client.start_python("load.py", self._settings)
+        self._process = self._start("load.py", self._settings)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -41,7 +41,7 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
             except OmniRequestError as error:
                 failures.append(
                     {
-                        "code": str(error.code),
+                        "code": error.code.name,
                         "reason": error.reason,
                         "stage": error.stage,
                         "message": str(error),

@@ -1,0 +1,114 @@
+"""What dies, and what goes on: processes of a pod, name service, the operator."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from support.cluster import cgroups
+from support.cluster.client_pod import ClientPod, Load
+from support.cluster.cluster import Cluster
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.pipelines import wait_settled
+
+pytestmark = pytest.mark.timeout(900)
+NAME = "tiny-omni"
+TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
+# After a fault every call ends, one way or the other, within the deadline that the caller set.
+DEADLINE_S = 30
+SLACK_S = 5
+
+
+def pod_of(api: Api, stage: str) -> Manifest:
+    (pod,) = api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}")
+    return pod
+
+
+def restarts(pod: Manifest) -> int:
+    return sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
+
+
+def wait_served(client: ClientPod) -> None:
+    """Wait until calls are answered again: names and connections are tried anew with growing pauses."""
+
+    def served() -> bool:
+        with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
+            time.sleep(3)
+        assert not load.failures, load.failures
+        return load.answered > 0
+
+    eventually(served, timeout_s=90, every_s=1, why="calls are answered again")
+
+
+def is_server(command: str) -> bool:
+    return "omni_stage serve" in command
+
+
+def is_engine(command: str) -> bool:
+    return "EngineCore" in command
+
+
+@pytest.mark.parametrize(("stage", "victim"), [("thinker", is_server), ("talker", is_engine)])
+def test_a_killed_process_fails_calls_in_time_and_heals(
+    stage: str, victim: Callable[[str], bool], speech: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    pod = pod_of(speech, stage)
+    before = restarts(pod)
+    with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
+        time.sleep(5)
+        processes = cgroups.pod_processes(pod["metadata"]["uid"])
+        (pid,) = [pid for pid, command in processes.items() if victim(command)]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: restarts(pod_of(speech, stage)) > before, timeout_s=60, why="kubelet restarts it")
+        wait_settled(speech, NAME, timeout_s=180)
+        time.sleep(5)
+    assert load.answered
+    assert all(failure["took_s"] < DEADLINE_S + SLACK_S for failure in load.failures), load.failures
+    codes = {failure["code"] for failure in load.failures}
+    assert codes <= {"UNAVAILABLE", "DEADLINE_EXCEEDED"}, load.failures
+    wait_served(client)
+
+
+def test_nothing_fails_while_name_service_is_gone_for_a_minute(
+    cluster: Cluster, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
+        time.sleep(3)
+        cluster.daemon("coredns").kill()
+        time.sleep(60)
+        cluster.daemon("coredns").start()
+        time.sleep(10)
+    assert load.answered
+    assert not load.failures
+
+
+def test_pipelines_serve_and_heal_without_the_operator(
+    cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    system = cluster.admin.in_namespace(operator)
+    (deployment,) = system.list("Deployment", "app.kubernetes.io/name=omnipipeline-operator")
+    name, wanted = deployment["metadata"]["name"], deployment["spec"]["replicas"]
+    system.patch("Deployment", name, {"spec": {"replicas": 0}})
+    try:
+        eventually(lambda: not system.list("Pod"), timeout_s=60, why="no operator")
+        with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
+            time.sleep(10)
+        assert load.answered
+        assert not load.failures
+        pod = pod_of(speech, "token2wav")
+        speech.delete("Pod", pod["metadata"]["name"], grace_s=0)
+        eventually(lambda: _other_ready(speech, pod), timeout_s=180, why="a new pod is ready")
+    finally:
+        system.patch("Deployment", name, {"spec": {"replicas": wanted}})
+    wait_settled(speech, NAME, timeout_s=120)
+    wait_served(client)
+
+
+def _other_ready(api: Api, old: Manifest) -> bool:
+    pod = pod_of(api, "token2wav")
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    return ready and pod["metadata"]["uid"] != old["metadata"]["uid"]

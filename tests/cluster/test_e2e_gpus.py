@@ -1,0 +1,40 @@
+"""GPUs are what the node advertises: a pipeline that wants more says so, and runs when there are more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.cluster.cluster import Cluster
+from support.cluster.workload import load_sample
+from support.controlplane.api import Api, eventually
+from support.controlplane.pipelines import wait_condition, wait_settled
+
+NAME = "wants-gpus"
+GPU = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def two_gpus(cluster: Cluster) -> Iterator[Cluster]:
+    """A node that advertises two GPUs; none afterwards."""
+    cluster.set_gpus(2)
+    yield cluster
+    cluster.set_gpus(0)
+
+
+@pytest.mark.timeout(900)
+def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gpus: Cluster, speech: Api) -> None:
+    pipeline = load_sample("tiny-omni", model="pvc://models/tiny-omni", rename=NAME)
+    # Three GPUs, and two are there. No GPU is behind what is advertised: the engines run on the CPU.
+    for stage in pipeline["spec"]["stages"]:
+        stage["resources"] = {"limits": {GPU: 1}}
+    speech.apply(pipeline)
+    try:
+        told = wait_condition(speech, "Ready", NAME, timeout_s=60, status="False", reason="Unschedulable")
+        assert GPU in told["message"]
+        two_gpus.set_gpus(3)
+        wait_settled(speech, NAME, timeout_s=300)
+    finally:
+        speech.delete("OmniPipeline", NAME, propagation="Foreground")
+        eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
