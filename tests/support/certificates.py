@@ -16,6 +16,10 @@ from cryptography.x509.oid import NameOID
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey
 DAY = datetime.timedelta(days=1)
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,13 @@ class Authority:
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        authority = _builder(self._name, self._name, self._key.public_key(), 10 * DAY).add_extension(
-            x509.BasicConstraints(ca=True, path_length=0), critical=True
+        # Python >= 3.13 refuses a CA that does not say what its key is for, and a chain without key identifiers
+        # (VERIFY_X509_STRICT).
+        usage = dict.fromkeys(_USAGES, False) | {"key_cert_sign": True, "crl_sign": True}
+        authority = (
+            _builder(self._name, self._name, self._key.public_key(), 10 * DAY)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
         )
         self.certificate = to_pem(authority.sign(self._key, hashes.SHA256()))
 
@@ -53,7 +62,6 @@ class Authority:
         certificate = (
             _builder(subject, self._name, own.public_key(), lasts)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]), critical=False)
-            # Python >= 3.13 refuses a chain without it (VERIFY_X509_STRICT).
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
             .sign(self._key, hashes.SHA256())
         )
