@@ -46,7 +46,7 @@ def test_ports_are_those_that_are_listened_on(page: str) -> None:
 
 
 def test_every_test_that_is_named_exists(page: str, root: Path) -> None:
-    named = re.findall(r"`((?:unit|pipeline|engine)/[a-z0-9_/]+\.py)(?:::(\w+))?`", page)
+    named = re.findall(r"`((?:unit|pipeline|engine|cluster)/[a-z0-9_/]+\.py)(?:::(\w+))?`", page)
     assert len(named) > 12
     for path, function in named:
         file = root / "tests" / path
