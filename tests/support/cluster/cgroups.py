@@ -59,8 +59,8 @@ def end_daemons(timeout_s: float = 20.0) -> None:
 
 
 def remove() -> None:
-    """Remove the empty cgroup."""
-    for root in _roots():
+    """Remove the empty cgroup, where runc made it beside version 1 as well."""
+    for root in {*_roots(), *_MOUNT.glob(f"*/{CGROUP}")}:
         for folder, _, _ in sorted(os.walk(root), reverse=True):
             with contextlib.suppress(OSError):
                 Path(folder).rmdir()
