@@ -49,7 +49,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     apply_environment()
     copy_model_infos()
     # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
-    os.environ["VLLM_WORKER_MULTIPROCESSING_METHOD"] = "spawn"
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     tune_malloc()
     import uvloop
 
