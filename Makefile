@@ -17,7 +17,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image
 
 test: setup controlplane ## All tests, with the coverage of what must be covered
 	@GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -f .coverage .coverage.* && \
-	  $(PY) -m pytest -q -n $${WORKERS:-3} --dist loadscope --no-loadscope-reorder --cov --cov-report= --durations=25
+	  $(PY) -m pytest -q -n $${WORKERS:-2} --dist loadscope --no-loadscope-reorder --cov --cov-report= --durations=25
 	@$(PY) scripts/check_coverage.py
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)

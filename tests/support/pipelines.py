@@ -15,7 +15,7 @@ from pathlib import Path
 
 OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 400.0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from PIL import Image
 from prometheus_client import CollectorRegistry
 
+from omni_proto.aio_status import StatusKeeper
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
@@ -182,11 +183,16 @@ async def ask(
 
 
 async def collect(call: Any) -> Answer:
+    """All that a call brings, and what it truly ended with."""
     responses: list[pb.GenerateResponse] = []
+    keeper = StatusKeeper(call)
     try:
         async for response in call:
             responses.append(response)
-    except grpc.aio.AioRpcError as error:
+    except grpc.aio.AioRpcError as caught:
+        error = await keeper.unmask(caught)
+        if error is None:
+            return Answer(responses, grpc.StatusCode.OK, "", None)
         status = None
         for key, value in error.trailing_metadata() or ():
             if key == "grpc-status-details-bin":
