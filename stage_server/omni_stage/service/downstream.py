@@ -19,17 +19,17 @@ import grpc
 import torch
 
 from omni_proto.aio_status import StatusKeeper
-from omni_proto.channel import channel_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
+from omni_stage.service.channels import DownstreamChannels
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.edge_output import EdgeWriter
 from omni_stage.service.errors import RelayedError, first_error, retry_delay_s
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.wire import GENERATE, SERVICE_NAME, OutgoingChunk, serialize_request
+from omni_stage.service.wire import OutgoingChunk
 
 MAX_ATTEMPTS = 3
 BACKOFF_S = 0.3
@@ -39,32 +39,6 @@ MAX_COALESCED = 16
 
 _log = logging.getLogger(__name__)
 _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
-
-
-class DownstreamChannels:
-    """One lasting channel for each downstream stage."""
-
-    def __init__(self, targets: Mapping[str, str]) -> None:
-        self._channels = {
-            stage: grpc.aio.insecure_channel(target, options=channel_options()) for stage, target in targets.items()
-        }
-        self._methods = {
-            stage: channel.stream_stream(
-                f"/{SERVICE_NAME}/{GENERATE}",
-                request_serializer=serialize_request,
-                response_deserializer=stage_service_pb2.GenerateResponse.FromString,
-            )
-            for stage, channel in self._channels.items()
-        }
-
-    def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> Any:
-        """Open a Generate call to a downstream stage."""
-        return self._methods[stage](timeout=timeout, metadata=metadata)
-
-    async def close(self) -> None:
-        """Close every channel."""
-        for channel in self._channels.values():
-            await channel.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from omni_proto.stage_config import StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
 from omni_stage.service.admission import Admission, default_byte_budget
-from omni_stage.service.downstream import DownstreamChannels
+from omni_stage.service.channels import DownstreamChannels
 from omni_stage.service.drain import drain
 from omni_stage.service.health import StageHealth
 from omni_stage.service.in_flight import InFlight
@@ -187,7 +187,10 @@ class StageServer:
             engine=engine,
             admission=admission,
             in_flight=self.in_flight,
-            channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
+            channels=DownstreamChannels(
+                {edge.stage: edge.target for edge in self.config.downstream},
+                grace_s=self.config.timeouts.request,
+            ),
             metrics=self.metrics,
         )
 

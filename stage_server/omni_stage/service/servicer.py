@@ -20,9 +20,10 @@ from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.service.admission import Admission
 from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.call_metadata import forwarded_metadata
+from omni_stage.service.channels import DownstreamChannels
 from omni_stage.service.convert import build_prompt
 from omni_stage.service.deadlines import Deadline
-from omni_stage.service.downstream import DownstreamChannels, EdgeCall, EdgeContext
+from omni_stage.service.downstream import EdgeCall, EdgeContext
 from omni_stage.service.edge_input import to_torch
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.logs import request_id_var
