@@ -1,4 +1,4 @@
-"""Channels to a stage whose name goes away and comes back, and whose server drains: real gRPC, a name server in the test."""
+"""Channels to a stage whose name goes and comes back, and whose server drains: real gRPC, a name server in the test."""
 
 from __future__ import annotations
 
