@@ -77,7 +77,7 @@ async def test_nothing_of_a_request_is_told(tiny_pipeline: RunningPipeline) -> N
     assert len(said) > len(BAD)
     for stage, ports in tiny_pipeline.stages.items():
         metrics = await asyncio.to_thread(read_metrics, ports["metrics"])
-        assert f'stage="{stage}"' in metrics
+        assert f'component="qwen2_5_omni/{stage}"' in metrics
         said.append(metrics)
     said.append(tiny_pipeline.logs())
     for text in said:
