@@ -18,7 +18,7 @@ from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinish
 from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.serve import StageServer
-from support.omni_stages import OmniStages, run_omni_stages, stage_config
+from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
 from support.streams import until, until_empty
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -43,7 +43,7 @@ class Chain:
             server = StageServer(self._config(name, checkpoint, target), CollectorRegistry())
             engine: StageEngine = stages.engines[name]
             stack.push_async_callback(server.close)
-            ports = await server.start(lambda _, engine=engine: Shared(engine))
+            ports = await server.start(lambda _, engine=engine: StartedEngine(engine))
             target = f"127.0.0.1:{ports.grpc}"
             self.servers[name] = server
         return target
@@ -60,22 +60,6 @@ class Chain:
             changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Output.AUDIO]}
             changes["downstream"] = [edge.model_copy(update=changed)]
         return config.model_copy(update=changes)
-
-
-class Shared:
-    """An engine that is started already and outlives the server."""
-
-    def __init__(self, engine: StageEngine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def start(self) -> None:
-        return
-
-    async def shutdown(self) -> None:
-        return
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

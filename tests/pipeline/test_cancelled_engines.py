@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from omni_proto.client import AsyncOmniClient, StageFinished, TokenDelta
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.serve import StageServer
-from support.omni_stages import OmniStages, run_omni_stages
+from support.omni_stages import OmniStages, StartedEngine, run_omni_stages
 from support.stage_processes import chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.engine]
@@ -36,22 +35,6 @@ LONG = {
 SHORT = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}, "token2wav": {"num_inference_steps": 2}}
 
 
-class Started:
-    """An engine that is started already."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def start(self) -> None:
-        return
-
-    async def shutdown(self) -> None:
-        return
-
-
 @asynccontextmanager
 async def serving(stages: OmniStages) -> AsyncIterator[AsyncOmniClient]:
     """A server for each engine, and a client of the first."""
@@ -60,7 +43,7 @@ async def serving(stages: OmniStages) -> AsyncIterator[AsyncOmniClient]:
         for name, config in configs.items():
             server = StageServer(config, CollectorRegistry())
             stack.push_async_callback(server.close)
-            await server.start(lambda _, name=name: Started(stages.engines[name]))
+            await server.start(lambda _, name=name: StartedEngine(stages.engines[name]))
         target = f"127.0.0.1:{configs['thinker'].listen.grpc_port}"
         yield await stack.enter_async_context(AsyncOmniClient(target))
 

@@ -167,3 +167,19 @@ def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
     assert token2wav.audio.shape == reference.waveform.shape
     torch.testing.assert_close(token2wav.audio, reference.waveform, atol=SOUND_TOLERANCE, rtol=0)
     assert reference.waveform.abs().max() > 0.05, "a sound that is nearly silent proves nothing"
+
+
+class StartedEngine:
+    """An engine that is started already, and outlives the server that is given it."""
+
+    def __init__(self, engine: StageEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def start(self) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        return
