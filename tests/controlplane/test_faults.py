@@ -67,10 +67,9 @@ def test_the_api_server_is_killed_and_away(
         eventually(lambda: snapshot(api) == expected, timeout_s=60)
         api.patch("OmniPipeline", "omni", {"spec": {"timeouts": {"request": 60}}})
         eventually(lambda: api.get("OmniPipeline", "omni")["status"]["observedGeneration"] == 2, timeout_s=60)
-        # The cluster's own controllers come back in growing pauses: the next test wants them at once.
         for pod in api.list("Pod"):
             api.delete("Pod", pod["metadata"]["name"], grace_s=0)
-        wait_settled(api, timeout_s=240)
+        wait_settled(api, timeout_s=120)
 
 
 @pytest.mark.parametrize("end", ["cut", "410 Gone", "api server restart"])
@@ -93,9 +92,10 @@ def test_watches_end(
         for kind in ("Deployment", "Service", "ConfigMap"):
             api.delete(kind, next(name for child_kind, name in expected if child_kind == kind))
         eventually(lambda: snapshot(api) == expected, timeout_s=60)
-        # What is new is seen as well. (Whether it becomes ready is up to controllers that reconnect in their own time.)
+        # What is new is seen as well.
         api.create(build_pipeline("second"))
         eventually(lambda: len(list_children(api, "second")) == len(expected), timeout_s=60)
+        wait_settled(api, "second", timeout_s=120)
 
 
 def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:

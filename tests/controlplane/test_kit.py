@@ -149,7 +149,7 @@ def test_the_api_server_comes_back_at_its_address(control_plane: ControlPlane, a
     api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept"}})
     control_plane.restart(kill=True)
     assert api.get("ConfigMap", "kept")
-    # The controllers, the scheduler and kwok come back by themselves.
+    # And its controllers, its scheduler and kwok at once with it.
     api.apply(build_deployment("later", replicas=1))
     eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=60)
 

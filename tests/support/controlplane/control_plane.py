@@ -10,6 +10,7 @@ import yaml
 
 from support.controlplane.api import Manifest, eventually
 from support.controlplane.api_server import ApiServer
+from support.controlplane.process import ChildProcess
 
 GPU = "nvidia.com/gpu"
 _KWOK_STAGES = Path(__file__).with_name("kwok.yaml")
@@ -26,6 +27,7 @@ class ControlPlane(ApiServer):
     def __init__(self, directory: Path, *, gpus: int = 64) -> None:
         super().__init__(directory)
         self._gpus = gpus
+        self._controllers: list[ChildProcess] = []
 
     @classmethod
     def programs(cls) -> tuple[str, ...]:
@@ -71,12 +73,27 @@ class ControlPlane(ApiServer):
         bound = self.admin.in_namespace(namespace)
         eventually(lambda: bound.get("PersistentVolumeClaim", name)["status"].get("phase") == "Bound", why="bound")
 
+    def start(self) -> None:
+        """Start the API server and wait until it is ready; controllers that lost it start anew.
+
+        By themselves they would look for it again in growing pauses, each watch in its own: minutes in which the tests
+        that follow would wait for pods in vain. What is under test is our operator, not how they come back.
+        """
+        super().start()
+        for controller in self._controllers:
+            controller.kill()
+            controller.start()
+
     def _start_all(self) -> None:
         super()._start_all()
         kubeconfig = self.kubeconfig
-        self._child("kube-controller-manager", *self._controller_manager_flags(kubeconfig)).start()
-        self._child("kube-scheduler", f"--config={self._scheduler_config(kubeconfig)}", "--secure-port=0").start()
-        self._child("kwok", *self._kwok_flags(kubeconfig)).start()
+        self._controllers += (
+            self._child("kube-controller-manager", *self._controller_manager_flags(kubeconfig)),
+            self._child("kube-scheduler", f"--config={self._scheduler_config(kubeconfig)}", "--secure-port=0"),
+            self._child("kwok", *self._kwok_flags(kubeconfig)),
+        )
+        for controller in self._controllers:
+            controller.start()
         self.add_node("node-1", gpus=self._gpus)
         eventually(lambda: self.admin.find("ServiceAccount", "default"), why="the controllers run")
 
