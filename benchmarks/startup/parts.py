@@ -19,11 +19,11 @@ class Mark:
 
 
 PARTS = (
-    ("interpreter and our modules", "server", "omni_stage.service.serve imported"),
-    ("import torch, transformers, vLLM", "server", "build_stage_engine ends"),
+    ("interpreter, torch, transformers, vLLM", "server", "start_template ends"),
+    ("our modules", "server", "omni_stage.service.serve imported"),
+    ("component and checkpoint", "server", "build_stage_engine ends"),
     ("engine configuration", "server", "VllmStageEngine._create_vllm_config ends"),
-    ("spawn the engine's process", "core", "python"),
-    ("engine process: the same imports", "core", "EngineCore.__init__ begins"),
+    ("start the engine's process", "core", "EngineCore.__init__ begins"),
     ("device and runner", "core", "CPUWorker.init_device ends"),
     ("load the model", "core", "Worker.load_model ends"),
     ("KV cache and warm-up pass", "core", "EngineCore._initialize_kv_caches ends"),

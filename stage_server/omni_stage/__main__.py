@@ -7,15 +7,19 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
-from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.logs import adopt_logger, configure_logging
 from omni_stage.service.termination import ExitCode, write_termination
+
+if TYPE_CHECKING:
+    from omni_stage.engine.protocol import StageEngine
 
 _log = logging.getLogger("omni_stage")
 
@@ -41,15 +45,18 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         write_termination("InvalidConfiguration", str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_logging(config.stage, "json" if log_format == "json" else "text")
-    from omni_stage.service.malloc import tune_malloc
-    from omni_stage.service.serve import run_stage
     from omni_stage.vllm_adapter.env import apply_environment
     from omni_stage.vllm_adapter.model_infos import copy_model_infos
 
+    # Before anything imports NumPy, which reads it too.
     apply_environment()
     copy_model_infos()
     # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    _preload()
+    from omni_stage.service.malloc import tune_malloc
+    from omni_stage.service.serve import run_stage
+
     tune_malloc()
     import uvloop
 
@@ -57,14 +64,22 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         return runner.run(run_stage(config, _build_engine, address_file))
 
 
+def _preload() -> None:
+    """Import vLLM while this process is one thread, and fork what its engine will be a fork of."""
+    # Whoever ends the stage meanwhile need not wait, and gets the status of a stage that drained.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
+    with _lasting_objects():
+        from omni_stage.vllm_adapter.template import start_template
+
+        start_template()
+    adopt_logger("vllm")
+
+
 def _build_engine(config: StageConfig) -> StageEngine:
-    # Imported here: vLLM takes seconds, in which the health port already answers.
     with _lasting_objects():
         from omni_stage.engine.factory import build_stage_engine
 
-        engine = build_stage_engine(config)
-    adopt_logger("vllm")
-    return engine
+        return build_stage_engine(config)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import sys
 import time
 
 MARKS = {
+    "omni_stage.vllm_adapter.template": ("start_template",),
     "omni_stage.service.serve": (),
     "omni_stage.engine.factory": ("build_stage_engine",),
     "omni_stage.engine.vllm_engine": ("VllmStageEngine._create_vllm_config", "VllmStageEngine._start"),

@@ -36,6 +36,7 @@ from omni_stage.vllm_adapter.core import (
 from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.template import template_processes
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -217,7 +218,8 @@ class AsyncEngineCore:
         config = keep_worker_in_engine(self._make_config())
         self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
         try:
-            return OmniAsyncLLM.from_vllm_config(config)
+            with template_processes():
+                return OmniAsyncLLM.from_vllm_config(config)
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"the engine refused its configuration: {error}", field="engineArgs") from error
         except Exception as error:

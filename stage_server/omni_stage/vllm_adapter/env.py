@@ -31,6 +31,9 @@ _DEFAULTS: dict[str, str] = {
     # Several engines share a machine's cores in a local run: waiting threads must not spin, nor be pinned together.
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # NumPy's and OpenCV's OpenBLAS start threads when they are imported: nothing here needs them, and only a process
+    # of one thread can be forked (template.py).
+    "OPENBLAS_NUM_THREADS": "1",
 }
 
 

@@ -1,0 +1,72 @@
+"""A stage's engine is a fork of a template that imported everything; where that is unsafe it is spawned, as before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from omni_cli.guard import list_running
+from omni_proto.client import OmniClient
+from omni_proto.stage_config import ModelSource, StageConfig
+from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.stage_processes import StageProcess
+
+pytestmark = pytest.mark.pipeline
+
+SPAWNED = "engines are spawned, not forked"
+SAMPLING = {"llm": {"temperature": 0, "max_tokens": 8, "ignore_eos": True}}
+
+
+def make_stage(folder: Path, **environment: str) -> StageProcess:
+    model = ModelSource(path=str(write_tiny_text_checkpoint(folder / "model")))
+    listen = {"host": "127.0.0.1", "grpcPort": 0, "healthPort": 0, "metricsPort": 0}
+    engine = {"dtype": "float32", "maxModelLen": 64, "kvCacheMemoryMib": 4, "enforceEager": True}
+    config = StageConfig.model_validate(
+        {"pipeline": "text", "stage": "llm", "component": "generic/llm", "model": model.model_dump()}
+        | {"outputs": ["Text"], "listen": listen, "engineArgs": engine}
+    )
+    return StageProcess([config], folder, environment=environment)
+
+
+def ask(process: StageProcess) -> str:
+    with OmniClient(f"127.0.0.1:{process.ports['llm']['grpc']}") as client:
+        return client.run(text="Hello", sampling=SAMPLING).text
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_forked_engine_answers_and_ends_with_its_template(tmp_path: Path) -> None:
+    with make_stage(tmp_path).start() as process:
+        assert ask(process)
+        assert SPAWNED not in process.read_log()
+        template = parent_of(process.engine_core())
+        assert parent_of(template) == process.pid
+        # Who signals the stage server's group reaches neither: they do not die of what it may drain.
+        assert os.getpgid(template) != os.getpgid(process.pid) != os.getpgid(process.engine_core())
+        below = process.list_tree()
+        os.kill(template, signal.SIGKILL)
+        assert process.wait(30) == 70, "the engine is dead, and told so"
+        deadline = time.monotonic() + 10
+        while left := list_running(below):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+
+def test_a_process_with_threads_spawns_its_engine(tmp_path: Path) -> None:
+    forked = tmp_path / "forked"
+    forked.mkdir()
+    with make_stage(forked).start() as process:
+        expected = ask(process)
+    # NumPy's BLAS starts its threads when it is imported.
+    with make_stage(tmp_path, OPENBLAS_NUM_THREADS="2").start() as process:
+        assert SPAWNED in process.read_log()
+        assert parent_of(process.engine_core()) == process.pid
+        assert ask(process) == expected
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(30) == 0
