@@ -15,7 +15,8 @@ from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError, ConflictError, InvalidError
 from omni_operator.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
 from omni_operator.plan import Plan, Verified
-from omni_operator.store import ObjectKey, Store, version_of
+from omni_operator.seen import ObjectKey, version_of
+from omni_operator.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from omni_operator.errors import (
 )
 from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
 from omni_operator.rate_limit import RateLimiter
+from omni_operator.seen import Seen, read_version
 
 REQUEST_TIMEOUT_S: Final = 15.0
 """Longest time of a call that is no watch."""
@@ -54,7 +55,7 @@ _JSON = "application/json"
 class Page(NamedTuple):
     """A part of a list."""
 
-    items: list[Manifest]
+    items: list[Seen]
     version: str
     """Resource version of the whole list."""
 
@@ -64,7 +65,29 @@ class WatchEvent(NamedTuple):
 
     type: str
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
-    object: Manifest
+    version: str
+    """Resource version up to which the watch has told everything."""
+    seen: Seen | None = None
+    """The object; None of a bookmark."""
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _ListMetadata(msgspec.Struct):
+    resourceVersion: str = ""
+    next: str = msgspec.field(default="", name="continue")
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMetadata
+    items: list[msgspec.Raw] | None = None
+
+
+_LINE = msgspec.json.Decoder(_Line)
+_LIST = msgspec.json.Decoder(_List)
 
 
 class CallMetrics(Protocol):
@@ -109,13 +132,10 @@ class ApiClient:
         """All objects of a kind in a namespace ("": all), in pages of one consistent state; kinds are filled in."""
         params = {"limit": str(PAGE_SIZE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            document = await self._call("list", "GET", kind.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
-            items = document.get("items") or []
-            for item in items:
-                item.setdefault("apiVersion", kind.api_version)
-                item.setdefault("kind", kind.kind)
-            yield Page(items, document["metadata"].get("resourceVersion", ""))
-            params["continue"] = document["metadata"].get("continue", "")
+            content = await self._read("list", "GET", kind.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
+            page = _LIST.decode(content)
+            yield Page([Seen.read(item, kind) for item in page.items or ()], page.metadata.resourceVersion)
+            params["continue"] = page.metadata.next
             if not params["continue"]:
                 return
 
@@ -136,16 +156,17 @@ class ApiClient:
         async with self._request("watch", "GET", path, params=params, timeout=timeout) as response:
             if response.status >= 300:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
-            yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": version}})  # the connection stands
-            async for line in iter_lines(response.content):
-                event = msgspec.json.decode(line)
-                manifest = event["object"]
-                if event["type"] == "ERROR":
-                    code = int(manifest.get("code") or 500)
-                    raise api_error(code, manifest, call=f"watch {path}")
-                manifest.setdefault("apiVersion", kind.api_version)
-                manifest.setdefault("kind", kind.kind)
-                yield WatchEvent(event["type"], manifest)
+            yield WatchEvent("BOOKMARK", version)  # the connection stands
+            async for text in iter_lines(response.content):
+                line = _LINE.decode(text)
+                if line.type == "ERROR":
+                    status = msgspec.json.decode(line.object)
+                    raise api_error(int(status.get("code") or 500), status, call=f"watch {path}")
+                if line.type == "BOOKMARK":
+                    yield WatchEvent(line.type, read_version(line.object))
+                else:
+                    seen = Seen.read(line.object, kind)
+                    yield WatchEvent(line.type, str(seen.version), seen)
 
     async def apply(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of a whole child, forced: it must be ours or absent. Returns it as it is now."""
@@ -263,6 +284,24 @@ class ApiClient:
         content_type: str = _JSON,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> Manifest:
+        document: Manifest = msgspec.json.decode(
+            await self._read(
+                verb, method, path, params=params, body=body, content_type=content_type, timeout_s=timeout_s
+            )
+        )
+        return document
+
+    async def _read(
+        self,
+        verb: str,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = _JSON,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": content_type} if data is not None else {}
@@ -272,8 +311,7 @@ class ApiClient:
             content = await response.read()
             if response.status >= 300:
                 raise api_error(response.status, content, response.headers.get("Retry-After"), f"{verb} {path}")
-            document: Manifest = msgspec.json.decode(content)
-            return document
+            return content
 
     @asynccontextmanager
     async def _request(

@@ -31,12 +31,15 @@ from omni_operator.queue import WorkQueue
 from omni_operator.rate_limit import RateLimiter
 from omni_operator.reconcile import Reconciler
 from omni_operator.reflector import Reflector
+from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey, Seen, parse_version
 from omni_operator.settings import OperatorSettings
-from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store, parse_version
+from omni_operator.store import Store
 
 RECONCILE_TIMEOUT_S = 120.0
 API_POLL_S = 2.0
 """Pause between two looks whether the OmniPipeline API is there yet."""
+EDIT_PAUSE_S = 0.05
+"""Time in which edits of a pipeline itself are collected."""
 RESYNC_SPREAD_S = 30.0
 """A resync names pipelines to the queue evenly over this time."""
 
@@ -124,7 +127,8 @@ class Controller:
         self._pipelines_heard[scope] = asyncio.get_running_loop().time()
         manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
         seen = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
-        self._enqueue(seen(manifest, scope))
+        # Somebody waits for an edit; of children, several change at a time.
+        self._enqueue(seen(Seen.of(manifest), scope), min(EDIT_PAUSE_S, self._settings.debounce_s))
         self._note_conditions(key)
 
     async def _wait_for_api(self) -> None:
@@ -224,10 +228,10 @@ class Controller:
                 self._enqueue(listing.put(item, parse_version(version)))
         self._enqueue(listing.end(parse_version(version)))
 
-    def _enqueue(self, keys: Iterable[PipelineKey]) -> None:
+    def _enqueue(self, keys: Iterable[PipelineKey], delay_s: float | None = None) -> None:
         for key in keys:
             if self._store.has(ObjectKey(PIPELINE_KIND, *key)):
-                self._queue.add(key)
+                self._queue.add(key, delay_s)
             else:
                 # Children without their pipeline: the garbage collector's.
                 self._queue.forget(key)

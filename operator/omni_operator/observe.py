@@ -15,7 +15,8 @@ from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError
 from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKey, ChildKind, Manifest, key_of
 from omni_operator.observed import Observed
-from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
+from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey
+from omni_operator.store import Store
 from omni_proto.pipeline import API_VERSION
 
 PIPELINES: Final = ChildKind(PIPELINE_KIND, API_VERSION, "omnipipelines")

@@ -30,9 +30,10 @@ from omni_operator.observe import (
 from omni_operator.observed import Observed
 from omni_operator.plan import Verified
 from omni_operator.publish import is_minor, live_status, write_events, write_status
+from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey
 from omni_operator.settings import OperatorSettings
 from omni_operator.status import compute_invalid_status, compute_status
-from omni_operator.store import PIPELINE_KIND, ObjectKey, PipelineKey, Store
+from omni_operator.store import Store
 from omni_operator.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 

@@ -16,7 +16,8 @@ from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError, GoneError
 from omni_operator.objects import ChildKind
 from omni_operator.queue import Backoff
-from omni_operator.store import PipelineKey, Store, parse_version
+from omni_operator.seen import PipelineKey, parse_version
+from omni_operator.store import Store
 
 WATCH_TIMEOUT_S = 60.0
 """A watch is asked for anew after this: the time of the last answer then tells whether it lives."""
@@ -116,13 +117,13 @@ class Reflector:
         async with aclosing(events):
             async for event in events:
                 self._touch()
-                version = event.object["metadata"]["resourceVersion"]
-                if event.type == "BOOKMARK":
+                version = event.version
+                if event.seen is None:
                     self._store.advance(self.kind.kind, self.namespace, parse_version(version))
                 elif event.type == "DELETED":
-                    self._on_change(self._store.remove_seen(event.object, self.namespace))
+                    self._on_change(self._store.remove_seen(event.seen, self.namespace))
                 else:
-                    self._on_change(self._store.put_seen(event.object, self.namespace))
+                    self._on_change(self._store.put_seen(event.seen, self.namespace))
         return version
 
     def _touch(self) -> None:

@@ -55,8 +55,8 @@ class OperatorSettings:
     """Most calls a second, watches and the lease apart; twice as many at once."""
     workers: int = 4
     """Pipelines worked on at the same time."""
-    debounce_s: float = 0.05
-    """Time in which changes of one pipeline are collected."""
+    debounce_s: float = 0.25
+    """Time in which changes of a pipeline's children are collected before it is looked at."""
     status_pause_s: float = 1.0
     """Least time between two writes of a status of which only numbers differ."""
     resync_s: float = 300.0

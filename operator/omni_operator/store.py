@@ -14,32 +14,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import Manifest
-
-PIPELINE_KIND = "OmniPipeline"
-
-
-class PipelineKey(NamedTuple):
-    """A pipeline: its namespace and name."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-class ObjectKey(NamedTuple):
-    """A watched object."""
-
-    kind: str
-    namespace: str
-    name: str
+from omni_operator.seen import ObjectKey, PipelineKey, Seen
 
 
 @dataclass(slots=True)
@@ -56,35 +35,6 @@ class _Progress:
     version: int = 0
     touched: set[ObjectKey] | None = None
     """What was put or removed since a list began that is not complete yet."""
-
-
-def version_of(manifest: Manifest) -> int:
-    """Resource version of an object as a number; 0 if it is none."""
-    return parse_version(manifest.get("metadata", {}).get("resourceVersion", ""))
-
-
-def parse_version(text: str) -> int:
-    """A resource version as a number; 0 if it is none."""
-    return int(text) if text.isascii() and text.isdigit() else 0
-
-
-def pipeline_of(manifest: Manifest) -> PipelineKey | None:
-    """The pipeline that an object is or belongs to: the one that controls it, else the one its label names, or None."""
-    metadata = manifest["metadata"]
-    namespace = metadata.get("namespace", "")
-    if manifest["kind"] == PIPELINE_KIND:
-        return PipelineKey(namespace, metadata["name"])
-    for owner in metadata.get("ownerReferences", ()):
-        if owner.get("controller") and owner.get("kind") == PIPELINE_KIND:
-            return PipelineKey(namespace, owner["name"])
-    label = (metadata.get("labels") or {}).get(PIPELINE_LABEL)
-    return PipelineKey(namespace, label) if label else None
-
-
-def slim(manifest: Manifest) -> bytes:
-    """An object as compact JSON, without managedFields (up to half of it, and of no use here)."""
-    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
-    return msgspec.json.encode(manifest | {"metadata": metadata})
 
 
 class Store:
@@ -116,33 +66,31 @@ class Store:
         """All objects of a kind, in the order in which they came."""
         return [key for key in self._entries if key.kind == kind]
 
-    def put_seen(self, manifest: Manifest, scope: str = "") -> set[PipelineKey]:
+    def put_seen(self, seen: Seen, scope: str = "") -> set[PipelineKey]:
         """An object from a watch. Returns the pipelines that it concerns: empty if nothing new was said."""
-        key, version = _key_of(manifest), version_of(manifest)
-        self._advance(key.kind, scope, version)
-        entry = self._entries.get(key)
-        if entry is not None and version <= entry.version:
+        self._advance(seen.key.kind, scope, seen.version)
+        entry = self._entries.get(seen.key)
+        if entry is not None and seen.version <= entry.version:
             return set()
-        return self._put(key, manifest, version, scope)
+        return self._put(seen, scope)
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
         """An object from the answer to a write or a read of ours. Returns whether it was news."""
-        key, version = _key_of(manifest), version_of(manifest)
-        progress = self._progress[key.kind, scope]
-        entry = self._entries.get(key)
-        if version <= progress.version or (entry is not None and version <= entry.version):
+        seen = Seen.of(manifest)
+        progress = self._progress[seen.key.kind, scope]
+        entry = self._entries.get(seen.key)
+        if seen.version <= progress.version or (entry is not None and seen.version <= entry.version):
             return False
-        self._put(key, manifest, version, scope)
+        self._put(seen, scope)
         return True
 
-    def remove_seen(self, manifest: Manifest, scope: str = "") -> set[PipelineKey]:
+    def remove_seen(self, seen: Seen, scope: str = "") -> set[PipelineKey]:
         """An object that a watch reports as deleted (or as no longer selected). Returns the pipelines concerned."""
-        key, version = _key_of(manifest), version_of(manifest)
-        self._advance(key.kind, scope, version)
-        entry = self._entries.get(key)
-        if entry is None or version < entry.version:
+        self._advance(seen.key.kind, scope, seen.version)
+        entry = self._entries.get(seen.key)
+        if entry is None or seen.version < entry.version:
             return set()
-        return self._remove(key, scope)
+        return self._remove(seen.key, scope)
 
     def remove_deleted(self, key: ObjectKey, scope: str = "") -> None:
         """Forget an object that is known to be gone: by the answer to a call of ours."""
@@ -161,13 +109,12 @@ class Store:
         progress = self._progress[kind, scope]
         progress.version = max(progress.version, version)
 
-    def _put(self, key: ObjectKey, manifest: Manifest, version: int, scope: str) -> set[PipelineKey]:
-        concerned = self._remove(key, scope)
-        pipeline = pipeline_of(manifest)
-        self._entries[key] = _Entry(pipeline, version, slim(manifest))
-        if pipeline is not None:
-            self._by_pipeline[pipeline].add(key)
-            concerned.add(pipeline)
+    def _put(self, seen: Seen, scope: str) -> set[PipelineKey]:
+        concerned = self._remove(seen.key, scope)
+        self._entries[seen.key] = _Entry(seen.pipeline, seen.version, seen.encode())
+        if seen.pipeline is not None:
+            self._by_pipeline[seen.pipeline].add(seen.key)
+            concerned.add(seen.pipeline)
         return concerned
 
     def _remove(self, key: ObjectKey, scope: str) -> set[PipelineKey]:
@@ -197,14 +144,13 @@ class Listing:
         self._scope = scope
         self._present: set[ObjectKey] = set()
 
-    def put(self, manifest: Manifest, list_version: int) -> set[PipelineKey]:
+    def put(self, seen: Seen, list_version: int) -> set[PipelineKey]:
         """An item of a list that is complete at list_version. Returns the pipelines that it concerns."""
-        key, version = _key_of(manifest), version_of(manifest)
-        self._present.add(key)
-        entry = self._store._entries.get(key)
-        if self._is_newer(key, list_version) or (entry is not None and entry.version == version):
+        self._present.add(seen.key)
+        entry = self._store._entries.get(seen.key)
+        if self._is_newer(seen.key, list_version) or (entry is not None and entry.version == seen.version):
             return set()
-        return self._store._put(key, manifest, version, self._scope)
+        return self._store._put(seen, self._scope)
 
     def end(self, list_version: int) -> set[PipelineKey]:
         """The list is complete. Returns the pipelines that have lost an object."""
@@ -223,8 +169,3 @@ class Listing:
         touched = self._store._progress[self._kind, self._scope].touched
         entry = self._store._entries.get(key)
         return touched is not None and key in touched and (entry is None or entry.version > list_version)
-
-
-def _key_of(manifest: Manifest) -> ObjectKey:
-    metadata = manifest["metadata"]
-    return ObjectKey(manifest["kind"], metadata.get("namespace", ""), metadata["name"])

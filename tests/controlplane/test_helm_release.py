@@ -196,7 +196,7 @@ def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
     helm("upgrade", RELEASE, CHART, "--wait", "--reset-then-reuse-values")
     operator = pods.operator(NAMESPACE)
     operator.child.wait_until(operator.is_ready)
-    operator.wait_reconciled(2)
+    operator.wait_reconciled()
     wait_settled(models)
     assert pod_uids(models) == before
     assert images_of(models, "omni") == {"registry.example/stage:stable"}

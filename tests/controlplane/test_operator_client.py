@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import omni_operator.client as client_module
@@ -34,7 +35,8 @@ from omni_operator.observe import PIPELINES
 from omni_operator.queue import Backoff
 from omni_operator.rate_limit import RateLimiter
 from omni_operator.reflector import Reflector
-from omni_operator.store import ObjectKey, PipelineKey, Store
+from omni_operator.seen import ObjectKey, PipelineKey
+from omni_operator.store import Store
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
 from support.controlplane.fault_proxy import FaultProxy
@@ -216,7 +218,11 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     pages = [page async for page in client.list_pages(CONFIG_MAP, space.namespace, PIPELINE_LABEL)]
     assert [len(page.items) for page in pages] == [2, 2, 1]
     assert len({page.version for page in pages}) == 1
-    assert {(item["apiVersion"], item["kind"]) for page in pages for item in page.items} == {("v1", "ConfigMap")}
+    assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
+    kept = msgspec.json.decode(pages[0].items[0].encode())
+    assert (kept["apiVersion"], kept["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
+    assert kept["data"]
+    assert "managedFields" not in kept["metadata"]
 
 
 async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
@@ -228,7 +234,8 @@ async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Ap
     async with aclosing(client.watch(CONFIG_MAP, space.namespace, version, 60, PIPELINE_LABEL)) as events:
         async for event in events:
             if event.type != "BOOKMARK":
-                seen.append((event.type, event.object["kind"], event.object["metadata"]["name"]))
+                assert event.seen is not None
+                seen.append((event.type, event.seen.key.kind, event.seen.key.name))
             if len(seen) == 3:
                 break
     assert seen == [

@@ -19,7 +19,8 @@ from omni_operator.observed import Observed
 from omni_operator.plan import Verified, compute_plan
 from omni_operator.publish import build_event, is_minor, live_status
 from omni_operator.reconcile import REPORTED_FAILURES, describe_failure
-from omni_operator.store import PipelineKey, Store
+from omni_operator.seen import PipelineKey, Seen
+from omni_operator.store import Store
 from omni_proto.pipeline import PipelineError
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -41,14 +42,14 @@ def labelled(kind: str, name: str, api_version: str = "v1", **fields: Any) -> di
 
 def test_a_pipeline_is_observed_with_what_carries_its_label() -> None:
     store = Store()
-    store.put_seen(PIPELINE)
+    store.put_seen(Seen.of(PIPELINE))
     for manifest in (
         labelled("Service", "p"),
         labelled("Pod", "pod"),
         labelled("ReplicaSet", "set", "apps/v1"),
         labelled("Pod", "other") | {"metadata": {"namespace": "ns", "name": "other", "resourceVersion": "5"}},
     ):
-        store.put_seen(manifest)
+        store.put_seen(Seen.of(manifest))
     observed = observe_pipeline(store, PipelineKey("ns", "p"))
     assert observed is not None
     assert (observed.name, observed.namespace, observed.uid, observed.generation) == ("p", "ns", "u", 3)
