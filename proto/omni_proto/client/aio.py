@@ -17,6 +17,7 @@ from omni_proto.channel import Options
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
+from omni_proto.client.lines import Lines, is_unreached
 from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.result import GenerationResult, ResultBuilder
@@ -46,12 +47,13 @@ class AsyncOmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
-        self._channel = (
-            grpc.aio.insecure_channel(plan.target, options=plan.options)
-            if plan.credentials is None
-            else grpc.aio.secure_channel(plan.target, plan.credentials, options=plan.options)
-        )
-        self._stub: Any = stage_service_pb2_grpc.StageServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+        def open_channel() -> grpc.aio.Channel:
+            if plan.credentials is None:
+                return grpc.aio.insecure_channel(plan.target, options=plan.options)
+            return grpc.aio.secure_channel(plan.target, plan.credentials, options=plan.options)
+
+        self._lines = Lines(open_channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -63,7 +65,8 @@ class AsyncOmniClient:
 
     async def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        await self._channel.close()
+        for channel in self._lines.close():
+            await channel.close()
 
     async def get_stage(
         self,
@@ -75,13 +78,17 @@ class AsyncOmniClient:
 
         Raises OmniRequestError.
         """
-        request = stage_service_pb2.GetStageRequest()
+        lost, line = False, self._lines.take()
         try:
-            response: stage_service_pb2.GetStageResponse = await self._stub.GetStage(
-                request, timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
+            response: stage_service_pb2.GetStageResponse = await _stub(line.channel).GetStage(
+                stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
+            lost = is_unreached(error, accepted=False)
             raise error_from_rpc(error) from error
+        finally:
+            if (unused := self._lines.give_back(line, lost=lost)) is not None:
+                await unused.close()
         return response
 
     def generate(
@@ -146,7 +153,10 @@ class AsyncOmniClient:
             attempt += 1
             accepted = False
             gate = asyncio.Event()
-            call = self._stub.Generate(_write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata)
+            lost, line = False, self._lines.take()
+            call = _stub(line.channel).Generate(
+                _write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata
+            )
             status = StatusKeeper(call)
             try:
                 async for response in call:
@@ -161,12 +171,15 @@ class AsyncOmniClient:
                         yield event
             except grpc.aio.AioRpcError as caught:
                 rpc_error = await status.unmask(caught)
+                lost = is_unreached(rpc_error, accepted)
                 wait = self._wait_or_raise(rpc_error, accepted, attempt, deadline)
             else:
                 wait = self._wait_or_raise(None, accepted, attempt, deadline)
             finally:
                 call.cancel()  # no effect on a call that is over
                 gate.set()
+                if (unused := self._lines.give_back(line, lost=lost)) is not None:
+                    await unused.close()
             if wait is None:
                 return
             await asyncio.sleep(wait)
@@ -192,6 +205,10 @@ class AsyncOmniClient:
         if wait is None:
             raise failure from rpc_error
         return wait
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    return stage_service_pb2_grpc.StageServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:

@@ -15,6 +15,7 @@ from omni_proto.channel import Options
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import ProtocolError, error_from_rpc
 from omni_proto.client.events import Accepted, Event, event_from_response
+from omni_proto.client.lines import Lines, is_unreached
 from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.result import GenerationResult, ResultBuilder
@@ -44,12 +45,13 @@ class OmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
-        self._channel = (
-            grpc.insecure_channel(plan.target, options=plan.options)
-            if plan.credentials is None
-            else grpc.secure_channel(plan.target, plan.credentials, options=plan.options)
-        )
-        self._stub: Any = stage_service_pb2_grpc.StageServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+        def open_channel() -> grpc.Channel:
+            if plan.credentials is None:
+                return grpc.insecure_channel(plan.target, options=plan.options)
+            return grpc.secure_channel(plan.target, plan.credentials, options=plan.options)
+
+        self._lines = Lines(open_channel)
 
     def __enter__(self) -> Self:
         return self
@@ -61,7 +63,8 @@ class OmniClient:
 
     def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        self._channel.close()
+        for channel in self._lines.close():
+            channel.close()
 
     def get_stage(
         self, *, timeout: float | None = 10.0, wait_for_ready: bool = False
@@ -70,13 +73,17 @@ class OmniClient:
 
         Raises OmniRequestError.
         """
-        request = stage_service_pb2.GetStageRequest()
+        lost, line = False, self._lines.take()
         try:
-            response: stage_service_pb2.GetStageResponse = self._stub.GetStage(
-                request, timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
+            response: stage_service_pb2.GetStageResponse = _stub(line.channel).GetStage(
+                stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
             )
         except grpc.RpcError as error:
+            lost = is_unreached(error, accepted=False)
             raise error_from_rpc(error) from error
+        finally:
+            if (unused := self._lines.give_back(line, lost=lost)) is not None:
+                unused.close()
         return response
 
     def generate(
@@ -141,7 +148,10 @@ class OmniClient:
             attempt += 1
             accepted = False
             gate = threading.Event()
-            call = self._stub.Generate(_write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata)
+            lost, line = False, self._lines.take()
+            call = _stub(line.channel).Generate(
+                _write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata
+            )
             try:
                 for response in call:
                     event = event_from_response(response)
@@ -152,6 +162,7 @@ class OmniClient:
                     if event is not None:
                         yield event
             except grpc.RpcError as rpc_error:
+                lost = is_unreached(rpc_error, accepted)
                 failure = error_from_rpc(rpc_error)
                 left = remaining_s(deadline)
                 wait = (
@@ -168,7 +179,13 @@ class OmniClient:
             finally:
                 call.cancel()  # no effect on a call that is over
                 gate.set()
+                if (unused := self._lines.give_back(line, lost=lost)) is not None:
+                    unused.close()
             time.sleep(wait)
+
+
+def _stub(channel: grpc.Channel) -> Any:
+    return stage_service_pb2_grpc.StageServiceStub(channel)  # type: ignore[no-untyped-call]
 
 
 def _write(prepared: PreparedRequest, gate: threading.Event) -> Generator[GenerateRequest, None, None]:

@@ -1,0 +1,97 @@
+"""Which channel a call takes, and when an earlier one is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from concurrent import futures
+
+import grpc
+import pytest
+
+from omni_proto.client import AsyncOmniClient, OmniClient, OmniRequestError
+from omni_proto.client import lines as lines_module
+from omni_proto.client.lines import Lines
+from omni_proto.stage.v1 import stage_service_pb2_grpc
+from omni_proto.stage.v1.stage_service_pb2 import GetStageRequest, GetStageResponse
+
+
+def numbered(renew_after_s: float = 0.0) -> Lines[int]:
+    numbers = itertools.count(1)
+    return Lines(lambda: next(numbers), renew_after_s=renew_after_s)
+
+
+def test_calls_share_a_channel_that_reaches_the_pipeline() -> None:
+    lines = numbered()
+    first, second = lines.take(), lines.take()
+    assert (first.channel, second.channel) == (1, 1)
+    assert lines.give_back(first, lost=False) is None
+    assert lines.give_back(second, lost=False) is None
+    assert lines.take().channel == 1
+
+
+def test_a_lost_channel_is_left_and_closed_once_its_calls_have_ended() -> None:
+    lines = numbered()
+    long, failing, also_failing = lines.take(), lines.take(), lines.take()
+    assert lines.give_back(failing, lost=True) is None
+    assert lines.take().channel == 2
+    assert lines.give_back(also_failing, lost=True) is None, "it is left already; the new one has lost nothing"
+    assert lines.take().channel == 2
+    assert lines.give_back(long, lost=False) == 1
+    assert lines.close() == [2]
+
+
+def test_a_young_channel_is_kept_and_closing_takes_all() -> None:
+    lines = numbered(renew_after_s=60)
+    assert lines.give_back(lines.take(), lost=True) is None
+    assert lines.take().channel == 1
+    old = numbered()
+    running, failing = old.take(), old.take()
+    old.give_back(failing, lost=True)
+    assert old.close() == [1, 2]
+    assert old.give_back(running, lost=False) is None, "closed already"
+
+
+class _Stage(stage_service_pb2_grpc.StageServiceServicer):
+    def GetStage(self, request: GetStageRequest, context: object) -> GetStageResponse:
+        return GetStageResponse(stage="thinker")
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Channels that clients open from now on; one that lost the pipeline is left at once."""
+    made: list[int] = []
+
+    class Counted(Lines[object]):
+        def _new(self) -> lines_module.Line[object]:
+            made.append(1)
+            return super()._new()
+
+    for module in ("aio", "blocking"):
+        monkeypatch.setattr(
+            f"omni_proto.client.{module}.Lines", lambda open_channel: Counted(open_channel, renew_after_s=0.0)
+        )
+    return made
+
+
+async def test_both_clients_find_a_pipeline_that_came_back(opened: list[int]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{probe.getsockname()[1]}"
+    blocking = OmniClient(target)
+    async with AsyncOmniClient(target) as client:
+        for call in (client.get_stage, lambda: asyncio.to_thread(blocking.get_stage)):
+            with pytest.raises(OmniRequestError) as caught:
+                await call()
+            assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+        assert len(opened) == 4, "each left its first channel"
+        server = grpc.server(futures.ThreadPoolExecutor(2))
+        stage_service_pb2_grpc.add_StageServiceServicer_to_server(_Stage(), server)
+        assert server.add_insecure_port(target)
+        server.start()
+        assert (await client.get_stage()).stage == "thinker"
+        assert (await asyncio.to_thread(blocking.get_stage)).stage == "thinker"
+        assert len(opened) == 4
+        server.stop(None)
+    await asyncio.to_thread(blocking.close)
