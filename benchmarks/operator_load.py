@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,8 @@ from typing import Any
 
 import urllib3
 
-from benchmarks.__main__ import RESULTS, describe_machine
+from benchmarks.__main__ import RESULTS, write_page
+from benchmarks.report import describe_machine, load
 from omni_operator.build_settings import BuildSettings, Owner
 from omni_operator.client import ApiClient
 from omni_operator.connection import load_connection
@@ -117,7 +117,7 @@ def main() -> int:
         print(asyncio.run(apply_bare(Path(options.bare[0]), options.bare[1])))
         return 0
     # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
-    load_before = os.getloadavg()[1]
+    machine, began = describe_machine(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), options.pipelines, options.rate)
     over = [name for name, budget in BUDGETS.items() if figures[name] > budget]
@@ -127,17 +127,22 @@ def main() -> int:
     result = {
         "case": "operator",
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": describe_machine(),
-        "pipelines": options.pipelines,
-        "rate_per_s": options.rate,
-        "load_average_before": round(load_before, 1),
-        "budgets": dict(BUDGETS),
-        "figures": figures,
-        "over_budget": over,
+        "machine": {**machine, "load_after": load()},
+        "seconds": round(time.monotonic() - began),
+        "floors": [],
+        "notes": [f"{options.pipelines} pipelines of three stages, {options.rate:g} a second"],
+        "tables": {"figures": [to_row(name, value) for name, value in figures.items()]},
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "operator.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_page("operator")
     return 1 if over else 0
+
+
+def to_row(name: str, value: float) -> dict[str, object]:
+    """A figure with its budget, where it has one."""
+    budget = BUDGETS.get(name)
+    return {"figure": name, "value": value, "at most": budget, "met": None if budget is None else value <= budget}
 
 
 def measure(directory: Path, pipelines: int, rate: float) -> dict[str, float]:

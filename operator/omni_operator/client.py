@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 import aiohttp
 import msgspec
@@ -29,7 +30,7 @@ from omni_operator.errors import (
 )
 from omni_operator.objects import FIELD_MANAGER, ChildKind, Manifest
 from omni_operator.rate_limit import RateLimiter
-from omni_operator.seen import Seen, read_version
+from omni_operator.wire import Page, WatchEvent, parse_event, parse_page
 
 REQUEST_TIMEOUT_S: Final = 15.0
 """Longest time of a call that is no watch."""
@@ -50,44 +51,7 @@ TIMEOUT: Final = "Timeout"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
-
-
-class Page(NamedTuple):
-    """A part of a list."""
-
-    items: list[Seen]
-    version: str
-    """Resource version of the whole list."""
-
-
-class WatchEvent(NamedTuple):
-    """A line of a watch."""
-
-    type: str
-    """ADDED, MODIFIED, DELETED or BOOKMARK."""
-    version: str
-    """Resource version up to which the watch has told everything."""
-    seen: Seen | None = None
-    """The object; None of a bookmark."""
-
-
-class _Line(msgspec.Struct):
-    type: str
-    object: msgspec.Raw
-
-
-class _ListMetadata(msgspec.Struct):
-    resourceVersion: str = ""
-    next: str = msgspec.field(default="", name="continue")
-
-
-class _List(msgspec.Struct):
-    metadata: _ListMetadata
-    items: list[msgspec.Raw] | None = None
-
-
-_LINE = msgspec.json.Decoder(_Line)
-_LIST = msgspec.json.Decoder(_List)
+_Answer = TypeVar("_Answer")
 
 
 class CallMetrics(Protocol):
@@ -132,10 +96,16 @@ class ApiClient:
         """All objects of a kind in a namespace ("": all), in pages of one consistent state; kinds are filled in."""
         params = {"limit": str(PAGE_SIZE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            content = await self._read("list", "GET", kind.path(namespace), params=params, timeout_s=LIST_TIMEOUT_S)
-            page = _LIST.decode(content)
-            yield Page([Seen.read(item, kind) for item in page.items or ()], page.metadata.resourceVersion)
-            params["continue"] = page.metadata.next
+            page = await self._read(
+                partial(parse_page, kind=kind),
+                "list",
+                "GET",
+                kind.path(namespace),
+                params=params,
+                timeout_s=LIST_TIMEOUT_S,
+            )
+            yield page
+            params["continue"] = page.rest
             if not params["continue"]:
                 return
 
@@ -158,15 +128,7 @@ class ApiClient:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
             yield WatchEvent("BOOKMARK", version)  # the connection stands
             async for text in iter_lines(response.content):
-                line = _LINE.decode(text)
-                if line.type == "ERROR":
-                    status = msgspec.json.decode(line.object)
-                    raise api_error(int(status.get("code") or 500), status, call=f"watch {path}")
-                if line.type == "BOOKMARK":
-                    yield WatchEvent(line.type, read_version(line.object))
-                else:
-                    seen = Seen.read(line.object, kind)
-                    yield WatchEvent(line.type, str(seen.version), seen)
+                yield parse_event(text, kind, path)
 
     async def apply(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of a whole child, forced: it must be ours or absent. Returns it as it is now."""
@@ -273,26 +235,14 @@ class ApiClient:
         self._may_write()
         return await self._call(verb, method, path, params=params, body=body, content_type=content_type)
 
-    async def _call(
-        self,
-        verb: str,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Manifest | None = None,
-        content_type: str = _JSON,
-        timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> Manifest:
-        document: Manifest = msgspec.json.decode(
-            await self._read(
-                verb, method, path, params=params, body=body, content_type=content_type, timeout_s=timeout_s
-            )
-        )
+    async def _call(self, verb: str, method: str, path: str, **arguments: Any) -> Manifest:
+        """The answer to `_read` as JSON."""
+        document: Manifest = await self._read(msgspec.json.decode, verb, method, path, **arguments)
         return document
 
     async def _read(
         self,
+        decode: Callable[[bytes], _Answer],
         verb: str,
         method: str,
         path: str,
@@ -301,7 +251,8 @@ class ApiClient:
         body: Manifest | None = None,
         content_type: str = _JSON,
         timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> bytes:
+    ) -> _Answer:
+        """What `decode` makes of the answer; that it raises ValueError is an UnreachableError: no API server spoke."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": content_type} if data is not None else {}
@@ -311,7 +262,7 @@ class ApiClient:
             content = await response.read()
             if response.status >= 300:
                 raise api_error(response.status, content, response.headers.get("Retry-After"), f"{verb} {path}")
-            return content
+            return decode(content)
 
     @asynccontextmanager
     async def _request(

@@ -103,8 +103,8 @@ class Seen:
     def read(cls, raw: msgspec.Raw, kind: ChildKind) -> Self:
         """An object of a kind as JSON; items of lists do not name their kind. Raises msgspec.DecodeError."""
         members = _MEMBERS.decode(raw)
-        metadata = members["metadata"]
-        return cls._of(kind.kind, _METADATA.decode(metadata), partial(_encode_members, kind, members))
+        metadata = _METADATA.decode(_metadata_of(members))
+        return cls._of(kind.kind, metadata, partial(_encode_members, kind, members))
 
     @classmethod
     def _of(cls, kind: str, metadata: _Metadata, encode: Callable[[], bytes]) -> Self:
@@ -114,7 +114,13 @@ class Seen:
 
 def read_version(raw: msgspec.Raw) -> str:
     """The resource version of a bookmark's object. Raises msgspec.DecodeError."""
-    return _METADATA.decode(_MEMBERS.decode(raw)["metadata"]).resourceVersion
+    return _METADATA.decode(_metadata_of(_MEMBERS.decode(raw))).resourceVersion
+
+
+def _metadata_of(members: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
+    if "metadata" not in members:
+        raise msgspec.ValidationError("an object without metadata")
+    return members["metadata"]
 
 
 def _encode_manifest(manifest: Manifest) -> bytes:
