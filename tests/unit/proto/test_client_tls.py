@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from omni_cli.ports import pick_ports
 from omni_proto.channel import channel_options
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, OmniClient, OmniRequestError
 from omni_proto.client.connection import explain_refusal, plan_connection
@@ -38,12 +39,14 @@ def serve() -> Iterator[Any]:
         server = grpc.server(futures.ThreadPoolExecutor(2))
         servers.append(server)
         stage_service_pb2_grpc.add_StageServiceServicer_to_server(Servicer(), server)
+        # Not port 0: gRPC takes what is free on the name's first address, and does without the others if it is not there.
+        (free,) = pick_ports(1)
         if pair is None:
-            port = server.add_insecure_port("localhost:0")
+            port = server.add_insecure_port(f"localhost:{free}")
         else:
             roots = CA.certificate if mutual else None
             credentials = grpc.ssl_server_credentials([(pair.key, pair.certificate)], roots, mutual)
-            port = server.add_secure_port("localhost:0", credentials)
+            port = server.add_secure_port(f"localhost:{free}", credentials)
         server.start()
         return int(port)
 
