@@ -39,7 +39,7 @@ def serve() -> Iterator[Any]:
         server = grpc.server(futures.ThreadPoolExecutor(2))
         servers.append(server)
         stage_service_pb2_grpc.add_StageServiceServicer_to_server(Servicer(), server)
-        # Not port 0: gRPC takes what is free on the name's first address, and does without the others if it is not there.
+        # Not port 0: gRPC takes what is free on the first address of the name, and passes over the others if taken.
         (free,) = pick_ports(1)
         if pair is None:
             port = server.add_insecure_port(f"localhost:{free}")
