@@ -151,7 +151,7 @@ def test_the_api_server_comes_back_at_its_address(control_plane: ControlPlane, a
     assert api.get("ConfigMap", "kept")
     # And its controllers, its scheduler and kwok at once with it.
     api.apply(build_deployment("later", replicas=1))
-    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=60)
+    eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
 
 
 def test_kubectl_is_the_pinned_one(control_plane: ControlPlane, api: Api) -> None:

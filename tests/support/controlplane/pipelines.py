@@ -86,7 +86,7 @@ def is_settled(pipeline: Manifest) -> bool:
     )
 
 
-def wait_settled(api: Api, name: str = "omni", timeout_s: float = 60.0) -> Manifest:
+def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Manifest:
     """The pipeline once it is_settled."""
 
     def settled() -> Manifest | None:
