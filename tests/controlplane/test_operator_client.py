@@ -292,7 +292,7 @@ async def test_an_answer_that_is_too_slow(
 ) -> None:
     await faulty_client.get(CONFIG_MAP, space.namespace, "x")
     faulty.stop_after_write(1)
-    monkeypatch.setattr(ApiClient._call, "__kwdefaults__", ApiClient._call.__kwdefaults__ | {"timeout_s": 0.5})
+    monkeypatch.setattr(ApiClient._read, "__kwdefaults__", ApiClient._read.__kwdefaults__ | {"timeout_s": 0.5})
     with pytest.raises(UnreachableError, match="no answer in time"):
         await faulty_client.apply(CONFIG_MAP, config_map(space))
     faulty.release()

@@ -190,6 +190,16 @@ async def abort_at_first_step(engine: VllmStageEngine, request: StageRequest) ->
         await engine.abort(request.request_id)
 
 
+async def check_explicit_abort(engine: VllmStageEngine, sampling: SamplingDefaults) -> None:
+    """An aborted request ends with an error: unless the engine, a process of its own, was done before it heard of it."""
+    for attempt in range(10):
+        try:
+            await abort_at_first_step(engine, text_request(f"told-{attempt}", UserPrompt(text="Hello"), sampling))
+        except ModelExecutionError:
+            return
+    pytest.fail("ten requests ran to their ends though each was aborted at its first step")
+
+
 async def check_abort(engine: VllmStageEngine) -> None:
     long = SamplingDefaults(temperature=0.0, max_tokens=240, ignore_eos=True)
     for index, leave in enumerate(["close", "cancel", "abort"]):
@@ -206,8 +216,7 @@ async def check_abort(engine: VllmStageEngine) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
-            with pytest.raises(ModelExecutionError):
-                await abort_at_first_step(engine, request)
+            await check_explicit_abort(engine, long)
         assert engine.unfinished_requests == 0, leave
         assert await until_empty(engine) == 0, leave
     await engine.abort("unknown")
