@@ -72,34 +72,43 @@ class Observer:
     created: dict[str, float] = field(default_factory=dict)
     complete: dict[str, float] = field(default_factory=dict)
     ready: dict[str, float] = field(default_factory=dict)
-    _children: dict[str, int] = field(default_factory=dict)
+    _children: dict[str, set[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
         for kind in CHILD_KINDS:
             threading.Thread(target=self._follow, args=(kind, self._see_child), daemon=True).start()
         threading.Thread(target=self._follow, args=("OmniPipeline", self._see_pipeline), daemon=True).start()
 
+    def stop(self) -> None:
+        """Watch no more: what is measured next has the API server to itself."""
+        self._done.set()
+
     def _follow(self, kind: str, see: Callable[[str, Manifest], None]) -> None:
         version = "0"
-        while True:
+        while not self._done.wait(0.5):
             try:
-                for event in self.api.watch(kind, timeout_s=300, resource_version=version):
-                    if event["type"] == "ERROR":
+                for event in self.api.watch(kind, timeout_s=30, resource_version=version):
+                    if self._done.is_set():
+                        return
+                    if event["type"] == "ERROR":  # too old: all over again
+                        version = "0"
                         break
                     version = event["object"]["metadata"]["resourceVersion"]
                     see(event["type"], event["object"])
             except (OSError, ApiError, ValueError, urllib3.exceptions.HTTPError):
-                time.sleep(0.5)
+                continue
 
     def _see_child(self, event: str, child: Manifest) -> None:
         name = (child["metadata"].get("labels") or {}).get(PIPELINE_LABEL)
         if event != "ADDED" or name is None:
             return
         with self._lock:
-            self._children[name] = self._children.get(name, 0) + 1
-            if self._children[name] == CHILDREN:
-                self.complete[name] = time.monotonic()
+            children = self._children.setdefault(name, set())
+            children.add(child["metadata"]["uid"])
+            if len(children) == CHILDREN:
+                self.complete.setdefault(name, time.monotonic())
 
     def _see_pipeline(self, event: str, pipeline: Manifest) -> None:
         name = pipeline["metadata"]["name"]
@@ -179,6 +188,7 @@ def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: floa
         if index % 50 == 49:
             say(f"{index + 1} pipelines created, {len(observer.ready)} ready, {operator.rss_bytes() / MIB:.0f} MiB")
     eventually(lambda: len(observer.ready) == pipelines, timeout_s=600, every_s=0.5, why="all pipelines ready")
+    observer.stop()
     wait_idle(operator, quiet_s=5)
     cpu_ms = (operator.cpu_s() - cpu_s) * 1000
     after = operator.metrics()

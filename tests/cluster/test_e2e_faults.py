@@ -1,4 +1,4 @@
-"""What dies, and what goes on: processes of a pod, name service, the operator."""
+"""What dies, and what goes on: processes of a pod, the kubelet, name service, the operator."""
 
 from __future__ import annotations
 
@@ -71,6 +71,27 @@ def test_a_killed_process_fails_calls_in_time_and_heals(
     codes = {failure["code"] for failure in load.failures}
     assert codes <= {"UNAVAILABLE", "DEADLINE_EXCEEDED"}, load.failures
     wait_served(client)
+
+
+def test_nothing_fails_while_the_kubelet_restarts(
+    cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    pods = {stage: pod_of(speech, stage) for stage in ("thinker", "talker", "token2wav")}
+    # The node has no resolver: kube-proxy's address instead of a name.
+    target = f"ipv4:{speech.get('Service', NAME)['spec']['clusterIP']}:50051"
+    with Load(client, target, timeout_s=DEADLINE_S, on_node=True) as load:
+        time.sleep(3)
+        cluster.daemon("kubelet").kill()
+        time.sleep(10)
+        cluster.daemon("kubelet").start()
+        time.sleep(20)
+    assert load.answered
+    assert not load.failures
+    wait_settled(speech, NAME, timeout_s=60)
+    for stage, pod in pods.items():
+        now = pod_of(speech, stage)
+        assert now["metadata"]["uid"] == pod["metadata"]["uid"]
+        assert restarts(now) == restarts(pod)
 
 
 def test_nothing_fails_while_name_service_is_gone_for_a_minute(

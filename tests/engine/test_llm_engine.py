@@ -191,7 +191,7 @@ async def abort_at_first_step(engine: VllmStageEngine, request: StageRequest) ->
 
 
 async def check_explicit_abort(engine: VllmStageEngine, sampling: SamplingDefaults) -> None:
-    """An aborted request ends with an error: unless the engine, a process of its own, was done before it heard of it."""
+    """An aborted request ends with an error: unless the engine was done before it heard of it."""
     for attempt in range(10):
         try:
             await abort_at_first_step(engine, text_request(f"told-{attempt}", UserPrompt(text="Hello"), sampling))

@@ -91,9 +91,17 @@ class PrometheusApi:
 class PrometheusProcess(PrometheusApi):
     """A Prometheus of this machine that scrapes every second. A context manager that ends it."""
 
-    def __init__(self, folder: Path, scrape_configs: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        scrape_configs: Sequence[Mapping[str, Any]],
+        *,
+        host: str = "127.0.0.1",
+        network: Path | None = None,
+    ) -> None:
+        """It listens on `host`; with `network`, the file of a network namespace, it runs in that."""
         (port,) = pick_ports(1)
-        super().__init__(f"http://127.0.0.1:{port}")
+        super().__init__(f"http://{host}:{port}")
         configuration = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "scrape_configs": list(scrape_configs),
@@ -102,10 +110,11 @@ class PrometheusProcess(PrometheusApi):
         file = folder / "prometheus.yaml"
         file.write_text(yaml.safe_dump(configuration))
         command = [
+            *([] if network is None else ["nsenter", f"--net={network}"]),
             prometheus_program("prometheus"),
             f"--config.file={file}",
             f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
+            f"--web.listen-address={host}:{port}",
         ]
         self._child = ChildProcess("prometheus", command, folder / "prometheus.log")
 

@@ -1,0 +1,78 @@
+"""hf:// checkpoints from a hub: with and without a token, broken transfers, a wrong token, a volume that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cluster.client_pod import ClientPod
+from support.cluster.hub import COMMIT, TOKEN, Hub
+from support.cluster.workload import load_sample
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.pipelines import wait_condition, wait_settled
+
+pytestmark = pytest.mark.timeout(900)
+NAME = "from-hub"
+SECRET = "hub-token"
+
+
+@pytest.fixture
+def pipeline(speech: Api) -> Iterator[Manifest]:
+    """One stage whose checkpoint comes from org/open; gone afterwards."""
+    manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME)
+    manifest["spec"]["stages"] = manifest["spec"]["stages"][:1]
+    yield manifest
+    speech.delete("OmniPipeline", NAME, propagation="Foreground")
+    eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
+
+
+def set_token(speech: Api, token: str) -> None:
+    metadata = {"name": SECRET}
+    speech.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}})
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(
+    hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod
+) -> None:
+    largest = max(hub.folder.iterdir(), key=lambda file: file.stat().st_size)
+    hub.break_next = largest.stat().st_size // 2
+    speech.apply(pipeline)
+    wait_settled(speech, NAME, timeout_s=300)
+    (broken,) = hub.broken
+    assert broken in [name for name, _ in hub.ranges]
+    (answer,) = client.ask(f"{NAME}.speech.svc.cluster.local.:50051", [{"text": "Hello.", "seed": 1}])
+    assert answer["texts"]["thinker"]
+
+
+def test_a_wrong_token_is_said_in_the_status_and_a_right_one_mends_it(
+    hub: Hub, speech: Api, pipeline: Manifest
+) -> None:
+    pipeline["spec"]["model"] = {
+        "uri": "hf://org/gated",
+        "revision": COMMIT,
+        "tokenSecretRef": {"name": SECRET, "key": "token"},
+    }
+    set_token(speech, "hf_wrong")
+    speech.apply(pipeline)
+    told = wait_condition(speech, "Ready", NAME, timeout_s=120, status="False", reason="TokenRejected")
+    assert "token" in told["message"]
+    assert hub.refused
+    set_token(speech, TOKEN)
+    for pod in speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"):
+        speech.delete("Pod", pod["metadata"]["name"])
+    wait_settled(speech, NAME, timeout_s=300)
+
+
+def test_a_cache_volume_saves_the_second_download(hub: Hub, speech: Api, pipeline: Manifest, models: Path) -> None:
+    pipeline["spec"]["model"]["cache"] = {"persistentVolumeClaim": "models"}
+    speech.apply(pipeline)
+    wait_settled(speech, NAME, timeout_s=300)
+    assert list(models.rglob(".omni-fetched.json"))
+    speech.delete("OmniPipeline", NAME, propagation="Foreground")
+    eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
+    hub.served.clear()
+    speech.apply(pipeline)
+    wait_settled(speech, NAME, timeout_s=300)
+    assert not [name for name in hub.served if name.endswith(".safetensors")]

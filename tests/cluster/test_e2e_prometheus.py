@@ -1,0 +1,96 @@
+"""A real Prometheus scrapes the pods of a real node, by the labels that the operator gave them: every panel of both
+dashboards and every alert has an answer under traffic, and nothing fires."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from observability.alerts import list_alerts
+from observability.operator_dashboard import OPERATOR_DASHBOARD
+from observability.pipeline_dashboard import PIPELINE_DASHBOARD
+
+from omni_proto.pipeline import parse_pipeline
+from support.cluster.client_pod import ClientPod, Load
+from support.cluster.cluster import Cluster
+from support.cluster.workload import SAMPLES
+from support.controlplane.api import Api, Manifest, eventually
+from support.operator_pipelines import build_all, pick
+from support.prometheus import (
+    Asked,
+    PodTarget,
+    PrometheusProcess,
+    alert_signals,
+    find_broken_rules,
+    find_empty_variables,
+    find_unanswered,
+    panel_queries,
+    scrape_config,
+)
+
+TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
+METRICS_PORT = 9090
+
+
+def targets_of(api: Api, selector: str) -> list[PodTarget]:
+    """Metrics ports of the pods, as service discovery tells them."""
+    return [
+        PodTarget(
+            f"{pod['status']['podIP']}:{METRICS_PORT}",
+            pod["metadata"]["namespace"],
+            pod["metadata"]["name"],
+            pod["metadata"]["labels"],
+        )
+        for pod in api.list("Pod", selector)
+    ]
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrometheusProcess]:
+    """In the node's network, where pods are reached; the PodMonitor is the one that the operator builds."""
+    monitor = pick(build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text())), "PodMonitor")
+    stages = targets_of(speech, "omnipipeline.io/pipeline=tiny-omni")
+    operators = targets_of(cluster.admin.in_namespace(operator), "app.kubernetes.io/name=omnipipeline-operator")
+    assert len(stages) == 3
+    assert operators
+    configs = [scrape_config("speech/tiny-omni", stages, monitor), scrape_config("operator", operators, monitor)]
+    folder: Path = tmp_path_factory.mktemp("prometheus")
+    with PrometheusProcess(folder, configs, host=cluster.node_address, network=cluster.layout.network) as running:
+        eventually(
+            lambda: {target["health"] for target in running.targets()} == {"up"},
+            timeout_s=60,
+            why="every target is scraped",
+        )
+        yield running
+
+
+@pytest.mark.timeout(600)
+def test_every_query_is_answered_under_traffic(prometheus: PrometheusProcess, speech: Api, client: ClientPod) -> None:
+    def check(questions: list[Asked]) -> None:
+        def all_answered() -> bool:
+            unanswered = find_unanswered(prometheus, questions)
+            assert not unanswered, unanswered
+            return True
+
+        # Histograms count what ended, and rates need a sample from before.
+        eventually(all_answered, timeout_s=90, every_s=2, why="every query has an answer")
+
+    alerts = list_alerts()
+    with Load(client, TARGET) as load:
+        # What the operator does is counted when it does something.
+        speech.patch("OmniPipeline", "tiny-omni", {"metadata": {"annotations": {"example.com/seen": "yes"}}})
+        check([*panel_queries(PIPELINE_DASHBOARD), *panel_queries(OPERATOR_DASHBOARD)])
+        check(alert_signals(alerts))
+    assert load.answered
+    assert not load.failures
+    for dashboard in (PIPELINE_DASHBOARD, OPERATOR_DASHBOARD):
+        assert find_empty_variables(prometheus, dashboard) == []
+    assert find_broken_rules(prometheus, alerts) == []
+    assert prometheus.label_values("stage", 'omni_stage_info{pipeline="tiny-omni", namespace="speech"}') == [
+        "talker",
+        "thinker",
+        "token2wav",
+    ]

@@ -1,0 +1,78 @@
+"""`helm test`, and `helm uninstall` as docs/install.md has it: what stays, what goes on, what a later install finds.
+
+The last of these tests by its name, for it takes the operator away from the others.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from support.cluster.client_pod import ClientPod, Load
+from support.cluster.cluster import Cluster
+from support.cluster.workload import helm, install_operator
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.pipelines import wait_settled
+
+pytestmark = pytest.mark.timeout(900)
+TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
+OURS = "app.kubernetes.io/name=omnipipeline-operator", "omnipipeline.io/pipeline"
+# Not the CRD, which stays, and not what the cluster itself makes: events, the names of a Service's pods.
+LEFT_OUT = ("events", "events.events.k8s.io", "customresourcedefinitions.apiextensions.k8s.io")
+
+
+def find_ours(cluster: Cluster) -> list[str]:
+    """Everything in the cluster that carries our labels, of every kind that it knows."""
+    kinds = cluster.kubectl("api-resources", "--verbs=list", "--output=name").stdout.split()
+    asked = ",".join(kind for kind in kinds if kind not in LEFT_OUT)
+    found: list[str] = []
+    for selector in OURS:
+        found += cluster.kubectl(
+            "get", asked, "--all-namespaces", f"--selector={selector}", "--output=name", timeout_s=120
+        ).stdout.split()
+    return found
+
+
+def pods_of(api: Api) -> set[tuple[str, int]]:
+    """(uid, restarts) of every pod of the pipeline."""
+    return {
+        (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in api.list("Pod", "omnipipeline.io/pipeline=tiny-omni")
+    }
+
+
+def test_helm_test(cluster: Cluster, operator: str) -> None:
+    told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--logs", "--timeout", "2m")
+    assert "Phase:          Succeeded" in told
+    assert "1 operator pods answer, 1 leads" in told
+
+
+def test_uninstalled_pipelines_serve_and_a_later_install_restarts_nothing(
+    cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    wait_settled(speech, "tiny-omni", timeout_s=120)
+    before = pods_of(speech)
+    with Load(client, TARGET) as load:
+        helm(cluster, "uninstall", "omnipipeline", "--namespace", operator, "--wait")
+        assert not [name for name in find_ours(cluster) if "operator" in name]
+        time.sleep(5)
+        install_operator(cluster, operator)
+        wait_settled(speech, "tiny-omni", timeout_s=120)
+        time.sleep(5)
+    assert load.answered
+    assert not load.failures
+    assert pods_of(speech) == before
+
+
+def test_what_an_uninstall_leaves(cluster: Cluster, operator: str, tiny_omni: Manifest) -> None:
+    cluster.kubectl("delete", "omnipipelines", "--all", "--all-namespaces", timeout_s=120)
+    eventually(lambda: not cluster.admin.list("OmniPipeline"), why="no pipeline is left")
+    helm(cluster, "uninstall", "omnipipeline", "--namespace", operator, "--wait")
+    # Children go after their pipeline, in the background; a pod has its grace.
+    eventually(lambda: not find_ours(cluster), timeout_s=120, every_s=2, why="nothing with our labels is left")
+    kept = cluster.kubectl("get", "crd,leases", "--namespace", operator, "--output=name").stdout
+    assert "omnipipelines.omnipipeline.io" in kept
+    assert "lease.coordination.k8s.io/" in kept
+    claims = cluster.kubectl("get", "pvc", "--namespace", "speech", "--output=name").stdout
+    assert "persistentvolumeclaim/models" in claims
