@@ -61,7 +61,11 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
     """A model hub with the tiny checkpoint, which pods reach."""
-    with Hub(cluster.host_address, tiny_checkpoint) as hub:
+    folder = cluster.layout.run / "hub"
+    shutil.copytree(tiny_checkpoint, folder, dirs_exist_ok=True)
+    # The hub's client keeps what came of a file in pieces of 10 MiB: only of a larger one is anything left to go on with.
+    (folder / "notes.txt").write_bytes(b"whales sing " * (2 << 20))
+    with Hub(cluster.host_address, folder) as hub:
         yield hub
 
 

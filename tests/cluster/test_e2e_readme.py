@@ -1,0 +1,108 @@
+"""README's way from nothing to speech without GPUs, command by command, on the real node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from omni_cli.ports import pick_ports
+from support.cluster.cluster import Cluster
+from support.cluster.images import ROOT, STAGE_IMAGE
+from support.cluster.workload import make_namespace
+from support.controlplane.api import eventually
+from support.doc_examples import console_commands
+
+NAMESPACE = "readme"
+NAMED_BY_MANIFESTS = "docker.io/library/omnipipeline-stage:0.1.0-cpu"
+PORT = "50051"
+
+
+@pytest.fixture
+def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """That of a person with kubectl and omnipipe, whose namespace is `readme` and whose cluster makes volumes."""
+    # What stands for a registry: the image by the name that the manifests give it.
+    cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, NAMED_BY_MANIFESTS)
+    make_namespace(cluster, NAMESPACE)
+    folder = cluster.layout.run / "readme"
+    folder.mkdir(mode=0o777, exist_ok=True)
+    folder.chmod(0o777)  # past the umask: the Job's user writes here
+    # What stands for a StorageClass: a volume that the claim of manifests/tiny finds.
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "readme"},
+        "spec": {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "",
+            "hostPath": {"path": str(folder), "type": "Directory"},
+            "claimRef": {"namespace": NAMESPACE, "name": "tiny-omni"},
+        },
+    }
+    cluster.admin.apply(volume)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "kubectl").symlink_to(cluster.binaries["kubectl"])
+    kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
+    for context in kubeconfig["contexts"]:
+        context["context"]["namespace"] = NAMESPACE
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+    path = f"{programs}:{ROOT / '.venv/bin'}:{os.environ['PATH']}"
+    yield {**os.environ, "PATH": path, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "kubeconfig")}
+    cluster.admin.delete("Namespace", NAMESPACE)
+    cluster.admin.delete("PersistentVolume", "readme")
+    eventually(lambda: not cluster.admin.find("Namespace", NAMESPACE), timeout_s=120, why="the namespace is gone")
+
+
+@pytest.mark.timeout(1200)
+def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> None:
+    commands = console_commands(ROOT / "README.md")["In a cluster"]
+    commands = commands[next(n for n, text in enumerate(commands) if "manifests/tiny/model.yaml" in text) :]
+    assert commands[-1].startswith("omnipipe generate")
+    (port,) = pick_ports(1)  # a machine may have its 50051 in use
+    forward: subprocess.Popen[bytes] | None = None
+    try:
+        for command in commands:
+            wanted = command.replace("hello.wav", str(tmp_path / "hello.wav"))
+            if command.endswith("&"):
+                wanted = wanted.removesuffix("&").replace(f" {PORT}", f" {port}:{PORT}")
+                forward = subprocess.Popen(["sh", "-c", f"exec {wanted}"], cwd=ROOT, env=environment)
+                continue
+            if forward is not None:
+                wanted = wanted.replace(f":{PORT}", f":{port}")
+                # The one thing that a person does unasked: wait for "Forwarding from".
+                eventually(lambda: _listens(port), timeout_s=30, why="kubectl forwards the port")
+            done = subprocess.run(
+                ["sh", "-c", wanted],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=900,
+                check=False,
+            )
+            assert done.returncode == 0, f"{wanted}:\n{done.stdout}{done.stderr}"
+    finally:
+        if forward is not None:
+            forward.send_signal(signal.SIGTERM)
+            forward.wait(timeout=30)
+    assert done.stdout.strip(), "text"
+    with wave.open(str(tmp_path / "hello.wav")) as sound:
+        assert sound.getframerate() == 24000
+        samples = np.frombuffer(sound.readframes(sound.getnframes()), np.int16)
+    assert samples.size > 1000
+    assert np.abs(samples).max() > 0
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
