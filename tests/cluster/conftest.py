@@ -63,7 +63,7 @@ def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
     """A model hub with the tiny checkpoint, which pods reach."""
     folder = cluster.layout.run / "hub"
     shutil.copytree(tiny_checkpoint, folder, dirs_exist_ok=True)
-    # The hub's client keeps what came of a file in pieces of 10 MiB: only of a larger one is anything left to go on with.
+    # Its client keeps what came of a file in pieces of 10 MiB: only of a larger one is anything left to go on with.
     (folder / "notes.txt").write_bytes(b"whales sing " * (2 << 20))
     with Hub(cluster.host_address, folder) as hub:
         yield hub
