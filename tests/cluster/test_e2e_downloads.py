@@ -9,8 +9,8 @@ import pytest
 
 from support.cluster.client_pod import ClientPod
 from support.cluster.hub import COMMIT, TOKEN, Hub
-from support.cluster.workload import load_sample
-from support.controlplane.api import Api, Manifest, eventually
+from support.cluster.workload import delete_pipeline, load_sample
+from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_condition, wait_settled
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,8 +24,7 @@ def pipeline(speech: Api) -> Iterator[Manifest]:
     manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME)
     manifest["spec"]["stages"] = manifest["spec"]["stages"][:1]
     yield manifest
-    speech.delete("OmniPipeline", NAME, propagation="Foreground")
-    eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
+    delete_pipeline(speech, NAME)
 
 
 def set_token(speech: Api, token: str) -> None:
@@ -71,8 +70,7 @@ def test_a_cache_volume_saves_the_second_download(hub: Hub, speech: Api, pipelin
     speech.apply(pipeline)
     wait_settled(speech, NAME, timeout_s=300)
     assert list(models.rglob(".omni-fetched.json"))
-    speech.delete("OmniPipeline", NAME, propagation="Foreground")
-    eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
+    delete_pipeline(speech, NAME)
     hub.served.clear()
     speech.apply(pipeline)
     wait_settled(speech, NAME, timeout_s=300)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from support.cluster.cluster import Cluster
-from support.cluster.workload import load_sample
-from support.controlplane.api import Api, eventually
+from support.cluster.workload import delete_pipeline, load_sample
+from support.controlplane.api import Api
 from support.controlplane.pipelines import wait_condition, wait_settled
 
 NAME = "wants-gpus"
@@ -36,5 +36,4 @@ def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gp
         two_gpus.set_gpus(3)
         wait_settled(speech, NAME, timeout_s=300)
     finally:
-        speech.delete("OmniPipeline", NAME, propagation="Foreground")
-        eventually(lambda: not speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"), timeout_s=90, why="pods gone")
+        delete_pipeline(speech, NAME)

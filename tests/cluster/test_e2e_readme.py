@@ -60,7 +60,6 @@ def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dic
     yield {**os.environ, "PATH": path, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "kubeconfig")}
     cluster.admin.delete("Namespace", NAMESPACE)
     cluster.admin.delete("PersistentVolume", "readme")
-    eventually(lambda: not cluster.admin.find("Namespace", NAMESPACE), timeout_s=120, why="the namespace is gone")
 
 
 @pytest.mark.timeout(1200)

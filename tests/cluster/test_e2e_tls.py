@@ -10,7 +10,7 @@ import pytest
 from support.certificates import DAY, Authority, tls_files
 from support.cluster.client_pod import ClientPod
 from support.cluster.cluster import Cluster
-from support.cluster.workload import load_sample
+from support.cluster.workload import delete_pipeline, load_sample
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_condition, wait_settled
 
@@ -35,7 +35,7 @@ def web(speech: Api) -> Iterator[Manifest]:
     pipeline["spec"]["stages"] = pipeline["spec"]["stages"][:1]
     pipeline["spec"]["entry"]["tls"]["secretName"] = SECRET
     yield speech.apply(pipeline)
-    speech.delete("OmniPipeline", NAME)
+    delete_pipeline(speech, NAME)
     speech.delete("Secret", SECRET)
 
 

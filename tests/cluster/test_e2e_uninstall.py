@@ -43,9 +43,9 @@ def pods_of(api: Api) -> set[tuple[str, int]]:
 
 
 def test_helm_test(cluster: Cluster, operator: str) -> None:
-    told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--logs", "--timeout", "2m")
+    # Without --logs: a test pod that succeeded is removed at once, so that an uninstall leaves none.
+    told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--timeout", "2m")
     assert "Phase:          Succeeded" in told
-    assert "1 operator pods answer, 1 leads" in told
 
 
 def test_uninstalled_pipelines_serve_and_a_later_install_restarts_nothing(

@@ -97,3 +97,13 @@ def load_sample(name: str, *, model: str, rename: str | None = None) -> Manifest
     if rename:
         sample["metadata"]["name"] = rename
     return sample
+
+
+def delete_pipeline(api: Api, name: str) -> None:
+    """Delete a pipeline and wait until it and its pods are gone: what is applied before would go with it."""
+    api.delete("OmniPipeline", name, propagation="Foreground")
+    eventually(
+        lambda: not api.find("OmniPipeline", name) and not api.list("Pod", f"omnipipeline.io/pipeline={name}"),
+        timeout_s=120,
+        why=f"{name} and its pods are gone",
+    )
