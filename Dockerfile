@@ -76,9 +76,10 @@ RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements,source=/requirements/stage-cpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt \
     && VIRTUAL_ENV=/opt/venv /opt/uv/bin/uv pip uninstall triton \
-    && cd /opt/venv/lib/python3*/site-packages/nvidia \
-    && rm -rf */include */lib/libcudnn_*.so.* */lib/libcusolverMg.so.* */lib/libnvrtc.alt.so.* */lib/libnvperf_*.so \
-        */lib/libnvshmem_device.bc
+    && for library in /opt/venv/lib/python3*/site-packages/nvidia/*; do \
+        rm -rf "$library"/include "$library"/lib/libcudnn_*.so.* "$library"/lib/libcusolverMg.so.* \
+            "$library"/lib/libnvrtc.alt.so.* "$library"/lib/libnvperf_*.so "$library"/lib/libnvshmem_device.bc; \
+    done
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # What vLLM would otherwise find out at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos

@@ -41,10 +41,11 @@ playground: controlplane ## A control plane with the operator, and a shell in it
 test-unit: setup ## Only the tests without engines and processes
 	@$(PY) -m pytest -q tests/unit
 
-lint: setup ## ruff, import floors, stale generated files
+lint: setup ## ruff, import floors, the Dockerfile
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
+	@.venv/bin/hadolint Dockerfile
 
 typecheck: setup ## mypy, strict
 	@.venv/bin/mypy
