@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench: ## Ratios against peers, stock vLLM and transformers, written to benchmar
 
 bench-operator: controlplane ## The operator with 500 pipelines, against budgets and a bare loop (about 12 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
+
+bench-pods: setup ## A stage's start in a pod against the same outside, on a real node (root; about 10 minutes)
+	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
 fuzz: ## A million inputs to everything that reads a peer's bytes, written to benchmarks/results/fuzz.json
 	@scripts/setup.sh fuzz

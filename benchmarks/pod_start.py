@@ -1,0 +1,148 @@
+"""`make bench-pods`: a stage's pod from created to Ready, against the same stage started outside a pod. Needs root.
+
+On the real node of the end-to-end tests; both sides take turns, one stage at a time, in one run.
+
+    python -m benchmarks.pod_start [--rounds 5] [--keep-images]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import RESULTS, write_page
+from benchmarks.interleave import median_ratio
+from benchmarks.report import describe_machine, load
+from benchmarks.startup import SAMPLE, STAGES, start_once
+from omni_cli.local import compile_local
+from omni_proto.pipeline import load_pipeline
+from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+from support.cluster.cluster import Cluster
+from support.cluster.workload import add_volume, delete_pipeline, install_operator, load_sample, make_namespace
+from support.controlplane.api import Api, Manifest
+from support.controlplane.pipelines import wait_settled
+
+SYSTEM, NAMESPACE, NAME = "omnipipeline-system", "pod-start", "tiny-omni"
+AT_MOST = 1.3
+START_LIMIT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class PodStart:
+    """Seconds since the API server had the pod, as a watch told."""
+
+    running: float
+    ready: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pod_start", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keep-images", action="store_true", help="take the node's images as they are")
+    options = parser.parse_args()
+    machine, began = describe_machine(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
+        if not options.keep_images:
+            cluster.images.build()
+        rows = measure(cluster, Path(temporary), options.rounds)
+    for row in rows:
+        print("  " + "  ".join(f"{name} {value}" for name, value in row.items()))
+    result = {
+        "case": "pods",
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": {**machine, "load_after": load()},
+        "seconds": round(time.monotonic() - began),
+        "floors": [],
+        "notes": ["One stage at a time; the others of its pipeline idle beside it, in pods too."],
+        "tables": {"a stage in a pod and outside": rows},
+    }
+    (RESULTS / "pods.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_page("pods")
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+def measure(cluster: Cluster, folder: Path, rounds: int) -> list[dict[str, Any]]:
+    """A row for each stage. The first round fills caches and is not counted."""
+    write_tiny_checkpoint(folder / "model", seed=0)
+    shared = cluster.layout.run / "pod-start"
+    shutil.copytree(folder / "model", shared / "model", dirs_exist_ok=True)
+    for path in (shared, *shared.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the pods' user reads it
+    make_namespace(cluster, SYSTEM)
+    install_operator(cluster, SYSTEM)
+    api = make_namespace(cluster, NAMESPACE)
+    add_volume(cluster, NAMESPACE, "models", shared)
+    api.apply(load_sample(NAME, model="pvc://models/model"))
+    wait_settled(api, NAME, timeout_s=START_LIMIT_S)
+    outside: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    inside: dict[str, list[PodStart]] = {stage: [] for stage in STAGES}
+    for config in compile_local(load_pipeline(SAMPLE), str(folder / "model"), dict.fromkeys(STAGES, 0)):
+        (folder / f"{config.stage}.yaml").write_text(config.to_yaml())
+    for number in range(-1, rounds):
+        for stage in STAGES:
+            parts, _ = start_once(folder / f"{stage}.yaml", folder)
+            start = replace_pod(api, stage)
+            wait_settled(api, NAME, timeout_s=START_LIMIT_S)
+            if number >= 0:
+                outside[stage].append(sum(parts.values()))
+                inside[stage].append(start)
+    delete_pipeline(api, NAME)
+    return [to_row(stage, outside[stage], inside[stage]) for stage in STAGES]
+
+
+def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> dict[str, Any]:
+    """Medians of a stage, and the median of the rounds' own ratios."""
+    ratio = round(median_ratio([start.ready for start in inside], outside), 2)
+    return {
+        "stage": stage,
+        "outside_s": round(statistics.median(outside), 1),
+        "created_to_running_s": round(statistics.median(start.running for start in inside), 1),
+        "created_to_ready_s": round(statistics.median(start.ready for start in inside), 1),
+        "ratio": ratio,
+        "at_most": AT_MOST,
+        "met": ratio <= AT_MOST,
+    }
+
+
+def replace_pod(api: Api, stage: str) -> PodStart:
+    """Delete the stage's pod; how long its successor took."""
+    selector = f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}"
+    (old,) = api.list("Pod", selector)
+    api.delete("Pod", old["metadata"]["name"], grace_s=0)
+    created: float | None = None
+    running: float | None = None
+    for event in api.watch("Pod", timeout_s=START_LIMIT_S, resource_version=old["metadata"]["resourceVersion"]):
+        pod, now = event["object"], time.monotonic()
+        labels = pod["metadata"].get("labels", {})
+        if labels.get("omnipipeline.io/stage") != stage or pod["metadata"]["uid"] == old["metadata"]["uid"]:
+            continue
+        created = now if created is None else created
+        if running is None and is_running(pod):
+            running = now - created
+        if running is not None and is_ready(pod):
+            return PodStart(running, now - created)
+    raise RuntimeError(f"no pod of {stage} was ready within {START_LIMIT_S} s")
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether its container runs."""
+    return any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether kubelet calls it Ready."""
+    conditions = pod["status"].get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
