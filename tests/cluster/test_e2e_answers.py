@@ -51,7 +51,7 @@ def pod_answers(local_answers: dict[str, Any], tiny_omni: Manifest, client: Clie
     return dict(zip(PROMPTS, client.ask(TARGET, REQUESTS), strict=True))
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)  # the first one makes binaries, images and the node
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_pods_answer_as_local_processes_do(
     prompt: str, local_answers: dict[str, Any], pod_answers: dict[str, Any]
