@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
-import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -125,7 +124,6 @@ async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], **a
     return outcomes
 
 
-@pytest.mark.timeout(120)
 async def test_the_client_never_makes_a_request_run_twice() -> None:
     async with AsyncExitStack() as stack:
         peer = FaultyPeer("thinker", seed=1)
@@ -137,7 +135,6 @@ async def test_the_client_never_makes_a_request_run_twice() -> None:
         check(peer, await run_until_enough(peer, clients))
 
 
-@pytest.mark.timeout(120)
 async def test_a_stage_never_makes_the_stage_below_run_twice() -> None:
     async with AsyncExitStack() as stack:
         peer = FaultyPeer("talker", seed=2)
