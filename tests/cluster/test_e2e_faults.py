@@ -130,6 +130,11 @@ def test_pipelines_serve_and_heal_without_the_operator(
 
 
 def _other_ready(api: Api, old: Manifest) -> bool:
-    pod = pod_of(api, "token2wav")
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
-    return ready and pod["metadata"]["uid"] != old["metadata"]["uid"]
+    """Whether a pod of the stage other than this one is ready; between the two there may be none."""
+    return any(
+        condition["type"] == "Ready"
+        and condition["status"] == "True"
+        and pod["metadata"]["uid"] != old["metadata"]["uid"]
+        for pod in api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage=token2wav")
+        for condition in pod["status"].get("conditions", [])
+    )
