@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from support.controlplane.fault_proxy import FaultProxy
 
 pytestmark = pytest.mark.controlplane
 
+_numbers = itertools.count(1)
+
 
 @pytest.fixture
 def proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
@@ -25,7 +28,7 @@ def proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
 @pytest.fixture
 def through(api_server: ApiServer, proxy: FaultProxy) -> Iterator[Callable[[], Api]]:
     """Makes clients that go through the proxy and may do anything."""
-    direct = api_server.create_namespace(f"proxy-{id(proxy):x}")
+    direct = api_server.create_namespace(f"proxy-{next(_numbers)}")
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
