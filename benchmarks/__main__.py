@@ -11,11 +11,12 @@ import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.page import render_result, replace_section
-from benchmarks.report import Options, describe_machine, load, print_report
+from benchmarks.report import Options, Report, describe_machine, load, print_report
 
 CASES = ("codec", "transport", "schedulers", "startup", "pipeline")
 RESULTS = Path(__file__).parent / "results"
@@ -44,8 +45,13 @@ def main() -> int:
 
 def run_case(name: str, options: Options) -> None:
     """Measure a case, print it, write it down."""
+    record(name, lambda: importlib.import_module(f"benchmarks.{name}").measure(options), options.results)
+
+
+def record(name: str, measure: Callable[[], Report], results: Path) -> Report:
+    """What `measure` gives: printed, and written to NAME.json in a folder with when, on what and for how long."""
     machine, began = describe_machine(), time.monotonic()
-    report = importlib.import_module(f"benchmarks.{name}").measure(options)
+    report = measure()
     result = {
         "case": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -56,7 +62,8 @@ def run_case(name: str, options: Options) -> None:
         "tables": report.tables,
     }
     print_report(name, report)
-    (options.results / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    (results / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+    return report
 
 
 def draw_case(name: str, results: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -20,14 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import urllib3
 
-from benchmarks.__main__ import RESULTS, write_page
-from benchmarks.report import describe_machine, load
+from benchmarks.__main__ import RESULTS, record, write_page
+from benchmarks.report import Report, Row
 from omni_operator.build_settings import BuildSettings, Owner
 from omni_operator.client import ApiClient
 from omni_operator.connection import load_connection
@@ -125,30 +123,21 @@ def main() -> int:
     if options.bare:
         print(asyncio.run(apply_bare(Path(options.bare[0]), options.bare[1])))
         return 0
-    # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
-    machine, began = describe_machine(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
-        figures = measure(Path(temporary), options.pipelines, options.rate)
-    over = [name for name, budget in BUDGETS.items() if figures[name] > budget]
-    for name, value in figures.items():
-        budget = f"  (budget {BUDGETS[name]:g}{', OVER' if name in over else ''})" if name in BUDGETS else ""
-        print(f"  {name:32} {value:g}{budget}")
-    result = {
-        "case": "operator",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {**machine, "load_after": load()},
-        "seconds": round(time.monotonic() - began),
-        "floors": [],
-        "notes": [f"{options.pipelines} pipelines of three stages, {options.rate:g} a second"],
-        "tables": {"figures": [to_row(name, value) for name, value in figures.items()]},
-    }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "operator.json").write_text(json.dumps(result, indent=2) + "\n")
+    report = record("operator", lambda: make_report(options.pipelines, options.rate), RESULTS)
     write_page("operator")
-    return 1 if over else 0
+    return 0 if all(row["met"] is not False for row in report.tables["figures"]) else 1
 
 
-def to_row(name: str, value: float) -> dict[str, object]:
+def make_report(pipelines: int, rate: float) -> Report:
+    """All figures, in one table."""
+    # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
+    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
+        figures = measure(Path(temporary), pipelines, rate)
+    rows = [to_row(name, value) for name, value in figures.items()]
+    return Report({"figures": rows}, notes=[f"{pipelines} pipelines of three stages, {rate:g} a second"])
+
+
+def to_row(name: str, value: float) -> Row:
     """A figure with its budget, where it has one."""
     budget = BUDGETS.get(name)
     return {"figure": name, "value": value, "at most": budget, "met": None if budget is None else value <= budget}

@@ -8,20 +8,17 @@ On the real node of the end-to-end tests; both sides take turns, one stage at a 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from benchmarks.__main__ import RESULTS, write_page
+from benchmarks.__main__ import RESULTS, record, write_page
 from benchmarks.interleave import median_ratio
-from benchmarks.report import describe_machine, load
+from benchmarks.report import Report, Row
 from benchmarks.startup import SAMPLE, STAGES, start_once
 from omni_cli.local import compile_local
 from omni_proto.pipeline import load_pipeline
@@ -29,9 +26,10 @@ from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.cluster import Cluster
 from support.cluster.workload import add_volume, delete_pipeline, install_operator, load_sample, make_namespace
 from support.controlplane.api import Api, Manifest
-from support.controlplane.pipelines import wait_settled
+from support.controlplane.pipelines import condition_of, wait_settled
 
 SYSTEM, NAMESPACE, NAME = "omnipipeline-system", "pod-start", "tiny-omni"
+TABLE = "a stage in a pod and outside"
 AT_MOST = 1.3
 START_LIMIT_S = 300
 
@@ -49,28 +47,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep-images", action="store_true", help="take the node's images as they are")
     options = parser.parse_args()
-    machine, began = describe_machine(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
-        if not options.keep_images:
-            cluster.images.build()
-        rows = measure(cluster, Path(temporary), options.rounds)
-    for row in rows:
-        print("  " + "  ".join(f"{name} {value}" for name, value in row.items()))
-    result = {
-        "case": "pods",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {**machine, "load_after": load()},
-        "seconds": round(time.monotonic() - began),
-        "floors": [],
-        "notes": ["One stage at a time; the others of its pipeline idle beside it, in pods too."],
-        "tables": {"a stage in a pod and outside": rows},
-    }
-    (RESULTS / "pods.json").write_text(json.dumps(result, indent=2) + "\n")
+    report = record("pods", lambda: make_report(options.rounds, keep_images=options.keep_images), RESULTS)
     write_page("pods")
-    return 0 if all(row["met"] for row in rows) else 1
+    return 0 if all(row["met"] for row in report.tables[TABLE]) else 1
 
 
-def measure(cluster: Cluster, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def make_report(rounds: int, *, keep_images: bool) -> Report:
+    """A row for each stage, measured on a node that is up for as long."""
+    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
+        if not keep_images:
+            cluster.images.build()
+        rows = measure(cluster, Path(temporary), rounds)
+    return Report({TABLE: rows}, notes=["One stage at a time; the others of its pipeline idle beside it, in pods too."])
+
+
+def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
     """A row for each stage. The first round fills caches and is not counted."""
     write_tiny_checkpoint(folder / "model", seed=0)
     shared = cluster.layout.run / "pod-start"
@@ -99,7 +90,7 @@ def measure(cluster: Cluster, folder: Path, rounds: int) -> list[dict[str, Any]]
     return [to_row(stage, outside[stage], inside[stage]) for stage in STAGES]
 
 
-def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> dict[str, Any]:
+def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
     """Medians of a stage, and the median of the rounds' own ratios."""
     ratio = round(median_ratio([start.ready for start in inside], outside), 2)
     return {
@@ -128,7 +119,7 @@ def replace_pod(api: Api, stage: str) -> PodStart:
         created = now if created is None else created
         if running is None and is_running(pod):
             running = now - created
-        if running is not None and is_ready(pod):
+        if running is not None and condition_of(pod, "Ready").get("status") == "True":
             return PodStart(running, now - created)
     raise RuntimeError(f"no pod of {stage} was ready within {START_LIMIT_S} s")
 
@@ -136,12 +127,6 @@ def replace_pod(api: Api, stage: str) -> PodStart:
 def is_running(pod: Manifest) -> bool:
     """Whether its container runs."""
     return any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
-
-
-def is_ready(pod: Manifest) -> bool:
-    """Whether kubelet calls it Ready."""
-    conditions = pod["status"].get("conditions", [])
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from support.cluster import cgroups
 from support.cluster.client_pod import ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.controlplane.api import Api, Manifest, eventually
-from support.controlplane.pipelines import wait_settled
+from support.controlplane.pipelines import condition_of, wait_settled
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "tiny-omni"
@@ -132,9 +132,6 @@ def test_pipelines_serve_and_heal_without_the_operator(
 def _other_ready(api: Api, old: Manifest) -> bool:
     """Whether a pod of the stage other than this one is ready; between the two there may be none."""
     return any(
-        condition["type"] == "Ready"
-        and condition["status"] == "True"
-        and pod["metadata"]["uid"] != old["metadata"]["uid"]
+        condition_of(pod, "Ready").get("status") == "True" and pod["metadata"]["uid"] != old["metadata"]["uid"]
         for pod in api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage=token2wav")
-        for condition in pod["status"].get("conditions", [])
     )

@@ -11,6 +11,7 @@ from typing import Any
 from support.cluster.cluster import Cluster
 from support.cluster.images import OPERATOR_IMAGE
 from support.controlplane.api import Manifest, eventually
+from support.controlplane.pipelines import condition_of
 
 TOOLS = "tools"
 _SUPPORT = Path(__file__).parent
@@ -29,10 +30,7 @@ class ClientPod:
         api = self._cluster.admin.in_namespace(self._namespace)
         api.apply(self._manifest())
         eventually(
-            lambda: any(
-                condition["type"] == "Ready" and condition["status"] == "True"
-                for condition in api.get("Pod", self._name)["status"].get("conditions", [])
-            ),
+            lambda: condition_of(api.get("Pod", self._name), "Ready").get("status") == "True",
             why="the client's pod runs",
             timeout_s=60,
         )
