@@ -22,7 +22,7 @@ RENEW_AFTER_S = 2.0
 """Least age of a channel that is replaced because a call could not reach the pipeline by it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Line(Generic[Channel]):
     """A channel and the calls on it."""
 
@@ -30,7 +30,6 @@ class Line(Generic[Channel]):
     opened: float
     """time.monotonic() in seconds."""
     calls: int = 0
-    retired: bool = False
 
 
 def is_unreached(error: grpc.RpcError | None, accepted: bool) -> bool:
@@ -60,10 +59,9 @@ class Lines(Generic[Channel]):
             line.calls -= 1
             old_enough = time.monotonic() - line.opened >= self._renew_after_s
             if lost and old_enough and line is self._current:
-                line.retired = True
                 self._retired.append(line)
                 self._current = self._new()
-            if not line.retired or line.calls or line not in self._retired:
+            if line.calls or line not in self._retired:
                 return None
             self._retired.remove(line)
             return line.channel
