@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster.client_pod import ClientPod
+from support.cluster.client_pod import TARGET, ClientPod
 from support.cluster.images import ROOT
 from support.cluster.workload import SAMPLES
 from support.controlplane.api import Manifest
@@ -21,7 +21,6 @@ from support.media import encode_png, encode_wav, make_image, make_sound
 from support.pipelines import run_pipeline
 
 SERVICE = "omni_proto.stage.v1.StageService"
-TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 PROMPTS: dict[str, dict[str, Any]] = {
     "text": {"text": "Say hello to the whales."},
     "sound": {"text": "What do you hear?", "audio": base64.b64encode(encode_wav(make_sound(1))).decode()},

@@ -10,14 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from support.cluster import cgroups
-from support.cluster.client_pod import ClientPod, Load
+from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import condition_of, wait_settled
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "tiny-omni"
-TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 # After a fault every call ends, one way or the other, within the deadline that the caller set.
 DEADLINE_S = 30
 SLACK_S = 5

@@ -12,7 +12,7 @@ from observability.operator_dashboard import OPERATOR_DASHBOARD
 from observability.pipeline_dashboard import PIPELINE_DASHBOARD
 
 from omni_proto.pipeline import parse_pipeline
-from support.cluster.client_pod import ClientPod, Load
+from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.workload import SAMPLES
 from support.controlplane.api import Api, Manifest, eventually
@@ -29,7 +29,6 @@ from support.prometheus import (
     scrape_config,
 )
 
-TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 METRICS_PORT = 9090
 
 

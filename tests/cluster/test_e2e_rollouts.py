@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from support.cluster.client_pod import ClientPod, Load
+from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.images import STAGE_IMAGE
 from support.controlplane.api import Api, Manifest, eventually
@@ -15,7 +15,6 @@ from support.controlplane.pipelines import serving_revision, stage_of, wait_sett
 pytestmark = pytest.mark.timeout(1800)
 NAME = "tiny-omni"
 STAGES = ("thinker", "talker", "token2wav")
-TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 TRAFFIC_WITHIN_S = 90
 
 

@@ -9,14 +9,13 @@ import time
 
 import pytest
 
-from support.cluster.client_pod import ClientPod, Load
+from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
 from support.cluster.workload import helm, install_operator
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_settled
 
 pytestmark = pytest.mark.timeout(900)
-TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 OURS = "app.kubernetes.io/name=omnipipeline-operator", "omnipipeline.io/pipeline"
 # Not the CRD, which stays, and not what the cluster itself makes: events, the names of a Service's pods.
 LEFT_OUT = ("events", "events.events.k8s.io", "customresourcedefinitions.apiextensions.k8s.io")

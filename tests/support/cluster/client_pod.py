@@ -14,6 +14,8 @@ from support.controlplane.api import Manifest, eventually
 from support.controlplane.pipelines import condition_of
 
 TOOLS = "tools"
+TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
+"""The sample of three stages, as pods call it: a connection to each pod of the entry."""
 _SUPPORT = Path(__file__).parent
 
 
