@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ fuzz: ## A million inputs to everything that reads a peer's bytes, written to be
 
 soak: setup ## Half an hour of mixed load with random faults (MINUTES=30), written to benchmarks/results/soak.json
 	@PYTHONPATH=tests $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json
+
+soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of each (root; about 50 minutes; TIMES=10)
+	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} --json benchmarks/results/soak-changes.json
 
 constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \

@@ -8,7 +8,6 @@ On the real node of the end-to-end tests; both sides take turns, one stage at a 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
 import tempfile
@@ -24,7 +23,14 @@ from omni_cli.local import compile_local
 from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.cluster import Cluster
-from support.cluster.workload import add_volume, delete_pipeline, install_operator, load_sample, make_namespace
+from support.cluster.workload import (
+    add_volume,
+    delete_pipeline,
+    install_operator,
+    load_sample,
+    make_namespace,
+    share_models,
+)
 from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import condition_of, wait_settled
 
@@ -64,15 +70,12 @@ def make_report(rounds: int, *, keep_images: bool) -> Report:
 def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
     """A row for each stage. The first round fills caches and is not counted."""
     write_tiny_checkpoint(folder / "model", seed=0)
-    shared = cluster.layout.run / "pod-start"
-    shutil.copytree(folder / "model", shared / "model", dirs_exist_ok=True)
-    for path in (shared, *shared.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # the pods' user reads it
+    shared = share_models(cluster, folder / "model")
     make_namespace(cluster, SYSTEM)
     install_operator(cluster, SYSTEM)
     api = make_namespace(cluster, NAMESPACE)
     add_volume(cluster, NAMESPACE, "models", shared)
-    api.apply(load_sample(NAME, model="pvc://models/model"))
+    api.apply(load_sample(NAME, model="pvc://models/tiny-omni"))
     wait_settled(api, NAME, timeout_s=START_LIMIT_S)
     outside: dict[str, list[float]] = {stage: [] for stage in STAGES}
     inside: dict[str, list[PodStart]] = {stage: [] for stage in STAGES}

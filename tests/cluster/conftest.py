@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.cluster.client_pod import TOOLS, ClientPod
+from support.cluster.client_pod import ClientPod, start_client
 from support.cluster.cluster import Cluster
 from support.cluster.hub import Hub
 from support.cluster.images import ROOT
@@ -23,6 +22,7 @@ from support.cluster.workload import (
     install_operator,
     load_sample,
     make_namespace,
+    share_models,
 )
 from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_settled
@@ -80,11 +80,7 @@ def operator(cluster: Cluster, hub: Hub) -> str:
 @pytest.fixture(scope="session")
 def models(cluster: Cluster, tiny_checkpoint: Path) -> Path:
     """What the claim `models` holds: the tiny checkpoint, and whatever pipelines put there."""
-    folder = cluster.layout.run / "models"
-    shutil.copytree(tiny_checkpoint, folder / "tiny-omni", dirs_exist_ok=True)
-    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
-    folder.chmod(0o777)  # pods have a user of their own
-    return folder
+    return share_models(cluster, tiny_checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -98,14 +94,7 @@ def speech(cluster: Cluster, operator: str, models: Path) -> Api:
 @pytest.fixture(scope="session")
 def client(cluster: Cluster, speech: Api) -> ClientPod:
     """A pod beside the pipelines."""
-    tools = cluster.layout.run / "tools"
-    tools.mkdir(exist_ok=True)
-    grpcurl = subprocess.run([ROOT / "scripts/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
-    shutil.copy(grpcurl, tools / "grpcurl")
-    add_volume(cluster, SPEECH, TOOLS, tools)
-    pod = ClientPod(cluster, SPEECH)
-    pod.start()
-    return pod
+    return start_client(cluster, SPEECH)
 
 
 @pytest.fixture(scope="session")

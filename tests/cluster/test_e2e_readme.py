@@ -17,7 +17,7 @@ import yaml
 from omni_cli.ports import pick_ports
 from support.cluster.cluster import Cluster
 from support.cluster.images import ROOT, STAGE_IMAGE
-from support.cluster.workload import make_namespace
+from support.cluster.workload import add_persistent_volume, make_namespace
 from support.controlplane.api import eventually
 from support.doc_examples import console_commands
 
@@ -36,19 +36,7 @@ def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dic
     folder.mkdir(mode=0o777, exist_ok=True)
     folder.chmod(0o777)  # past the umask: the Job's user writes here
     # What stands for a StorageClass: a volume that the claim of manifests/tiny finds.
-    volume = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": "readme"},
-        "spec": {
-            "capacity": {"storage": "1Gi"},
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": "",
-            "hostPath": {"path": str(folder), "type": "Directory"},
-            "claimRef": {"namespace": NAMESPACE, "name": "tiny-omni"},
-        },
-    }
-    cluster.admin.apply(volume)
+    volume = add_persistent_volume(cluster, NAMESPACE, "tiny-omni", folder)
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "kubectl").symlink_to(cluster.binaries["kubectl"])
@@ -59,7 +47,7 @@ def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dic
     path = f"{programs}:{ROOT / '.venv/bin'}:{os.environ['PATH']}"
     yield {**os.environ, "PATH": path, "HOME": str(tmp_path), "KUBECONFIG": str(tmp_path / "kubeconfig")}
     cluster.admin.delete("Namespace", NAMESPACE)
-    cluster.admin.delete("PersistentVolume", "readme")
+    cluster.admin.delete("PersistentVolume", volume["metadata"]["name"])
 
 
 @pytest.mark.timeout(1200)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from support.cluster.cluster import Cluster
-from support.cluster.images import OPERATOR_IMAGE
+from support.cluster.images import OPERATOR_IMAGE, ROOT
+from support.cluster.workload import add_volume
 from support.controlplane.api import Manifest, eventually
 from support.controlplane.pipelines import condition_of
 
@@ -17,6 +19,18 @@ TOOLS = "tools"
 TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
 """The sample of three stages, as pods call it: a connection to each pod of the entry."""
 _SUPPORT = Path(__file__).parent
+
+
+def start_client(cluster: Cluster, namespace: str) -> ClientPod:
+    """A client's pod, with the claim that it needs; it runs."""
+    tools = cluster.layout.run / "tools"
+    tools.mkdir(exist_ok=True)
+    grpcurl = subprocess.run([ROOT / "scripts/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    shutil.copy(grpcurl, tools / "grpcurl")
+    add_volume(cluster, namespace, TOOLS, tools)
+    pod = ClientPod(cluster, namespace)
+    pod.start()
+    return pod
 
 
 class ClientPod:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,30 +65,46 @@ def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = REST
     return cluster.admin.in_namespace(name)
 
 
+def share_models(cluster: Cluster, checkpoint: Path, name: str = "tiny-omni") -> Path:
+    """A folder for a volume, with a checkpoint in it: the pods' user reads it, and may put more there."""
+    folder = cluster.layout.run / "models"
+    shutil.copytree(checkpoint, folder / name, dirs_exist_ok=True)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    folder.chmod(0o777)
+    return folder
+
+
 def add_volume(cluster: Cluster, namespace: str, name: str, folder: Path) -> None:
     """A PersistentVolumeClaim with what lies in a folder of this machine."""
-    access = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": name, "namespace": namespace}
-    cluster.admin.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": f"{namespace}-{name}"},
-            "spec": {
-                **access,
-                "capacity": {"storage": "1Gi"},
-                "hostPath": {"path": str(folder), "type": "Directory"},
-                "persistentVolumeReclaimPolicy": "Retain",
-                "claimRef": reference,
-            },
-        }
-    )
+    volume = add_persistent_volume(cluster, namespace, name, folder, access="ReadWriteMany")
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace}}
+    fields = {key: volume["spec"][key] for key in ("accessModes", "storageClassName")}
     requests = {"requests": {"storage": "1Gi"}}
-    claim |= {"spec": {**access, "volumeName": f"{namespace}-{name}", "resources": requests}}
+    claim |= {"spec": {**fields, "volumeName": volume["metadata"]["name"], "resources": requests}}
     api = cluster.admin.in_namespace(namespace)
     api.apply(claim)
     eventually(lambda: api.get("PersistentVolumeClaim", name)["status"].get("phase") == "Bound", why=f"{name} bound")
+
+
+def add_persistent_volume(
+    cluster: Cluster, namespace: str, claim: str, folder: Path, *, access: str = "ReadWriteOnce"
+) -> Manifest:
+    """A PersistentVolume of a folder of this machine, for one claim and no other."""
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"{namespace}-{claim}"},
+        "spec": {
+            "accessModes": [access],
+            "storageClassName": "",
+            "capacity": {"storage": "1Gi"},
+            "hostPath": {"path": str(folder), "type": "Directory"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "claimRef": {"namespace": namespace, "name": claim},
+        },
+    }
+    cluster.admin.apply(volume)
+    return volume
 
 
 def load_sample(name: str, *, model: str, rename: str | None = None) -> Manifest:

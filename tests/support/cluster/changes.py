@@ -1,0 +1,130 @@
+"""Changes of a pipeline under load: `tests/cluster` shows each once, `make soak-cluster` ten times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.cluster.client_pod import TARGET, ClientPod, Load
+from support.cluster.cluster import Cluster
+from support.cluster.images import STAGE_IMAGE
+from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.pipelines import serving_revision, stage_of, wait_settled
+
+NAME = "tiny-omni"
+STAGES = ("thinker", "talker", "token2wav")
+OTHER_IMAGE = f"{STAGE_IMAGE}-other"
+TRAFFIC_WITHIN_S = 90
+SETTLED_WITHIN_S = 600
+_BEFORE_S, _AFTER_S = 3, 5
+
+
+@dataclass
+class Outcome:
+    """What a change took, and what callers saw from before it until after it."""
+
+    seconds: float = 0.0
+    """From the edit until the pipeline was ready and not progressing."""
+    traffic_s: float | None = None
+    """From then until each new replica had answered a call."""
+    answered: int = 0
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    longest_s: float = 0.0
+    """The longest call."""
+
+
+class Changes:
+    """Changes of the sample, each under load from a pod. AssertionError if one does not come to what it should."""
+
+    def __init__(self, cluster: Cluster, api: Api, client: ClientPod) -> None:
+        self._cluster = cluster
+        self._api = api
+        self._client = client
+
+    def roll(self, stage: str) -> Outcome:
+        """New pods of one stage within its revision."""
+        before, revision = self._uids(stage), serving_revision(self._api, NAME)
+        with self._load() as outcome:
+            self._edit(stage, podAnnotations={"example.com/edited": str(time.time_ns())})
+            outcome.seconds = self._settle()
+        _expect(serving_revision(self._api, NAME) == revision, "the revision stays")
+        _expect(not self._uids(stage) & before, "every pod is a new one")
+        return outcome
+
+    def switch_revision(self) -> Outcome:
+        """A second set of all stages takes over: the same image under its other name."""
+        self._cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, OTHER_IMAGE)
+        revision = serving_revision(self._api, NAME)
+        pipeline = self._api.get("OmniPipeline", NAME)
+        other = pipeline["spec"].get("defaults", {}).get("image") == OTHER_IMAGE
+        with self._load() as outcome:
+            pipeline["spec"]["defaults"] = {"image": STAGE_IMAGE if other else OTHER_IMAGE}
+            self._api.replace_spec(pipeline)
+            outcome.seconds = self._settle()
+        _expect(serving_revision(self._api, NAME) != revision, "another revision serves")
+        return outcome
+
+    def scale(self, stage: str, replicas: int) -> Outcome:
+        """From one replica to some, until each has answered calls, and back to one."""
+        with self._load(streams=4) as outcome:
+            self._edit(stage, replicas=replicas)
+            outcome.seconds = self._settle()
+            began = time.monotonic()
+            _expect(len(self._pods(stage)) == replicas, f"{replicas} pods")
+            eventually(
+                lambda: all(self._has_answered(pod) for pod in self._pods(stage)),
+                timeout_s=TRAFFIC_WITHIN_S,
+                every_s=2,
+                why="every replica answers calls",
+            )
+            outcome.traffic_s = time.monotonic() - began
+            self._edit(stage, replicas=1)
+            self._settle()
+            eventually(lambda: len(self._pods(stage)) == 1, timeout_s=120, why="one pod is left")
+        return outcome
+
+    @contextmanager
+    def _load(self, *, streams: int = 2) -> Iterator[Outcome]:
+        """Calls around the block; the outcome has them once it is left."""
+        outcome = Outcome()
+        with Load(self._client, TARGET, streams=streams) as load:
+            time.sleep(_BEFORE_S)
+            yield outcome
+            time.sleep(_AFTER_S)
+        outcome.answered, outcome.failures, outcome.longest_s = load.answered, load.failures, load.longest_s
+
+    def _edit(self, stage: str, **fields: object) -> None:
+        pipeline = self._api.get("OmniPipeline", NAME)
+        stage_of(pipeline, stage).update(fields)
+        self._api.replace_spec(pipeline)
+
+    def _settle(self) -> float:
+        """Wait until the pipeline serves as it is now written; seconds."""
+        began = time.monotonic()
+        wait_settled(self._api, NAME, timeout_s=SETTLED_WITHIN_S)
+        return time.monotonic() - began
+
+    def _pods(self, stage: str) -> list[Manifest]:
+        """Pods of a stage that are not on their way out."""
+        pods = self._api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}")
+        return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+    def _uids(self, stage: str) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self._pods(stage)}
+
+    def _has_answered(self, pod: Manifest) -> bool:
+        """Whether a stage's pod has answered calls, by its metrics."""
+        address = f"http://{pod['status']['podIP']}:9090/metrics"
+        text = self._client.run(
+            "python", "-c", f"from urllib.request import urlopen; print(urlopen({address!r}).read().decode())"
+        )
+        lines = [line for line in text.splitlines() if line.startswith("omni_stage_requests_total")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if 'code="OK"' in line) > 0
+
+
+def _expect(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(f"not so: {what}")
