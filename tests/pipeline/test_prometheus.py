@@ -28,6 +28,7 @@ from support.prometheus import (
     find_unanswered,
     is_about_operator,
     panel_queries,
+    runbook_queries,
     scrape_config,
 )
 from support.stage_processes import CHEAP, StageProcess, chain_configs
@@ -127,6 +128,12 @@ def test_there_is_something_to_choose(prometheus: PrometheusProcess) -> None:
 def test_every_alert_watches_something_and_none_fires(prometheus: PrometheusProcess) -> None:
     assert find_unanswered(prometheus, alert_signals(ALERTS, have=["TLS"])) == []
     assert find_broken_rules(prometheus, ALERTS) == []
+
+
+def test_what_runbooks_tell_one_to_ask_has_an_answer(prometheus: PrometheusProcess) -> None:
+    questions = runbook_queries(NAMESPACE="models", NAME="tiny-omni")
+    assert len(questions) >= 2
+    assert find_unanswered(prometheus, questions) == []
 
 
 def test_both_ends_of_an_edge_count_the_same_bytes(

@@ -212,6 +212,18 @@ def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[
     ]
 
 
+def runbook_queries(**places: str) -> list[Asked]:
+    """The queries that runbooks show, with their capital placeholders filled in (NAMESPACE="models")."""
+    pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
+    found = [
+        (page, expr) for page in pages for expr in re.findall(r"^```promql\n(.*?)^```$", page.read_text(), re.M | re.S)
+    ]
+    return [
+        Asked(f"runbook {page.stem}", re.sub("|".join(places), lambda place: places[place[0]], expr.strip()))
+        for page, expr in found
+    ]
+
+
 def is_about_operator(expr: str) -> bool:
     """Whether the operator's metrics answer it, rather than a stage's."""
     return _OPERATOR_SERIES.search(expr) is not None

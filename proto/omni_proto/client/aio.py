@@ -114,9 +114,9 @@ class AsyncOmniClient:
         """Run a request; its events as they come. Exactly one of text, chat and token_ids.
 
         timeout bounds all attempts together, in seconds; None leaves it to the pipeline. Closing the generator cancels
-        the call and all stages: leave early through `contextlib.aclosing`. Before Accepted, UNAVAILABLE and
-        RESOURCE_EXHAUSTED with RetryInfo are tried again, 3 times in all; after it nothing is. Raises ArgumentError at
-        once, OmniRequestError while iterating.
+        the call and all stages: leave early through `contextlib.aclosing`. Before Accepted, UNAVAILABLE,
+        RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3 times in all; after it nothing
+        is. Raises ArgumentError at once, OmniRequestError while iterating.
         """
         options = GenerateOptions(
             sampling=sampling,

@@ -109,9 +109,9 @@ class OmniClient:
         """Run a request; its events as they come. Exactly one of text, chat and token_ids.
 
         timeout bounds all attempts together, in seconds; None leaves it to the pipeline. Closing the generator cancels
-        the call and all stages, as leaving a `for` loop over it does. Before Accepted, UNAVAILABLE and
-        RESOURCE_EXHAUSTED with RetryInfo are tried again, 3 times in all; after it nothing is. Raises ArgumentError at
-        once, OmniRequestError while iterating.
+        the call and all stages, as leaving a `for` loop over it does. Before Accepted, UNAVAILABLE,
+        RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3 times in all; after it nothing
+        is. Raises ArgumentError at once, OmniRequestError while iterating.
         """
         options = GenerateOptions(
             sampling=sampling,
@@ -167,7 +167,7 @@ class OmniClient:
                 left = remaining_s(deadline)
                 wait = (
                     None
-                    if accepted
+                    if accepted or self._lines.closed
                     else compute_retry_wait_s(failure, attempt=attempt, remaining_s=left, jitter=random.random())  # noqa: S311
                 )
                 if wait is None:

@@ -46,6 +46,8 @@ class Lines(Generic[Channel]):
         self._lock = threading.Lock()
         self._current = self._new()
         self._retired: list[Line[Channel]] = []
+        self.closed = False
+        """Whether no call can be made any more."""
 
     def take(self) -> Line[Channel]:
         """The line for a call; give_back must follow."""
@@ -69,6 +71,7 @@ class Lines(Generic[Channel]):
     def close(self) -> list[Channel]:
         """All channels, to be closed."""
         with self._lock:
+            self.closed = True
             retired, self._retired = self._retired, []
             return [line.channel for line in (*retired, self._current)]
 

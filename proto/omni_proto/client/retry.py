@@ -26,7 +26,9 @@ def compute_retry_wait_s(
     if attempt >= MAX_ATTEMPTS:
         return None
     hinted = error.retry_after_s
-    unavailable = error.code is grpc.StatusCode.UNAVAILABLE
+    # Without a reason it is gRPC's own: a server that shuts down cancels calls that came too late to be refused.
+    cancelled = error.code is grpc.StatusCode.CANCELLED and not error.reason
+    unavailable = cancelled or error.code is grpc.StatusCode.UNAVAILABLE
     exhausted = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and hinted is not None
     if not (unavailable or exhausted):
         return None

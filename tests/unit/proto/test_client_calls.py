@@ -202,6 +202,33 @@ async def test_before_accepted_a_request_is_tried_again(run: Run, code: grpc.Sta
 
 
 @both
+async def test_a_call_that_a_server_cancels_as_it_shuts_down_is_tried_again(run: Run) -> None:
+    async def script(call: Call) -> None:
+        if call.attempt < 3:
+            await call.context.abort(grpc.StatusCode.CANCELLED)
+        await hello(call)
+
+    async with serving(script) as (stage, target):
+        assert (await run(target, text="hi", timeout=30)).text == "hello"
+    assert len(stage.calls) == 3
+
+
+async def test_a_client_that_is_closed_tries_nothing_again() -> None:
+    async def script(call: Call) -> None:
+        await asyncio.sleep(60)
+
+    async with serving(script) as (stage, target):
+        client = OmniClient(target)
+        asked = asyncio.create_task(asyncio.to_thread(client.run, text="hi"))
+        await asyncio.wait_for(stage.called.wait(), 30)
+        await asyncio.to_thread(client.close)
+        with pytest.raises(OmniRequestError) as caught:
+            await asyncio.wait_for(asked, 30)
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+    assert len(stage.calls) == 1
+
+
+@both
 async def test_three_attempts_are_the_last(run: Run) -> None:
     async def script(call: Call) -> None:
         await call.fail(grpc.StatusCode.UNAVAILABLE, f"attempt {call.attempt}", 10, "DRAINING")
@@ -217,6 +244,7 @@ NOT_RETRIED = {
     "exhausted without RetryInfo": (grpc.StatusCode.RESOURCE_EXHAUSTED, None, None),
     "RetryInfo beyond the deadline": (grpc.StatusCode.RESOURCE_EXHAUSTED, 20_000, 10.0),
     "invalid": (grpc.StatusCode.INVALID_ARGUMENT, None, None),
+    "cancelled by a stage": (grpc.StatusCode.CANCELLED, 10, None),
     "internal with RetryInfo": (grpc.StatusCode.INTERNAL, 10, None),
 }
 
