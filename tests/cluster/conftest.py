@@ -6,7 +6,6 @@ They need root and minutes: `make e2e` runs them, `make test` does not.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from support.cluster.client_pod import ClientPod, start_client
 from support.cluster.cluster import Cluster
-from support.cluster.hub import Hub
 from support.cluster.images import ROOT
 from support.cluster.workload import (
     RESTRICTED,
@@ -26,6 +24,7 @@ from support.cluster.workload import (
 )
 from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_settled
+from support.hub import TOKEN, Hub
 
 LOGS = Path(os.environ.get("E2E_LOGS", ROOT / "e2e-logs"))
 SYSTEM, SPEECH = "omnipipeline-system", "speech"
@@ -60,12 +59,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
-    """A model hub with the tiny checkpoint, which pods reach."""
-    folder = cluster.layout.run / "hub"
-    shutil.copytree(tiny_checkpoint, folder, dirs_exist_ok=True)
+    """A model hub with the tiny checkpoint, which pods reach: org/open, and org/gated with a token."""
+    files = {file.name: file.read_bytes() for file in sorted(tiny_checkpoint.iterdir())}
     # Its client keeps what came of a file in pieces of 10 MiB: only of a larger one is anything left to go on with.
-    (folder / "notes.txt").write_bytes(b"whales sing " * (2 << 20))
-    with Hub(cluster.host_address, folder) as hub:
+    files["notes.txt"] = b"whales sing " * (2 << 20)
+    with Hub(files, {"org/open": None, "org/gated": TOKEN}, cluster.host_address) as hub:
         yield hub
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from support.cluster.client_pod import ClientPod
-from support.cluster.hub import COMMIT, TOKEN, Hub
 from support.cluster.workload import delete_pipeline, load_sample
 from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import wait_condition, wait_settled
+from support.hub import COMMIT, TOKEN, Hub
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "from-hub"
@@ -35,13 +35,14 @@ def set_token(speech: Api, token: str) -> None:
 def test_a_broken_transfer_goes_on_where_it_stopped(
     hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod
 ) -> None:
-    largest = max(hub.folder.iterdir(), key=lambda file: file.stat().st_size)
-    assert largest.stat().st_size > 15 << 20
-    hub.break_next = 15 << 20
+    largest = max(hub.files, key=lambda name: len(hub.files[name]))
+    assert len(hub.files[largest]) > 15 << 20
+    hub.stop_at = 15 << 20
+    hub.sent.clear()
     speech.apply(pipeline)
     wait_settled(speech, NAME, timeout_s=300)
-    assert hub.broken == [largest.name]
-    assert (largest.name, 10 << 20) in hub.ranges
+    assert hub.stopped.is_set()
+    assert [start for name, start in hub.sent if name == largest] == [0, 10 << 20]
     (answer,) = client.ask(f"{NAME}.speech.svc.cluster.local.:50051", [{"text": "Hello.", "seed": 1}])
     assert answer["texts"]["thinker"]
 
@@ -71,7 +72,7 @@ def test_a_cache_volume_saves_the_second_download(hub: Hub, speech: Api, pipelin
     wait_settled(speech, NAME, timeout_s=300)
     assert list(models.rglob(".omni-fetched.json"))
     delete_pipeline(speech, NAME)
-    hub.served.clear()
+    hub.sent.clear()
     speech.apply(pipeline)
     wait_settled(speech, NAME, timeout_s=300)
-    assert not [name for name in hub.served if name.endswith(".safetensors")]
+    assert not [name for name in hub.names_sent() if name.endswith(".safetensors")]

@@ -10,11 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,14 @@ from omni_stage.download import FetchError, RemoteFile, download_file, has_file,
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
 from omni_stage.service.termination import ExitCode
+from support.hub import COMMIT, TOKEN, Hub, etag_of
 
-COMMIT = "a" * 40
-TOKEN = "hf_good"
 FILES = {
     "config.json": b"{}",
     "model.safetensors": b"weights" * 1000,
     "README.md": b"not needed",
     "pytorch_model.bin": b"a pickle",
 }
-
-
-LARGE = 1 << 20
 SHARDED = {
     "config.json": b"{}",
     "tokenizer.json": b"{}",
@@ -62,120 +56,15 @@ def request_into(dest: Path, component: str = "", commit_file: Path | None = Non
     return FetchRequest("hf://org/model", "main", dest, component, commit_file)
 
 
-def etag_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-class Hub(ThreadingHTTPServer):
-    """The part of the hub's API that a snapshot download uses."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.sent: list[str] = []
-        self.token: str | None = TOKEN
-        self.files = FILES
-        self.commit = COMMIT
-        self.stall_at: int | None = None
-        self.stalled = threading.Event()
-        self.ranges: list[str] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *args: Any) -> None:
-        return
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        path = self.path.split("?")[0]
-        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            self._send(401, b'{"error": "Invalid credentials"}', {}, body)
-        elif path.startswith("/api/models/org/model/tree/"):
-            page = [
-                {"type": "file", "path": n, "size": len(d), "oid": etag_of(d)} for n, d in self.server.files.items()
-            ]
-            self._send(200, json.dumps(page).encode(), {"Content-Type": "application/json"}, body)
-        elif path.startswith("/api/models/org/model"):
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in self.server.files.items()]
-            info = {
-                "id": "org/model",
-                "modelId": "org/model",
-                "sha": self._commit(path),
-                "siblings": siblings,
-                "tags": [],
-            }
-            self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, body)
-        else:
-            self._send_file(path.rsplit("/", 1)[-1], body)
-
-    def _commit(self, path: str) -> str:
-        return COMMIT if COMMIT in path else self.server.commit
-
-    def _send_file(self, name: str, body: bool) -> None:
-        data = self.server.files[name]
-        if body:
-            self.server.sent.append(name)
-            if len(data) > LARGE:
-                self._send_large(data)
-                return
-        asked = self.headers.get("Range", "")
-        if body and asked:
-            self._send_large(data)
-            return
-        self._send(200, data, {"X-Repo-Commit": self._commit(self.path), "ETag": f'"{etag_of(data)}"'}, body)
-
-    def _send_large(self, data: bytes) -> None:
-        """Honour a range; stop half-way, once, if the test says so."""
-        asked = self.headers.get("Range", "")
-        self.server.ranges.append(asked)
-        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        self.send_header("ETag", f'"{etag_of(data)}"')
-        if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
-        end = len(data) if self.server.stall_at is None else self.server.stall_at
-        self.server.stall_at = None
-        self.wfile.write(data[start:end])
-        if end < len(data):
-            self.wfile.flush()
-            self.server.stalled.set()
-            # Until the other side hangs up.
-            with contextlib.suppress(ConnectionResetError):
-                self.rfile.read(1)
-            self.close_connection = True
-
-    def _send(self, code: int, data: bytes, headers: dict[str, str], body: bool) -> None:
-        self.send_response(code)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    server = Hub()
-    address = f"http://127.0.0.1:{server.server_port}"
-    # HF_ENDPOINT is read when huggingface_hub is imported.
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Hub(FILES, {"org/model": TOKEN}) as server:
+        # HF_ENDPOINT is read when huggingface_hub is imported.
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", server.url)
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        yield server
 
 
 def test_fetches_what_engines_read_and_nothing_else(hub: Hub, tmp_path: Path) -> None:
@@ -197,7 +86,7 @@ def test_interrupted_fetch_goes_on_where_it_stopped(hub: Hub, tmp_path: Path) ->
     (tmp_path / "config.json").unlink()
     hub.sent.clear()
     assert fetch(request_into(tmp_path), TOKEN) == COMMIT
-    assert hub.sent == ["config.json"]
+    assert hub.names_sent() == ["config.json"]
 
 
 @pytest.mark.parametrize("token", [pytest.param("hf_wrong", id="wrong token"), pytest.param(None, id="no token")])
@@ -260,7 +149,7 @@ def test_interrupted_component_goes_on_where_it_stopped(hub: Hub, tmp_path: Path
     (tmp_path / "second.safetensors").unlink()
     hub.sent.clear()
     fetch(request, TOKEN)
-    assert hub.sent == ["second.safetensors"]
+    assert hub.names_sent() == ["second.safetensors"]
     hub.shutdown()
     hub.server_close()
     assert fetch(request, None) == COMMIT
@@ -304,15 +193,14 @@ def test_indexes_that_are_refused(index: dict[str, Any]) -> None:
 def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     """As kubelet restarts the init container."""
     weights = bytes(range(256)) * (24 << 12)
-    hub.files, hub.stall_at = {**FILES, "model.safetensors": weights}, 22 << 20
+    hub.files, hub.stop_at, hub.hangs = {**FILES, "model.safetensors": weights}, 22 << 20, True
     file = tmp_path / "token"
     file.write_text(TOKEN)
     command = [sys.executable, "-m", "omni_stage", "fetch", "--uri", "hf://org/model", "--dest", str(tmp_path / "m")]
     command += ["--token-file", str(file), "--log-format", "json"]
-    endpoint = f"http://127.0.0.1:{hub.server_port}"
-    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as first:
-        assert hub.stalled.wait(60)
+        assert hub.stopped.wait(60)
         # The client writes what it has in steps of 10 MiB.
         while not any(part.stat().st_size for part in (tmp_path / "m").rglob("*.part")):
             assert first.poll() is None
@@ -320,8 +208,9 @@ def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub
         first.kill()
     assert subprocess.run(command, env=environment, check=False, capture_output=True, timeout=100).returncode == 0
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == weights
-    assert hub.ranges[0] == ""
-    assert int(hub.ranges[1].removeprefix("bytes=").partition("-")[0]) >= 10 << 20
+    first_bytes = [start for name, start in hub.sent if name == "model.safetensors"]
+    assert first_bytes[0] == 0
+    assert first_bytes[1] >= 10 << 20
 
 
 def test_an_unreachable_hub_is_named_and_worth_another_try(
@@ -379,7 +268,7 @@ class TestOneFile:
         with ThreadPoolExecutor(8) as pool:
             for _ in pool.map(lambda _: download_file(tmp_path, self.remote(hub), self.host(hub), TOKEN), range(8)):
                 pass
-        assert hub.sent == ["model.safetensors"]
+        assert hub.names_sent() == ["model.safetensors"]
 
     def test_the_token_stays_with_the_hub_and_refusals_elsewhere_are_not_its_fault(
         self, hub: Hub, tmp_path: Path

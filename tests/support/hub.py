@@ -1,0 +1,138 @@
+"""A model hub on this machine: the part of the hub's API that downloads use."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+COMMIT = "c" * 40
+TOKEN = "hf_" + "right"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves some files as each of its repositories, at one commit that every branch means.
+
+    repositories: name -> the token that it wants, None for one that is open to all.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, files: Mapping[str, bytes], repositories: Mapping[str, str | None], address: str = "127.0.0.1"
+    ) -> None:
+        super().__init__((address, 0), _Handler)
+        self.repositories = dict(repositories)
+        self.files = files
+        self.commit = COMMIT
+        self.url = f"http://{address}:{self.server_port}"
+        self.stop_at: int | None = None
+        """The next longer transfer stops after that many bytes, once; then the connection is closed."""
+        self.hangs = False
+        """A transfer that stops keeps its connection open instead, until the other side closes it."""
+        self.stopped = threading.Event()
+        self.sent: list[tuple[str, int]] = []
+        """(file, first byte) of every transfer."""
+        self.refused: list[str] = []
+        """Paths that were asked for with a wrong token."""
+
+    def names_sent(self) -> list[str]:
+        """Files that were asked for, HEAD requests not counted."""
+        return [name for name, _ in self.sent]
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+def etag_of(data: bytes) -> str:
+    """As the hub has it for files of its large storage: the SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        return
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        hub, path = self.server, self.path.split("?")[0].lstrip("/")
+        listing = path.startswith("api/models/")
+        repository = "/".join(path.removeprefix("api/models/").split("/")[:2])
+        token = hub.repositories.get(repository)
+        if repository not in hub.repositories:
+            self._send(404, {"error": "Repository not found"}, body, {"X-Error-Code": "RepoNotFound"})
+        elif token and self.headers.get("Authorization") != f"Bearer {token}":
+            hub.refused.append(path)
+            self._send(401, {"error": "Invalid credentials"}, body)
+        elif listing and "/tree/" in path:
+            files = [{"type": "file", "path": n, "size": len(d), "oid": etag_of(d)} for n, d in hub.files.items()]
+            self._send(200, files, body)
+        elif listing:
+            siblings = [{"rfilename": n, "size": len(d), "blobId": etag_of(d)} for n, d in hub.files.items()]
+            known = {"id": repository, "modelId": repository, "sha": self._commit(), "siblings": siblings, "tags": []}
+            self._send(200, known, body)
+        else:
+            self._send_file(path.rsplit("/", 1)[-1], body)
+
+    def _commit(self) -> str:
+        """The one that the path names, else the branch's."""
+        named = re.search(r"/(?:revision|tree|resolve)/([0-9a-f]{40})\b", self.path)
+        return named[1] if named else self.server.commit
+
+    def _send_file(self, name: str, body: bool) -> None:
+        hub, data = self.server, self.server.files[name]
+        asked = self.headers.get("Range", "")
+        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked else 0
+        if start > len(data):
+            self._send(416, {"error": "Range not satisfiable"}, body, {"Content-Range": f"bytes */{len(data)}"})
+            return
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("ETag", f'"{etag_of(data)}"')
+        self.send_header("X-Repo-Commit", self._commit())
+        self.send_header("Accept-Ranges", "bytes")
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        if not body:
+            return
+        hub.sent.append((name, start))
+        if hub.stop_at is None or hub.stop_at >= len(data) - start:
+            self.wfile.write(data[start:])
+            return
+        stop, hub.stop_at = start + hub.stop_at, None
+        self.wfile.write(data[start:stop])
+        self.wfile.flush()
+        hub.stopped.set()
+        if hub.hangs:
+            with contextlib.suppress(ConnectionResetError):
+                self.rfile.read(1)
+        self.close_connection = True
+
+    def _send(self, code: int, answer: object, body: bool, headers: Mapping[str, str] | None = None) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(code)
+        known = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        for name, value in {**known, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
