@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e-wip dashboards
+.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +17,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image
 
 test: setup controlplane ## All tests, with the coverage of what must be covered
 	@GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -f .coverage .coverage.* && \
-	  $(PY) -m pytest -q -n $${WORKERS:-2} --dist loadscope --no-loadscope-reorder --cov --cov-report= --durations=25
+	  $(PY) -m pytest -q -n $${WORKERS:-3} --dist loadscope --no-loadscope-reorder --cov --cov-report= --durations=25
 	@$(PY) scripts/check_coverage.py
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
@@ -32,7 +32,7 @@ cluster-up: setup ## A real Kubernetes node on this machine with our images (nee
 cluster-down: setup ## Remove that node; images stay in the cache
 	@PYTHONPATH=tests $(PY) -m support.cluster.command down
 
-e2e-wip: setup
+e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 20 minutes, half an hour more the first time)
 	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 tests/cluster
 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)

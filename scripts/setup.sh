@@ -1,6 +1,5 @@
 #!/bin/sh
 # Makes .venv with everything that the demo and the tests need. Idempotent: a stamp names what was installed.
-# An argument names a further extra (fuzz).
 # An argument names one more extra of pyproject.toml: `scripts/setup.sh bench`.
 # Needs Python 3.11-3.13. Wheels (about 6 GB unpacked) stay in uv's cache, outside the checkout.
 set -eu

@@ -43,9 +43,10 @@ root = "{cache}/buildkit"
   snapshotter = "overlayfs"
   networkMode = "host"
   defaultCgroupParent = "{cgroup}/build"
-  # Of the stage image one version and what it is built from; older ones go.
+  # What one version of the stage image is built from is 6 GB; older versions go.
   gc = true
-  gckeepstorage = 20000
+  reservedSpace = "8GB"
+  maxUsedSpace = "12GB"
   [worker.containerd.runtime]
     name = "io.containerd.runc.v2"
     [worker.containerd.runtime.options]
