@@ -20,9 +20,6 @@ from support.spec_edits import (
 _URI = "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH"
 _STAGE_NAME = "must be lower-case letters and digits, beginning with a letter"
 _COMPONENT = "must be an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path"
-_RESERVED = "of the domains omnipipeline.io, kubernetes.io and k8s.io are reserved"
-_CIRCLE = "stages read one another in a circle: "
-_ANTI = f"{S0}.affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution[0].labelSelector"
 
 
 def _unknown(field: str, offline: str, *edits: object) -> Bad:

@@ -19,6 +19,7 @@ from omni_stage.payloads.checks import (
     check_scalars,
     check_size,
     compute_checksum,
+    decode_payload,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
 from omni_stage.payloads.tensor_bytes import dtype_name, is_tensor, read_bytes, write_bytes
@@ -162,16 +163,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
 
         Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError; nothing else, whatever the bytes are.
         """
-        if len(data) > limits.max_payload_bytes:
-            raise InvalidTensorError(
-                f"{_FIELD}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
-                field=_FIELD,
-                limit=f"{limits.max_payload_bytes} bytes",
-            )
-        try:
-            payload = _DECODER.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidTensorError(f"{_FIELD}: is not a payload in msgpack", field=_FIELD) from error
+        payload = decode_payload(_DECODER, data, limits, field=_FIELD)
         payload.check(limits)
         return payload
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import google_crc32c
+import msgspec
 import numpy as np
 
 from omni_stage.errors import CorruptTensorError, InvalidTensorError, NonFiniteTensorError
@@ -43,6 +44,25 @@ Scalar = int | float | bool | str | None
 """What a list may hold."""
 
 ScalarList = list[Scalar]
+
+
+Payload = TypeVar("Payload")
+
+
+def decode_payload(
+    decoder: msgspec.msgpack.Decoder[Payload], data: bytes, limits: PayloadLimits, *, field: str
+) -> Payload:
+    """What the bytes say, its structure checked but not yet its values. Raises InvalidTensorError, nothing else."""
+    if len(data) > limits.max_payload_bytes:
+        raise InvalidTensorError(
+            f"{field}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
+            field=field,
+            limit=f"{limits.max_payload_bytes} bytes",
+        )
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidTensorError(f"{field}: is not a payload in msgpack", field=field) from error
 
 
 def compute_checksum(data: bytes) -> int:

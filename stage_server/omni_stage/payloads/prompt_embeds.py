@@ -14,6 +14,7 @@ from omni_stage.payloads.checks import (
     check_intact,
     check_size,
     compute_checksum,
+    decode_payload,
 )
 from omni_stage.payloads.limits import DEFAULT_LIMITS, PayloadLimits
 from omni_stage.payloads.tensor_bytes import dtype_name, read_bytes, write_bytes
@@ -81,16 +82,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> PromptEmbedsPayload:
         """Read and check a payload. Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError."""
-        if len(data) > limits.max_payload_bytes:
-            raise InvalidTensorError(
-                f"{_FIELD}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
-                field=_FIELD,
-                limit=f"{limits.max_payload_bytes} bytes",
-            )
-        try:
-            payload = _DECODER.decode(data)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidTensorError(f"{_FIELD}: is not a PromptEmbedsPayload in msgpack", field=_FIELD) from error
+        payload = decode_payload(_DECODER, data, limits, field=_FIELD)
         payload.check(limits)
         return payload
 
