@@ -42,6 +42,10 @@ RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-an
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt
 
+FROM requirements AS requirements-gpu
+RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/gpu.txt \
+        pyproject.toml --extra gpu --output-file /requirements/stage-gpu.txt
+
 FROM builder AS code
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
@@ -97,8 +101,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
-    --mount=type=bind,source=pyproject.toml,target=/opt/pyproject.toml \
-    sh /opt/uv/install-venv -r /opt/pyproject.toml --extra gpu
+    --mount=type=bind,from=requirements-gpu,source=/requirements/stage-gpu.txt,target=/opt/requirements.txt \
+    sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 USER 10001:10001
 EXPOSE 50051 50052 9090

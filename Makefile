@@ -95,6 +95,8 @@ soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of ea
 constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
+	@uv pip compile pyproject.toml --extra gpu --quiet --no-annotate --no-header --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
 
 clean: ## Remove what the targets made, but not the caches
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov

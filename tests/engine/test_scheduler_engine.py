@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
+from support.bare_config import write_bare_config
 
 pytestmark = pytest.mark.engine
 
@@ -23,21 +23,7 @@ BAD = GOOD[:-1] + bytes([GOOD[-1] ^ 1])
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration; the weights are random."""
     directory = tmp_path_factory.mktemp("scheduler_engine_model")
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 128,
-        "torch_dtype": "float32",
-        "eos_token_id": 1,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_bare_config(directory, max_position_embeddings=128, eos_token_id=1)
 
 
 def build(model_dir: Path, scheduler: str, **kwargs: Any) -> Any:

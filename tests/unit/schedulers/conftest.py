@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
+from support.bare_config import write_bare_config
 
 BLOCK_SIZE = 16
 EOS = 1
@@ -27,21 +27,7 @@ EOS = 1
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder with nothing but a configuration: schedulers read no weights."""
-    directory = tmp_path_factory.mktemp("scheduler_model")
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": 64,
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 512,
-        "torch_dtype": "float32",
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_bare_config(tmp_path_factory.mktemp("scheduler_model"))
 
 
 @pytest.fixture
