@@ -1,4 +1,4 @@
-"""`helm test`, and `helm uninstall` as docs/install.md has it: what stays, what goes on, what a later install finds.
+"""The release: `helm test`, an upgrade and back, `helm uninstall` as docs/install.md has it: what goes on, what stays.
 
 The last of these tests by its name, for it takes the operator away from the others.
 """
@@ -11,7 +11,7 @@ import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod, Load
 from support.cluster.cluster import Cluster
-from support.cluster.workload import helm, install_operator
+from support.cluster.workload import CHART, helm, install_operator
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_settled
 
@@ -45,6 +45,33 @@ def test_helm_test(cluster: Cluster, operator: str) -> None:
     # Without --logs: a test pod that succeeded is removed at once, so that an uninstall leaves none.
     told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--timeout", "2m")
     assert "Phase:          Succeeded" in told
+
+
+def log_level(cluster: Cluster, namespace: str) -> str:
+    """What the operator's Deployment sets."""
+    (deployment,) = cluster.admin.in_namespace(namespace).list("Deployment", OURS[0])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return next(str(entry["value"]) for entry in container["env"] if entry["name"] == "OMNI_OPERATOR_LOG_LEVEL")
+
+
+def test_an_upgrade_and_its_rollback_disturb_no_pipeline(
+    cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    wait_settled(speech, "tiny-omni", timeout_s=120)
+    before = pods_of(speech)
+    release = ("omnipipeline", "--namespace", operator, "--wait", "--timeout", "3m")
+    with Load(client, TARGET) as load:
+        helm(cluster, "upgrade", *release, "--reuse-values", "--set", "operator.logLevel=debug", CHART)
+        assert log_level(cluster, operator) == "debug"
+        helm(cluster, "rollback", *release)
+        assert log_level(cluster, operator) == "info"
+        # The operator that came back does its work. The load goes by another Service.
+        speech.delete("Service", "tiny-omni")
+        eventually(lambda: speech.find("Service", "tiny-omni"), timeout_s=60, why="the Service is made again")
+        wait_settled(speech, "tiny-omni", timeout_s=120)
+    assert load.answered
+    assert not load.failures
+    assert pods_of(speech) == before
 
 
 def test_uninstalled_pipelines_serve_and_a_later_install_restarts_nothing(
