@@ -73,6 +73,14 @@ class Containerd:
         """Take an OCI archive in; it is unpacked when it is first used."""
         self.ctr("images", "import", "--no-unpack", archive)
 
+    def forget_untagged(self) -> None:
+        """Forget images whose names a newer build took: the kubelet's side keeps each by its id, gigabytes of it."""
+        images = [line.split()[:3] for line in self.ctr("images", "list").splitlines()[1:]]
+        tagged = {digest for name, _, digest in images if not name.startswith("sha256:")}
+        for name, _, digest in images:
+            if name.startswith("sha256:") and digest not in tagged:
+                self.ctr("images", "remove", name)
+
     def remove_containers(self) -> None:
         """Forget every container: the store outlives the node, its pods do not. Their processes have ended."""
         for name in self.ctr("tasks", "list", "--quiet").split():

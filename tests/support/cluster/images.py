@@ -87,6 +87,7 @@ class Images:
                 self._build(image, _TARGETS[image])
         finally:
             self._buildkit.stop()
+        self._containerd.forget_untagged()
 
     def _make_base(self) -> None:
         if self._containerd.has_image(BASE_IMAGE):
