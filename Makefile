@@ -32,7 +32,7 @@ cluster-up: setup ## A real Kubernetes node on this machine with our images (nee
 cluster-down: setup ## Remove that node; images stay in the cache
 	@PYTHONPATH=tests $(PY) -m support.cluster.command down
 
-e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 20 minutes, half an hour more the first time)
+e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 15 minutes, 20 more the first time)
 	@OMNIPIPE_E2E=1 $(PY) -m pytest -q -p no:cacheprovider --durations=15 tests/cluster
 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
