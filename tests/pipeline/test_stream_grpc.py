@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,11 +76,34 @@ async def test_equal_to_full_alone_and_eight_at_once(
     assert len(set(map(str, expected.values()))) == len(JOBS), "jobs that all answer alike show nothing"
 
 
+class Hold:
+    """Stops a stage's engine once it has said so much, until the stage below has said something."""
+
+    def __init__(self, engine: int, after: int) -> None:
+        self._engine = engine
+        self._after = after
+        self.state = "runs"
+
+    def update(self, said: int, below_said: bool) -> None:
+        if self.state == "runs" and not below_said and said >= self._after:
+            os.kill(self._engine, signal.SIGSTOP)
+            self.state = "stopped"
+        elif self.state == "stopped" and below_said:
+            self.release()
+
+    def release(self) -> None:
+        os.kill(self._engine, signal.SIGCONT)
+        self.state = "released"
+
+
 async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline: RunningPipeline) -> None:
+    """Engines are stopped in the middle of their work: what comes from below then cannot have waited for its end."""
     order: list[str] = []
     timings = {}
+    thinker = Hold(stream_pipeline.engine_core("thinker"), after=20)
+    talker = Hold(stream_pipeline.engine_core("talker"), after=60)  # token2wav's first window is 24 codec tokens
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
-        # Long: a tiny thinker on a busy machine writes a hundred words before the talker's process gets its turn.
+        # Long, so that an engine has not ended by itself before a busy machine lets the test stop it.
         sampling = {
             "thinker": {"max_tokens": 700, "ignore_eos": True},
             "talker": {"max_tokens": 400, "ignore_eos": True},
@@ -86,14 +111,20 @@ async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline
         events = client.generate(
             text="One, two, three", sampling=sampling, include_token_ids=True, include_codec_tokens=True, timeout=100.0
         )
-        async for event in events:
-            if isinstance(event, TokenDelta):
-                order += [event.stage] * len(event.ids)
-            elif isinstance(event, Accepted | AudioChunk):
-                order.append(f"{event.stage} {type(event).__name__}")
-            elif isinstance(event, StageFinished):
-                order.append(f"{event.stage} finished")
-                timings[event.stage] = event.timings
+        try:
+            async for event in events:
+                if isinstance(event, TokenDelta):
+                    order += [event.stage] * len(event.ids)
+                elif isinstance(event, Accepted | AudioChunk):
+                    order.append(f"{event.stage} {type(event).__name__}")
+                elif isinstance(event, StageFinished):
+                    order.append(f"{event.stage} finished")
+                    timings[event.stage] = event.timings
+                thinker.update(order.count("thinker"), "talker" in order)
+                talker.update(order.count("talker"), "token2wav AudioChunk" in order)
+        finally:
+            thinker.release()
+            talker.release()
     assert order.index("talker") < order.index("thinker finished")
     last_thinker = len(order) - 1 - order[::-1].index("thinker")
     assert order.index("talker") < last_thinker, "the first codec token came before the last word"

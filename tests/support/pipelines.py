@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_cli.guard import list_tree
+
 OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 START_TIMEOUT_S = 400.0
@@ -28,9 +30,27 @@ class RunningPipeline:
     process: subprocess.Popen[bytes]
     log_dir: Path
 
+    def engine_core(self, stage: str) -> int:
+        """Process id of vLLM's engine core of a stage."""
+        config = f"/{stage}.yaml".encode()
+        (server,) = [
+            one.pid
+            for one in list_tree(self.process.pid)
+            if config in _command_line(one.pid) and os.getsid(one.pid) == one.pid
+        ]
+        (engine,) = [one.pid for one in list_tree(server) if b"EngineCore" in _command_line(one.pid)]
+        return engine
+
     def logs(self) -> str:
         """Everything that the stages logged."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_dir.glob("*.log")))
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @contextmanager
