@@ -23,18 +23,11 @@ from omni_cli.local import compile_local
 from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.cluster import Cluster
-from support.cluster.workload import (
-    add_volume,
-    delete_pipeline,
-    install_operator,
-    load_sample,
-    make_namespace,
-    share_models,
-)
+from support.cluster.workload import delete_pipeline, serve_sample
 from support.controlplane.api import Api, Manifest
 from support.controlplane.pipelines import condition_of, wait_settled
 
-SYSTEM, NAMESPACE, NAME = "omnipipeline-system", "pod-start", "tiny-omni"
+NAMESPACE, NAME = "pod-start", "tiny-omni"
 TABLE = "a stage in a pod and outside"
 AT_MOST = 1.3
 START_LIMIT_S = 300
@@ -70,13 +63,7 @@ def make_report(rounds: int, *, keep_images: bool) -> Report:
 def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
     """A row for each stage. The first round fills caches and is not counted."""
     write_tiny_checkpoint(folder / "model", seed=0)
-    shared = share_models(cluster, folder / "model")
-    make_namespace(cluster, SYSTEM)
-    install_operator(cluster, SYSTEM)
-    api = make_namespace(cluster, NAMESPACE)
-    add_volume(cluster, NAMESPACE, "models", shared)
-    api.apply(load_sample(NAME, model="pvc://models/tiny-omni"))
-    wait_settled(api, NAME, timeout_s=START_LIMIT_S)
+    api = serve_sample(cluster, NAMESPACE, folder / "model")
     outside: dict[str, list[float]] = {stage: [] for stage in STAGES}
     inside: dict[str, list[PodStart]] = {stage: [] for stage in STAGES}
     for config in compile_local(load_pipeline(SAMPLE), str(folder / "model"), dict.fromkeys(STAGES, 0)):

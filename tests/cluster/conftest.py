@@ -16,6 +16,7 @@ from support.cluster.cluster import Cluster
 from support.cluster.images import ROOT
 from support.cluster.workload import (
     RESTRICTED,
+    SYSTEM,
     add_volume,
     install_operator,
     load_sample,
@@ -27,7 +28,7 @@ from support.controlplane.pipelines import wait_settled
 from support.hub import TOKEN, Hub
 
 LOGS = Path(os.environ.get("E2E_LOGS", ROOT / "e2e-logs"))
-SYSTEM, SPEECH = "omnipipeline-system", "speech"
+SPEECH = "speech"
 _clusters: list[Cluster] = []
 
 

@@ -20,13 +20,12 @@ from pathlib import Path
 from benchmarks.report import describe_machine, load
 
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
-from support.cluster.changes import NAME, STAGES, Changes, Outcome
+from support.cluster.changes import STAGES, Changes, Outcome
 from support.cluster.client_pod import start_client
 from support.cluster.cluster import Cluster
-from support.cluster.workload import add_volume, install_operator, load_sample, make_namespace, share_models
-from support.controlplane.pipelines import wait_settled
+from support.cluster.workload import serve_sample
 
-SYSTEM, NAMESPACE = "omnipipeline-system", "speech"
+NAMESPACE = "speech"
 
 
 def main() -> int:
@@ -56,14 +55,8 @@ def main() -> int:
 
 def prepare(cluster: Cluster, checkpoint: Path) -> Changes:
     """The operator, the sample and a client's pod on a node."""
-    make_namespace(cluster, SYSTEM)
-    install_operator(cluster, SYSTEM)
-    api = make_namespace(cluster, NAMESPACE)
-    add_volume(cluster, NAMESPACE, "models", share_models(cluster, checkpoint))
-    client = start_client(cluster, NAMESPACE)
-    api.apply(load_sample(NAME, model="pvc://models/tiny-omni"))
-    wait_settled(api, NAME, timeout_s=300)
-    return Changes(cluster, api, client)
+    api = serve_sample(cluster, NAMESPACE, checkpoint)
+    return Changes(cluster, api, start_client(cluster, NAMESPACE))
 
 
 def run_all(changes: Changes, times: int) -> tuple[list[dict[str, object]], list[str]]:

@@ -38,12 +38,17 @@ class RunningPipeline:
             for one in list_tree(self.process.pid)
             if config in _command_line(one.pid) and os.getsid(one.pid) == one.pid
         ]
-        (engine,) = [one.pid for one in list_tree(server) if b"EngineCore" in _command_line(one.pid)]
-        return engine
+        return find_engine_core(server)
 
     def logs(self) -> str:
         """Everything that the stages logged."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_dir.glob("*.log")))
+
+
+def find_engine_core(server: int) -> int:
+    """Process id of vLLM's engine core below a stage server, which leads a session."""
+    (engine,) = [one.pid for one in list_tree(server) if b"EngineCore" in _command_line(one.pid)]
+    return engine
 
 
 def _command_line(pid: int) -> bytes:

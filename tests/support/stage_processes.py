@@ -24,6 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from omni_cli.guard import ProcessId, end_tree, list_tree
 from omni_cli.ports import pick_ports
 from omni_proto.stage_config import StageConfig
+from support.pipelines import find_engine_core
 
 REAL = (sys.executable, "-m", "omni_stage", "serve")
 CHEAP = (sys.executable, str(Path(__file__).with_name("cheap_stages.py")))
@@ -193,10 +194,7 @@ class StageProcess:
 
     def engine_core(self) -> int:
         """Process id of vLLM's engine core."""
-        (pid,) = [
-            one.pid for one in list_tree(self.pid) if b"EngineCore" in Path(f"/proc/{one.pid}/cmdline").read_bytes()
-        ]
-        return pid
+        return find_engine_core(self.pid)
 
     def __enter__(self) -> Self:
         return self

@@ -13,9 +13,11 @@ import yaml
 from support.cluster.cluster import Cluster
 from support.cluster.images import OPERATOR_IMAGE, ROOT, STAGE_IMAGE
 from support.controlplane.api import Api, Manifest, eventually
+from support.controlplane.pipelines import wait_settled
 
 CHART = ROOT / "helm" / "omnipipeline"
 SAMPLES = ROOT / "manifests" / "samples"
+SYSTEM = "omnipipeline-system"
 RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",
@@ -65,10 +67,10 @@ def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = REST
     return cluster.admin.in_namespace(name)
 
 
-def share_models(cluster: Cluster, checkpoint: Path, name: str = "tiny-omni") -> Path:
-    """A folder for a volume, with a checkpoint in it: the pods' user reads it, and may put more there."""
+def share_models(cluster: Cluster, checkpoint: Path) -> Path:
+    """A folder for a volume, with a checkpoint in it as tiny-omni: the pods' user reads it, and may put more there."""
     folder = cluster.layout.run / "models"
-    shutil.copytree(checkpoint, folder / name, dirs_exist_ok=True)
+    shutil.copytree(checkpoint, folder / "tiny-omni", dirs_exist_ok=True)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     folder.chmod(0o777)
     return folder
@@ -114,6 +116,17 @@ def load_sample(name: str, *, model: str, rename: str | None = None) -> Manifest
     if rename:
         sample["metadata"]["name"] = rename
     return sample
+
+
+def serve_sample(cluster: Cluster, namespace: str, checkpoint: Path) -> Api:
+    """The operator, and the sample of three stages with a checkpoint, Ready in a namespace; its client."""
+    make_namespace(cluster, SYSTEM)
+    install_operator(cluster, SYSTEM)
+    api = make_namespace(cluster, namespace)
+    add_volume(cluster, namespace, "models", share_models(cluster, checkpoint))
+    api.apply(load_sample("tiny-omni", model="pvc://models/tiny-omni"))
+    wait_settled(api, "tiny-omni", timeout_s=300)
+    return api
 
 
 def delete_pipeline(api: Api, name: str) -> None:

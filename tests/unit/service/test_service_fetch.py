@@ -232,13 +232,13 @@ class TestOneFile:
     DATA = b"weights" * 1000
 
     def remote(self, hub: Hub, **changes: Any) -> RemoteFile:
-        address = f"http://127.0.0.1:{hub.server_port}/org/model/resolve/{COMMIT}/model.safetensors"
+        address = f"{hub.url}/org/model/resolve/{COMMIT}/model.safetensors"
         return dataclasses.replace(
             RemoteFile("model.safetensors", address, etag_of(self.DATA), len(self.DATA)), **changes
         )
 
     def host(self, hub: Hub) -> str:
-        return f"127.0.0.1:{hub.server_port}"
+        return hub.url.removeprefix("http://")
 
     @pytest.mark.parametrize("etag", ["0" * 64, "0" * 40], ids=["sha256", "git"])
     def test_what_is_not_what_was_announced_is_thrown_away(self, hub: Hub, tmp_path: Path, etag: str) -> None:
