@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
+from support.async_on_cpu import SCHEDULING, text_engine
 from support.tiny_text import HIDDEN, Job, Reference, TextEngine, prompt_of, write_text_checkpoint
 from support.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
+HIDDEN_ROWS = {"capture_rows": "hidden"}
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +33,10 @@ def reference(checkpoint: Path) -> Reference:
     return Reference(checkpoint)
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> Iterator[TextEngine]:
-    engine = TextEngine(checkpoint, {"capture_rows": "hidden"})
-    yield engine
-    engine.close()
+@pytest.fixture(scope="module", params=SCHEDULING)
+def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
+    with text_engine(checkpoint, request.param, HIDDEN_ROWS) as engine:
+        yield engine
 
 
 def rows_of(count: int, seed: int = 0) -> torch.Tensor:
@@ -68,8 +70,9 @@ def test_rows_of_one_request_do_not_reach_the_next(engine: TextEngine, reference
     engine.run({"long": conditioned(prompt_of(32), rows_of(32, 3))})
     jobs = {"plain": Job(prompt_of(32))}
     check(engine.run(jobs), jobs, {"plain": None}, reference)
-    assert not engine.runner._input_rows.buffer.any()
-    assert "long" not in str(engine.runner._input_rows._requests.keys())
+    store = engine.runner._input_rows
+    assert not store.buffer.any()
+    assert "long" not in str(store._requests.keys())
 
 
 def test_a_payload_that_does_not_fit_fails_its_request_alone(engine: TextEngine, reference: Reference) -> None:
@@ -121,23 +124,62 @@ def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, referenc
 # of their own come last.
 
 
-def test_preempted_requests_keep_their_rows(
-    checkpoint: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = TextEngine(checkpoint, {"capture_rows": "hidden"}, num_gpu_blocks_override=7, max_model_len=128)
-    preempted: list[str] = []
-    preempt = engine.scheduler._preempt_request
-    monkeypatch.setattr(
-        engine.scheduler,
-        "_preempt_request",
-        lambda request, *args, **kwargs: (preempted.append(request.request_id), preempt(request, *args, **kwargs)),
-    )
-    rows = {f"r{index}": rows_of(40, index) for index in range(4)}
-    jobs = {name: conditioned(prompt_of(20, index), rows[name], 50) for index, name in enumerate(rows)}
-    runs = engine.run(jobs)
-    engine.close()
+@pytest.mark.parametrize("kind", SCHEDULING)
+def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Reference, kind: str) -> None:
+    with text_engine(checkpoint, kind, HIDDEN_ROWS, num_gpu_blocks_override=7, max_model_len=128) as engine:
+        preempted = engine.watch_preemptions()
+        rows = {f"r{index}": rows_of(40, index) for index in range(4)}
+        jobs = {name: conditioned(prompt_of(20, index), rows[name], 50) for index, name in enumerate(rows)}
+        runs = engine.run(jobs)
     assert preempted
     check(runs, jobs, rows, reference)
+
+
+def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Reference) -> None:
+    """Steps padded as for CUDA graphs: fixed addresses, garbage behind the tokens, and rows and tokens as without."""
+    with text_engine(checkpoint, "asynchronous", HIDDEN_ROWS) as engine:
+        seen = pad_steps(engine.runner, 8)
+        rows = {"a": rows_of(9, 1), "b": rows_of(40, 2), "c": None}
+        jobs = {"a": conditioned(prompt_of(5), rows["a"]), "b": conditioned(prompt_of(45, 1), rows["b"], 20)}
+        jobs["c"] = Job(prompt_of(3, 2))
+        runs = engine.run(jobs)
+    check(runs, jobs, rows, reference)
+    assert {addresses for _, _, addresses in seen} == {seen[0][2]}
+    assert {padded % 8 for _, padded, _ in seen} == {0}
+    assert any(tokens < padded for tokens, padded, _ in seen)
+
+
+def pad_steps(runner: Any, multiple: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Pad the runner's steps from now on; per step: its tokens, those with padding, addresses of the model's input."""
+    seen: list[tuple[int, int, tuple[int, ...]]] = []
+    determine, preprocess = runner._determine_batch_execution_and_padding, runner._preprocess
+    forward = runner._model_forward
+
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        mode, descriptor, *rest = determine(*args, **kwargs)
+        tokens = -(-descriptor.num_tokens // multiple) * multiple
+        return mode, dataclasses.replace(descriptor, num_tokens=tokens), *rest
+
+    def with_garbage(scheduler_output: Any, num_input_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        prepared = preprocess(scheduler_output, num_input_tokens, *args, **kwargs)
+        tokens, buffer = scheduler_output.total_num_scheduled_tokens, runner._input_rows.buffer
+        input_ids, _, positions, *_ = prepared
+        assert len(input_ids) == num_input_tokens == positions.shape[-1]
+        assert not buffer[tokens:].any(), "rows of padding are zero"
+        input_ids[tokens:] = 499
+        positions[..., tokens:] = 77
+        seen.append((tokens, num_input_tokens, tuple(x.data_ptr() for x in (buffer, input_ids, positions))))
+        return prepared
+
+    def forward_with_garbage(*args: Any, **kwargs: Any) -> torch.Tensor:
+        hidden = forward(*args, **kwargs)
+        hidden[seen[-1][0] :] = float("nan")
+        return hidden
+
+    runner._determine_batch_execution_and_padding = rounded
+    runner._preprocess = with_garbage
+    runner._model_forward = forward_with_garbage
+    return seen
 
 
 def test_a_conditioned_model_refuses_prefix_caching(checkpoint: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError
+from support.async_on_cpu import SCHEDULING, text_engine
 from support.tiny_text import Job, Reference, Run, TextEngine, prompt_of, write_text_checkpoint
 
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
+HIDDEN_ROWS = {"capture_rows": "hidden"}
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +28,10 @@ def reference(checkpoint: Path) -> Reference:
     return Reference(checkpoint)
 
 
-@pytest.fixture(scope="module")
-def engine(checkpoint: Path) -> Iterator[TextEngine]:
-    engine = TextEngine(checkpoint, {"capture_rows": "hidden"})
-    yield engine
-    engine.close()
+@pytest.fixture(scope="module", params=SCHEDULING)
+def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
+    with text_engine(checkpoint, request.param, HIDDEN_ROWS) as engine:
+        yield engine
 
 
 def check_hidden(run: Run, job: Job, reference: Reference) -> None:
@@ -70,21 +71,13 @@ def test_an_aborted_request_leaves_nothing_behind(engine: TextEngine, reference:
     assert not engine.runner._ledger
 
 
-def test_preempted_requests_give_each_row_once(
-    checkpoint: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", SCHEDULING)
+def test_preempted_requests_give_each_row_once(checkpoint: Path, reference: Reference, kind: str) -> None:
     # Four requests of 70 tokens need 12 blocks of 32; there are 6.
-    engine = TextEngine(checkpoint, {"capture_rows": "hidden"}, num_gpu_blocks_override=7, max_model_len=128)
-    preempted: list[str] = []
-    preempt = engine.scheduler._preempt_request
-    monkeypatch.setattr(
-        engine.scheduler,
-        "_preempt_request",
-        lambda request, *args, **kwargs: (preempted.append(request.request_id), preempt(request, *args, **kwargs)),
-    )
-    jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}
-    runs = engine.run(jobs)
-    engine.close()
+    with text_engine(checkpoint, kind, HIDDEN_ROWS, num_gpu_blocks_override=7, max_model_len=128) as engine:
+        preempted = engine.watch_preemptions()
+        jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}
+        runs = engine.run(jobs)
     assert preempted
     for name, run in runs.items():
         check_hidden(run, jobs[name], reference)

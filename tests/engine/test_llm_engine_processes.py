@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_proto.stage_config import EngineArgs, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
-from omni_stage.errors import EngineDeadStageError
+from omni_stage.errors import EngineDeadStageError, PrepareTimeoutError
 from omni_stage.models.component import StageRequest, StageStep, UserPrompt
 from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
 
@@ -103,6 +106,33 @@ async def exhaust(steps: AsyncIterator[StageStep]) -> None:
         pass
 
 
+async def check_preparing_is_no_work(engine: Any, request: StageRequest) -> None:
+    """While vLLM's input processor has a request, the watchdog sees an idle engine; one that takes too long ends it."""
+    processor = engine._core._llm.input_processor
+    original, entered, gate = processor.process_inputs_async, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        entered.set()
+        await gate.wait()
+        return await original(*args, **kwargs)
+
+    processor.process_inputs_async = slow
+    engine._prepare_s = 0.05
+    with pytest.raises(PrepareTimeoutError):
+        await exhaust(engine.generate(request))
+    engine._prepare_s = 20.0
+    entered.clear()
+    async with aclosing(engine.generate(request)) as steps:
+        first = asyncio.ensure_future(anext(steps))
+        await entered.wait()
+        assert engine.unfinished_requests == 0
+        gate.set()
+        assert (await first).prompt_token_ids
+        assert engine.unfinished_requests == 1
+    assert engine.unfinished_requests == 0
+    processor.process_inputs_async = original
+
+
 async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
     config = StageConfig(
         pipeline="text",
@@ -121,6 +151,7 @@ async def test_requests_of_a_dead_engine_fail_at_once(tmp_path: Path) -> None:
             source=UserPrompt(text="Hello"),
             sampling=SamplingDefaults(temperature=0.0, max_tokens=500, ignore_eos=True),
         )
+        await check_preparing_is_no_work(engine, replace(request, request_id="prepared"))
         steps = engine.generate(request)
         await anext(steps)
         for pid in below:

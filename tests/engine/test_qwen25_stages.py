@@ -13,15 +13,22 @@ import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
+from omni_stage.models.qwen2_5_omni import talker_feed
 from support.media import make_image, make_sound
 from support.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
-from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings, load_reference
+from support.reference import (
+    PLAIN_SYSTEM_PROMPT,
+    ReferenceModel,
+    ReferencePrompt,
+    ReferenceSettings,
+    load_reference,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
 # With this checkpoint the thinker ends its reply to this prompt, and the talker its stream.
-ENDING = ReferencePrompt("Hello")
+ENDING = ReferencePrompt("Good morning", system=PLAIN_SYSTEM_PROMPT)
 LONG = ReferenceSettings(thinker_tokens=48, talker_tokens=48)
 
 
@@ -59,7 +66,7 @@ async def test_ends_of_text_and_of_the_codec_stream(stages: OmniStages, referenc
 
 async def test_repetition_penalty_counts_the_codec_prompt(stages: OmniStages, reference: ReferenceModel) -> None:
     settings = dataclasses.replace(LONG, repetition_penalty=1.3)
-    prompt = ReferencePrompt("One, two, three")
+    prompt = ReferencePrompt("Where does the river start?")  # spoken long enough for a penalty to change it
     expected = reference.run(prompt, settings)
     check_parity(await stages.run_chain(prompt, settings), expected)
     assert expected.codes != reference.run(prompt, LONG).codes
@@ -78,13 +85,23 @@ async def test_no_voice_is_the_default_voice(stages: OmniStages, reference: Refe
 
 async def test_text_and_token_ids_are_the_prompt_as_it_is(stages: OmniStages, reference: ReferenceModel) -> None:
     text = reference.processor.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": ENDING.text}],
+        chat_template=reference.processor.chat_template,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     expected = reference.run(ENDING, LONG)
     for prompt in (UserPrompt(text=text), UserPrompt(token_ids=expected.prompt_token_ids)):
         thinker = await stages.ask("thinker", prompt, **GREEDY, max_tokens=48)
         assert thinker.prompt_token_ids == expected.prompt_token_ids
         assert thinker.token_ids == expected.thinker_token_ids
+
+
+async def test_a_thinker_that_is_told_nothing_is_greedy(stages: OmniStages, reference: ReferenceModel) -> None:
+    """And ends where transformers' thinker ends, though the request names neither."""
+    thinker = await stages.ask("thinker", ENDING.to_user_prompt())
+    assert thinker.token_ids == reference.run(ENDING, LONG).thinker_token_ids
+    assert thinker.finish_reason is FinishReason.STOP
 
 
 async def test_nothing_is_captured_that_nobody_reads(stages: OmniStages) -> None:
@@ -176,6 +193,26 @@ async def test_talker_sampling(stages: OmniStages, reference: ReferenceModel) ->
         await stages.ask("talker", thinker.tensors, max_tokens=32, temperature=1.5, seed=seed) for seed in (1, 1, 2)
     ]
     assert first.token_ids == again.token_ids != other.token_ids
+
+
+async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One codec token again and again ends the stream; the limit is lowered here to what this checkpoint repeats."""
+    thinker = await stages.ask("thinker", ENDING.to_user_prompt(), max_tokens=LONG.thinker_tokens)
+    sampling = {"temperature": 1.0, "top_k": 2, "repetition_penalty": 1.0, "max_tokens": 48}
+    for seed in range(10):
+        plain = (await stages.ask("talker", thinker.tensors, **sampling, seed=seed)).token_ids
+        second = [index for index in range(1, len(plain)) if plain[index] == plain[index - 1]]
+        if second and second[0] < len(plain) - 1:
+            break
+    else:
+        pytest.fail("this talker never repeats a token; add seeds")
+    monkeypatch.setattr(talker_feed, "REPEAT_LIMIT", 2)
+    stopped = await stages.ask("talker", thinker.tensors, **sampling, seed=seed)
+    assert stopped.token_ids == plain[: second[0] + 1]
+    assert stopped.tensors["codes"].tolist() == stopped.token_ids
+    assert stopped.finish_reason is FinishReason.STOP
+    endless = await stages.ask("talker", thinker.tensors, **sampling, seed=seed, ignore_eos=True)
+    assert endless.finish_reason is FinishReason.LENGTH, "whoever ignores the end ignores this one too"
 
 
 async def test_sound_at_another_rate(stages: OmniStages) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
+from support.async_on_cpu import async_scheduling
 from support.bare_config import write_bare_config
 
 pytestmark = pytest.mark.engine
@@ -53,9 +55,12 @@ def build(model_dir: Path, scheduler: str, **kwargs: Any) -> Any:
 
 @pytest.fixture(scope="module", params=["OmniScheduler", "OmniAsyncScheduler"])
 def autoregressive(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Any]:
-    engine = build(model_dir, f"scheduler.{request.param}", async_scheduling=request.param == "OmniAsyncScheduler")
-    yield engine
-    engine.engine_core.shutdown()
+    asynchronous = request.param == "OmniAsyncScheduler"
+    with async_scheduling() if asynchronous else nullcontext():
+        engine = build(model_dir, f"scheduler.{request.param}", async_scheduling=asynchronous)
+        assert (engine.engine_core.engine_core.batch_queue is not None) is asynchronous
+        yield engine
+        engine.engine_core.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageCo
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.serve import StageServer
 from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
-from support.streams import until, until_empty
+from support.polling import until
+from support.streams import until_empty
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

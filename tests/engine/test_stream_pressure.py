@@ -12,8 +12,9 @@ import pytest
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from support.omni_stages import run_omni_stages
-from support.reference import ReferencePrompt
-from support.streams import HEAD, collect, run_live, stage_request, table_sizes, until, until_empty
+from support.polling import until
+from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
+from support.streams import HEAD, collect, run_live, stage_request, table_sizes, until_empty
 
 pytestmark = pytest.mark.engine
 
@@ -43,7 +44,8 @@ def count_preemptions(engine: Any) -> list[str]:
 async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
     """Six replies of which the thinker's KV holds about five: rows still come once each, and in order."""
     prompts = [
-        ReferencePrompt(text).to_user_prompt() for text in ("Hello", "Hi", "One", "Two", "Three words here", "?")
+        ReferencePrompt(text, system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
+        for text in ("Hello", "Hi", "One", "Two", "Three words here", "?")
     ]
     thinks = [{**SEEDED, "seed": index, "max_tokens": 100, "ignore_eos": True} for index in range(len(prompts))]
     talks = {**SEEDED, "max_tokens": 40, "ignore_eos": True}
@@ -75,7 +77,11 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
     ):
         talker = stages.engines["talker"]
         thought = await upstream.ask(
-            "thinker", ReferencePrompt("Hello").to_user_prompt(), **GREEDY, max_tokens=40, ignore_eos=True
+            "thinker",
+            ReferencePrompt("Hello", system=PLAIN_SYSTEM_PROMPT).to_user_prompt(),
+            **GREEDY,
+            max_tokens=40,
+            ignore_eos=True,
         )
         prompt, rows = len(thought.tensors["mrope_positions"]), thought.tensors["x"]
         most = talker.max_streamed
@@ -104,7 +110,7 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
 async def test_seeds_hold_for_prompts_of_several_steps(checkpoint: Path) -> None:
     """vLLM 0.32 on the CPU ends the engine here: it rewinds a generator that cannot be rewound."""
     async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=512, max_num_batched_tokens=512) as wide:
-        prompt = ReferencePrompt("word " * 60).to_user_prompt()
+        prompt = ReferencePrompt("word " * 60, system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
         thinker_sampling = {**SEEDED, "max_tokens": 20, "ignore_eos": True}
         wrote = await wide.ask("thinker", prompt, **thinker_sampling)
         sampling = {**SEEDED, "max_tokens": 30, "ignore_eos": True}

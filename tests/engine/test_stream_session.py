@@ -16,8 +16,9 @@ import torch
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest
 from omni_stage.models.edge_stream import EdgeStream
+from support.async_on_cpu import SCHEDULING, stage_scheduling
 from support.omni_stages import Collected, OmniStages, run_omni_stages
-from support.reference import ReferencePrompt
+from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
 from support.streams import (
     HEAD,
     collect,
@@ -33,7 +34,7 @@ from support.streams import (
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
-ENDING = ReferencePrompt("Hello").to_user_prompt()
+ENDING = ReferencePrompt("Good morning", system=PLAIN_SYSTEM_PROMPT).to_user_prompt()
 """With this checkpoint the thinker ends its reply to this prompt, and the talker its stream."""
 THINKER = {**GREEDY, "max_tokens": 48}
 TALKERS: dict[str, dict[str, Any]] = {
@@ -53,11 +54,16 @@ def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
     return make_tiny_checkpoint(0, "gqa")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stages(checkpoint: Path) -> AsyncIterator[OmniStages]:
-    """Thinker and talker, for the whole module. Short enough that the longest sequence is met."""
-    async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=192) as running:
-        yield running
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["synchronous"])
+async def stages(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[OmniStages]:
+    """Thinker and talker. Short enough that the longest sequence is met."""
+    with stage_scheduling(request.param):
+        async with run_omni_stages(checkpoint, "thinker", "talker", max_model_len=192) as running:
+            yield running
+
+
+both_ways = pytest.mark.parametrize("stages", SCHEDULING, indirect=True)
+"""As on a CPU and as on a GPU. The other tests are about what comes before the engine."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -80,6 +86,7 @@ def same(first: Collected, second: Collected) -> None:
     assert torch.equal(first.tensors.get("codes", torch.empty(0)), second.tensors.get("codes", torch.empty(0)))
 
 
+@both_ways
 @pytest.mark.parametrize("case", TALKERS)
 async def test_streamed_equals_full(stages: OmniStages, thought: Collected, case: str) -> None:
     sampling = TALKERS[case]
@@ -95,6 +102,7 @@ async def test_streamed_equals_full(stages: OmniStages, thought: Collected, case
     assert await until_empty(stages.engines["talker"]) == {}
 
 
+@both_ways
 async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages, thought: Collected) -> None:
     """A stop token does not end vLLM's session: rows that queue behind it must not wake it up again."""
     full = await stages.ask("talker", thought.tensors, **GREEDY, max_tokens=64)
@@ -114,6 +122,7 @@ async def test_the_talkers_own_end_drops_rows_that_still_come(stages: OmniStages
     assert await until_empty(stages.engines["talker"]) == {}
 
 
+@both_ways
 async def test_live_alone_and_eight_at_once(stages: OmniStages) -> None:
     """Different prompts, lengths, seeds and ends, thinker and talker side by side."""
     texts = [
@@ -130,7 +139,7 @@ async def test_live_alone_and_eight_at_once(stages: OmniStages) -> None:
     for index, text in enumerate(texts):
         sampling = dict(list(TALKERS.values())[index % 6], max_tokens=12 + 9 * index)
         thinker = {"temperature": 0.8, "seed": index, "max_tokens": 6 + 7 * index, "ignore_eos": index % 2 == 1}
-        jobs.append((ReferencePrompt(text).to_user_prompt(), thinker, sampling))
+        jobs.append((ReferencePrompt(text, system=PLAIN_SYSTEM_PROMPT).to_user_prompt(), thinker, sampling))
     expected = []
     for prompt, thinker, sampling in jobs:
         wrote = await stages.ask("thinker", prompt, **thinker)
@@ -157,6 +166,7 @@ async def test_nothing_to_speak(stages: OmniStages) -> None:
     assert (spoke.finish_reason, spoke.token_ids) == (FinishReason.EMPTY_INPUT, [])
 
 
+@both_ways
 async def test_leaving_a_half_fed_request_ends_it_everywhere(stages: OmniStages, thought: Collected) -> None:
     talker = stages.engines["talker"]
     rows = thought.tensors["x"]
@@ -210,6 +220,7 @@ async def test_what_would_mean_something_else_is_refused(stages: OmniStages, tho
     assert full.token_ids, "with its whole input the same stage honours it"
 
 
+@both_ways
 async def test_bad_rows_in_the_middle_end_the_request_alone(stages: OmniStages, thought: Collected) -> None:
     prompt = len(thought.tensors["mrope_positions"])
     good, bad = EdgeStream(), EdgeStream()

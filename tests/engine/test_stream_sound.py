@@ -13,7 +13,7 @@ import pytest_asyncio
 import torch
 
 from omni_stage.models.component import FinishReason
-from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from support.omni_stages import Collected, OmniStages, run_omni_stages
 from support.reference import ReferencePrompt
 from support.streams import collect, stage_request
@@ -121,11 +121,29 @@ async def test_first_sound_before_the_talkers_last_code(stages: OmniStages) -> N
     assert said.audio.shape == (spoken.tensors["codes"].numel() * SAMPLES,)
 
 
+class WatchedStream(EdgeStream):
+    """Tells when its reader, having taken what was there and made all windows of it, waits for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wants_more = asyncio.Event()
+        self._reads = 0
+
+    async def read(self) -> EdgeRows:
+        self._reads += 1
+        if self._reads > 1:
+            self.wants_more.set()
+        return await super().read()
+
+
 async def test_leaving_between_windows_ends_it(stages: OmniStages) -> None:
-    engine, stream = stages.engines["token2wav"], EdgeStream()
+    engine, stream = stages.engines["token2wav"], WatchedStream()
     stream.put({"codes": codes_of(30)})
     task = asyncio.create_task(collect(engine, stage_request(engine, stream, **SEEDED)))
-    await asyncio.sleep(0.3)
+    async with asyncio.timeout(60):
+        await stream.wants_more.wait()
+    assert engine.unfinished_requests == 0
+    assert not task.done()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

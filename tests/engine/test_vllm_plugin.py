@@ -8,7 +8,11 @@ from importlib.metadata import entry_points
 import pytest
 
 from omni_stage.models.plugin import MODELS, register
-from omni_stage.models.qwen2_5_omni.model_configs import TALKER_ARCHITECTURE, TOKEN2WAV_ARCHITECTURE
+from omni_stage.models.qwen2_5_omni.model_configs import (
+    TALKER_ARCHITECTURE,
+    THINKER_ARCHITECTURE,
+    TOKEN2WAV_ARCHITECTURE,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -25,7 +29,7 @@ def test_registering_twice_changes_nothing() -> None:
     models = {name: ModelRegistry.models[name] for name in MODELS}
     register()
     assert {name: ModelRegistry.models[name] for name in MODELS} == models
-    assert {TALKER_ARCHITECTURE, TOKEN2WAV_ARCHITECTURE} == set(MODELS)
+    assert {THINKER_ARCHITECTURE, TALKER_ARCHITECTURE, TOKEN2WAV_ARCHITECTURE} == set(MODELS)
 
 
 @pytest.mark.parametrize("path", MODELS.values())

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from omni_proto.stage_config import EngineArgs, StageConfig
+from omni_stage.engine.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import Component, EngineKind
+from omni_stage.models.component import Component, EngineKind, TakesPromptEmbeds
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
 CAPTURE_NONE = "none"
-DIFFUSION_SETTINGS = "omni_diffusion"
-"""Key of additional_config that the DiffusionScheduler reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,11 @@ class OmniModelConfig:
     architectures: tuple[str, ...]
     config: Mapping[str, Any] = field(repr=False)
     """The whole config.json."""
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint says it is, for messages."""
+        return ", ".join(self.architectures) or self.model_type
 
 
 def load_model_config(path: Path) -> OmniModelConfig:
@@ -86,7 +90,6 @@ class OmniEngineArgs:
     language_model_only: bool | None = None
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
-    mm_processor_cache_gb: float | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
     # The user's, with the component's as default.
     max_model_len: int | None = None
@@ -97,12 +100,17 @@ class OmniEngineArgs:
     kv_cache_dtype: str | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
+    mm_processor_cache_gb: float = 0.0
+    """GiB of processed media kept by the engine's process (vLLM 0.32: 4 by default, in no budget of ours)."""
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = None
+    enable_prompt_embeds: bool | None = None
     load_format: str | None = None
     block_size: int | None = None
     tensor_parallel_size: int = 1
     async_scheduling: bool | None = None
+    scheduling_policy: str = "priority"
+    """Requests of one priority keep the order in which they came, as under vLLM's default, "fcfs"."""
 
     @property
     def captures_rows(self) -> bool:
@@ -126,8 +134,12 @@ class OmniEngineArgs:
         }
 
 
-def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool) -> OmniEngineArgs:
+def build_engine_args(
+    config: StageConfig, component: Component, *, on_cpu: bool, byte_budget: int | None = None
+) -> OmniEngineArgs:
     """Lay the user's engineArgs over the component's arguments and apply what the stage's kind demands.
+
+    `byte_budget`: what the stage may hold where limits.maxInflightBytes does not say; None bounds no payload by it.
 
     Raises ConfigurationError naming the field and the remedy.
     """
@@ -137,14 +149,19 @@ def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool
     chosen.setdefault("load_format", "safetensors")
     # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
     chosen["async_scheduling"] = not on_cpu and component.kind is EngineKind.AUTOREGRESSIVE
+    if on_cpu:
+        # Compiling takes a C++ compiler and a minute, for little: a CPU's steps are not bound by launching kernels.
+        chosen.setdefault("enforce_eager", True)
     if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
         chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    byte_budget = config.limits.max_inflight_bytes or byte_budget
+    if byte_budget is not None:
+        additional = chosen.get("additional_config", {})
+        chosen["additional_config"] = {PAYLOAD_LIMITS: payload_limits(byte_budget), **additional}
     args = OmniEngineArgs(kind=component.kind, **chosen)
-    _check(config, args, component_args)
+    _check(config, args, component, component_args)
     if component.kind is EngineKind.DIFFUSION:
-        # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
-        additional = _with_queue_timeout(config, component, args.additional_config)
-        return dataclasses.replace(args, enable_prefix_caching=False, additional_config=additional)
+        return _with_diffusion(args, config, component, component_args, byte_budget)
     if args.captures_rows:
         # A cached prefix is not computed, so its rows would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
@@ -154,6 +171,8 @@ def build_engine_args(config: StageConfig, component: Component, *, on_cpu: bool
 _COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {
     "kind",
     "tensor_parallel_size",
+    "enable_prompt_embeds",
+    "scheduling_policy",
 }
 
 
@@ -181,28 +200,70 @@ def _user_args(args: EngineArgs) -> dict[str, Any]:
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
         given["kv_cache_memory_bytes"] = mib << 20
+    cache_mib = given.pop("mm_processor_cache_mib", None)
+    if cache_mib is not None:
+        given["mm_processor_cache_gb"] = cache_mib / 1024
     return given
 
 
-def _with_queue_timeout(config: StageConfig, component: Component, additional: Mapping[str, Any]) -> dict[str, Any]:
-    """The component's additional_config with the queue timeout of the stage: the user's, else the component's."""
-    timeout = config.timeouts.queue if config.timeouts.queue is not None else component.queue_timeout_s
-    scheduler = dict(additional.get(DIFFUSION_SETTINGS, {}))
-    if timeout is not None:
-        scheduler["queue_timeout_s"] = timeout
-    return {**additional, DIFFUSION_SETTINGS: scheduler}
+def _with_diffusion(
+    args: OmniEngineArgs,
+    config: StageConfig,
+    component: Component,
+    component_args: Mapping[str, Any],
+    byte_budget: int | None,
+) -> OmniEngineArgs:
+    """What a diffusion stage says otherwise: its own scheduler bounds a step, and its model captures its own graphs."""
+    queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.queue_timeout_s
+    settings = diffusion_settings(
+        args.additional_config.get(DIFFUSION_SETTINGS, {}),
+        config.engine_args,
+        max_num_seqs=args.max_num_seqs,
+        queue_timeout_s=queue_timeout_s,
+        byte_budget=byte_budget,
+    )
+    # vLLM's own bound must let the longest request through, which runs alone if it is over the scheduler's.
+    tokens = (args.max_num_batched_tokens, component_args.get("max_num_batched_tokens"), args.max_model_len)
+    return dataclasses.replace(
+        args,
+        # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
+        enable_prefix_caching=False,
+        enforce_eager=component_args.get("enforce_eager"),
+        max_num_batched_tokens=max((count for count in tokens if count is not None), default=None),
+        additional_config={**args.additional_config, DIFFUSION_SETTINGS: settings},
+    )
 
 
-def _check(config: StageConfig, args: OmniEngineArgs, component_args: Mapping[str, Any]) -> None:
+def _check_prompt_embeds(config: StageConfig, args: OmniEngineArgs, component: Component) -> None:
+    """Raises ConfigurationError where embeddings cannot take the place of a prompt."""
+    name = "enable_prompt_embeds"
+    if config.input is not None:
+        raise _bad_argument(name, f"this stage reads the tensors of stage {config.input.source}", "leave it out")
+    if args.captures_rows:
+        readers = ", ".join(edge.stage for edge in config.downstream) or "another stage"
+        raise _bad_argument(
+            name,
+            f"{readers} reads this stage's rows, which are made of token ids",
+            "leave it out, or serve the stage in a pipeline of its own",
+        )
+    if not (isinstance(component, TakesPromptEmbeds) and component.takes_prompt_embeds):
+        raise _bad_argument(name, f"component {component.id} takes no prompt embeddings", "leave it out")
+
+
+def _check(config: StageConfig, args: OmniEngineArgs, component: Component, component_args: Mapping[str, Any]) -> None:
     user = config.engine_args
-    if user.enforce_eager is False and component_args.get("enforce_eager"):
+    if user.enforce_eager is False and component_args.get("enforce_eager") and args.kind is EngineKind.AUTOREGRESSIVE:
         raise _bad_argument("enforce_eager", "this component runs without CUDA graphs", "leave it out")
     if user.enable_prefix_caching and component_args.get("enable_prefix_caching") is False:
         raise _bad_argument("enable_prefix_caching", "this component cannot reuse cached prefixes", "leave it out")
     if args.kind is EngineKind.DIFFUSION:
         for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size"):
             if getattr(user, name) is not None:
-                raise _bad_argument(name, "a diffusion stage has no KV cache", "leave it out")
+                raise _bad_argument(
+                    name, "a diffusion stage has no KV cache", "leave it out; gpuMemoryUtilization bounds its memory"
+                )
+    if user.enable_prompt_embeds:
+        _check_prompt_embeds(config, args, component)
     if args.kind is EngineKind.AUTOREGRESSIVE and config.timeouts.queue is not None:
         raise ConfigurationError(
             "timeouts.queue: only a diffusion stage limits the wait in its queue; leave it out", field="timeouts.queue"

@@ -34,13 +34,16 @@ class Lowering:
     def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
         """The same, of an autoregressive request; max_tokens is set where the prompt's length is known."""
         token_ids = prepared.prompt.get("prompt_token_ids")
+        # Placeholders of media grow in the engine, so the length is not known here.
         has_media = bool(prepared.prompt.get("multi_modal_data"))
+        prompt_len = None if token_ids is None or has_media else len(token_ids)
+        if prepared.prompt_embeds is not None:
+            prompt_len = prepared.prompt_embeds.shape[0]
         return lower_sampling(
             request.sampling,
             generation_defaults=self.generation_defaults,
             max_model_len=self.traits.max_model_len,
-            # Placeholders of media grow in the engine, so the length is not known here.
-            prompt_len=None if token_ids is None or has_media else len(token_ids),
+            prompt_len=prompt_len,
             writes_text=self.component.writes_text,
             stop_token_ids=prepared.stop_token_ids,
         )
@@ -50,7 +53,11 @@ class Lowering:
     ) -> tuple[dict[str, Any], Params]:
         """vLLM's prompt and parameters. Raises InvalidRequestError and its kin."""
         lowered = OmniEngineCoreRequest.from_stage_input(
-            request.request_id, prepared, params, want_rows=request.want_tensors and self.captures_rows
+            request.request_id,
+            prepared,
+            params,
+            want_rows=request.want_tensors and self.captures_rows,
+            cache_salt=request.cache_salt,
         )
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 

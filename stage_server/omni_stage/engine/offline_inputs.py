@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
 from pydantic import ValidationError
 
 from omni_proto.pipeline import (
@@ -20,9 +21,10 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import schema_hash
 from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, InvalidRequestError
 from omni_stage.models.component import ChatMessage, Component, UserPrompt
+from omni_stage.payloads import PromptEmbedsPayload
 
-Prompt: TypeAlias = str | UserPrompt | Sequence[int] | Sequence[ChatMessage]
-"""Text, token ids, the messages of a chat, or a UserPrompt."""
+Prompt: TypeAlias = str | UserPrompt | Sequence[int] | Sequence[ChatMessage] | torch.Tensor
+"""Text, token ids, the messages of a chat, embeddings [rows, hidden size], or a UserPrompt."""
 StageSampling: TypeAlias = Mapping[str, SamplingDefaults | Mapping[str, Any]]
 """Sampling parameters by stage name."""
 
@@ -65,18 +67,21 @@ def check_edges(configs: Sequence[StageConfig], components: Mapping[str, Compone
 
 
 def parse_prompt(prompt: Prompt) -> UserPrompt:
-    """A UserPrompt of whatever says a prompt. Raises InvalidRequestError."""
+    """A UserPrompt of whatever says a prompt. Raises InvalidRequestError, and for embeddings TensorError."""
     if isinstance(prompt, UserPrompt):
         return prompt
     if isinstance(prompt, str):
         return UserPrompt(text=prompt)
+    if isinstance(prompt, torch.Tensor):
+        return UserPrompt(prompt_embeds=PromptEmbedsPayload.from_tensor(prompt))
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         if all(isinstance(item, ChatMessage) for item in prompt):
             return UserPrompt(messages=[item for item in prompt if isinstance(item, ChatMessage)])
         if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
             return UserPrompt(token_ids=[item for item in prompt if isinstance(item, int)])
     raise InvalidRequestError(
-        f"a prompt is text, token ids, chat messages or a UserPrompt, not {type(prompt).__name__}", field="prompts"
+        f"a prompt is text, token ids, chat messages, embeddings or a UserPrompt, not {type(prompt).__name__}",
+        field="prompts",
     )
 
 

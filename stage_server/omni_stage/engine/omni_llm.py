@@ -2,6 +2,7 @@
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
 processors as the stage servers do; only gRPC is missing. Edges are Full: a stage starts when its input is complete.
+Stages that read the same one run side by side.
 """
 
 from __future__ import annotations
@@ -112,9 +113,9 @@ class AsyncOmniLLM:
                 error.add_note(f"in stage {name}")
                 raise
             edge_input = EdgeInput(self._published(name, results[name])) if readers else None
-            for reader in readers:
-                if edge_input is not None:
-                    await run(self._stages[reader].config, edge_input)
+            if edge_input is not None:
+                # Side by side; the first that fails ends the others.
+                await _gather(run(self._stages[reader].config, edge_input) for reader in readers)
 
         async with self._slots:
             await run(self.configs[0], source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from omni_proto.tensors import TensorSpec
 from omni_stage.models.component import Component, StageRequest, StageStep
 
 
@@ -24,8 +25,18 @@ class StageEngine(Protocol):
         ...
 
     @property
+    def prompt_embeds(self) -> TensorSpec | None:
+        """What a prompt of embeddings is, [hidden size] a row in the engine's dtype; None where they are refused."""
+        ...
+
+    @property
     def is_dead(self) -> bool:
         """Whether the engine can no longer serve; set for good."""
+        ...
+
+    @property
+    def compiled_check_failed(self) -> bool:
+        """Whether compiled code or CUDA graphs answered otherwise than the model's own code, which serves instead."""
         ...
 
     @property

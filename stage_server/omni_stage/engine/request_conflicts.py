@@ -26,7 +26,6 @@ class Feature(Enum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     POOLING = "pooling_params"
     CAPTURED_ROWS = "want_rows"
-    MROPE_MODEL = "a model with M-RoPE positions"
     STREAM_FED = "streamed input"
 
 
@@ -40,8 +39,13 @@ class Conflict:
 
 
 CONFLICTS: Final[tuple[Conflict, ...]] = (
-    Conflict(Feature.PROMPT_EMBEDS, Feature.PENALTIES, "penalties count prompt token ids, which embeddings have not"),
-    Conflict(Feature.PROMPT_EMBEDS, Feature.MROPE_MODEL, "M-RoPE positions are computed from prompt token ids"),
+    Conflict(
+        Feature.PROMPT_EMBEDS,
+        Feature.PENALTIES,
+        "penalties count prompt token ids, which embeddings have not; set the penalties to 0 and repetition_penalty "
+        "to 1 (the model's generation_config.json may set another)",
+    ),
+    Conflict(Feature.PROMPT_EMBEDS, Feature.CAPTURED_ROWS, "rows that another stage reads are made of token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.MULTIMODAL, "media are placed by prompt token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.PROMPT_LOGPROBS, "prompt logprobs are of prompt token ids"),
     Conflict(Feature.PROMPT_EMBEDS, Feature.POOLING, "a diffusion stage reads its input from additional_information"),

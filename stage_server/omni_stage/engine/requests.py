@@ -12,12 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
+import torch
 from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 
 from omni_stage.engine.request_conflicts import Feature, check_conflicts
-from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError
+from omni_stage.errors import (
+    InvalidRequestError,
+    InvalidTensorError,
+    NonFiniteTensorError,
+    PromptTooLongError,
+    RequestTooLargeError,
+)
 from omni_stage.models.component import StageInput
 from omni_stage.payloads import (
     DEFAULT_LIMITS,
@@ -37,7 +44,11 @@ _PROMPT_KEYS: Final = frozenset(
 
 
 class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-arg]  # vLLM counts as untyped
-    """vLLM's TokensPrompt with what rides along to the engine's process."""
+    """vLLM's TokensPrompt with what rides along to the engine's process.
+
+    For code that makes an OmniEngineCoreRequest by itself. Our own stages do not use it: their components hand over
+    prompt and payload side by side, in a StageInput.
+    """
 
     additional_information: AdditionalInformationPayload
     """Tensors and lists for the model."""
@@ -51,9 +62,10 @@ class EngineTraits:
     """Longest sequence in tokens, prompt and output together."""
     vocab_size: int | None = None
     """Token ids are below this; None skips the check."""
-    uses_mrope: bool = False
     hidden_size: int | None = None
     """Of the model's embeddings; None refuses prompt embeddings."""
+    embeds_dtype: torch.dtype | None = None
+    """What prompt embeddings are cast to; None leaves them as they came."""
     stream_fed: bool = False
     """Whether the request's input comes in parts."""
     limits: PayloadLimits = DEFAULT_LIMITS
@@ -75,8 +87,12 @@ class OmniEngineCoreRequest:
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = field(default=())
     """Token ids that end the output, beside those of sampling_params."""
+    repeat_limit: int | None = None
+    """Times in a row that one token may be written, at least 2."""
     want_rows: bool = False
     """Whether the runner shall return the rows that it captures."""
+    cache_salt: str = ""
+    """Separates the prefix cache of this request from that of other salts; empty: the cache without a salt."""
 
     @classmethod
     def from_stage_input(
@@ -86,6 +102,7 @@ class OmniEngineCoreRequest:
         params: SamplingParams | PoolingParams,
         *,
         want_rows: bool = False,
+        cache_salt: str = "",
     ) -> OmniEngineCoreRequest:
         """Make the request of what a component prepared."""
         is_sampling = isinstance(params, SamplingParams)
@@ -94,10 +111,13 @@ class OmniEngineCoreRequest:
             prompt=prepared.prompt,
             sampling_params=params if is_sampling else None,
             pooling_params=None if is_sampling else params,
+            prompt_embeds=prepared.prompt_embeds,
             additional_information=prepared.additional_information,
             suppress_token_ids=prepared.suppress_token_ids,
             stop_token_ids=prepared.stop_token_ids,
+            repeat_limit=prepared.repeat_limit,
             want_rows=want_rows,
+            cache_salt=cache_salt,
         )
 
     def validate(self, traits: EngineTraits) -> None:
@@ -120,12 +140,14 @@ class OmniEngineCoreRequest:
         self.validate(traits)
         prompt = {name: value for name, value in self.prompt.items() if name != "additional_information"}
         if self.prompt_embeds is not None:
-            prompt = {"prompt_embeds": self.prompt_embeds.to_tensor()}
+            prompt = {"prompt_embeds": _cast_embeds(self.prompt_embeds.to_tensor(), traits.embeds_dtype)}
         elif self.pooling_params is not None and not prompt.get("prompt_token_ids"):
             prompt["prompt_token_ids"] = list(PLACEHOLDER_PROMPT)
         elif "prompt_token_ids" in prompt:
             # A list of its own: vLLM's output processor and scheduler both extend the one they are given.
             prompt["prompt_token_ids"] = list(prompt["prompt_token_ids"])
+        if self.cache_salt:
+            prompt["cache_salt"] = self.cache_salt
         extra = self._build_extra()
         if self.pooling_params is not None:
             pooling = self.pooling_params.clone()
@@ -138,6 +160,10 @@ class OmniEngineCoreRequest:
             stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
             # Made anew: the parameters derive further fields from their stop tokens when they are made.
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
+        if self.repeat_limit is not None:
+            sampling.repetition_detection = RepetitionDetectionParams(
+                max_pattern_size=1, min_pattern_size=1, min_count=self.repeat_limit
+            )
         sampling.extra_args = extra or None
         if self.suppress_token_ids:
             banned = dict.fromkeys(self.suppress_token_ids, float("-inf"))
@@ -152,7 +178,6 @@ class OmniEngineCoreRequest:
             Feature.MULTIMODAL: bool(self.prompt.get("multi_modal_data")),
             Feature.POOLING: self.pooling_params is not None,
             Feature.CAPTURED_ROWS: self.want_rows,
-            Feature.MROPE_MODEL: traits.uses_mrope,
             Feature.STREAM_FED: traits.stream_fed,
         }
         if sampling is not None:
@@ -269,3 +294,18 @@ class OmniEngineCoreRequest:
         if self.want_rows:
             extra[OMNI_ROWS_KEY] = True
         return extra
+
+
+def _cast_embeds(embeds: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The embeddings as the engine holds them. Raises NonFiniteTensorError where a value is beyond its dtype."""
+    if dtype is None or embeds.dtype == dtype:
+        return embeds
+    cast = embeds.to(dtype)
+    if dtype == torch.float16 and not bool(torch.isfinite(cast).all()):
+        raise NonFiniteTensorError(
+            "prompt_embeds: a value is beyond float16, the engine's dtype; scale the embeddings, or set "
+            "engineArgs.dtype to bfloat16",
+            field="prompt_embeds",
+            limit="65504",
+        )
+    return cast

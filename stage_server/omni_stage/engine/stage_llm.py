@@ -107,10 +107,11 @@ def check_source(source: UserPrompt | EdgeInput, config: StageConfig) -> None:
     if isinstance(source, EdgeInput):
         _check_tensors(source.tensors, config)
         return
-    given = [name for name in ("text", "messages", "token_ids") if getattr(source, name) is not None]
+    given = [name for name in ("text", "messages", "token_ids", "prompt_embeds") if getattr(source, name) is not None]
     if len(given) != 1:
         raise InvalidRequestError(
-            f"a prompt is exactly one of text, messages and token_ids; {len(given)} are set", field="prompt"
+            f"a prompt is exactly one of text, messages, token_ids and prompt_embeds; {len(given)} are set",
+            field="prompt",
         )
     if not getattr(source, given[0]):
         raise InvalidRequestError(f"prompt.{given[0]} is empty", field=f"prompt.{given[0]}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from omni_stage.models.component import EngineStep, FinishReason
 from omni_stage.vllm_adapter.core import CoreOutput
 
-_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
+# vLLM's "repetition": a token was written as often in a row as the component allows. The stop reason says so.
+_FINISH_REASONS = {"repetition": FinishReason.STOP} | {reason.value: reason for reason in FinishReason}
 
 
 def finish_reason(output: CoreOutput) -> FinishReason | None:

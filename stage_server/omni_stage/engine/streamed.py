@@ -47,7 +47,8 @@ class StreamedRuns:
                 parts = self._parts(request, plan, params, part, stream, feed, work)
                 # A long prompt's rows need not stay here for as long as the request runs.
                 del part
-                async with aclosing(self.core.stream_parts(request.request_id, parts)) as outputs:
+                run = self.core.stream_parts(request.request_id, parts, priority=request.priority)
+                async with aclosing(run) as outputs:
                     async for output in outputs:
                         self.work.note_step()
                         if output.finish_reason is not None:
@@ -74,8 +75,9 @@ class StreamedRuns:
             core_id = f"{request.request_id}.{window}"
             self.windows[request.request_id] = core_id
             try:
-                with self.work.open(core_id):
-                    async with aclosing(self.core.stream(core_id, prompt, params)) as outputs:
+                with self.work.open(core_id) as work:
+                    run = self.core.stream(core_id, prompt, params, priority=request.priority, on_submit=work.begin)
+                    async with aclosing(run) as outputs:
                         async for output in outputs:
                             self.work.note_step()
                             yield emitter.emit(engine_step(output, finish_reason(output) if part.last else None))

@@ -1,22 +1,31 @@
 """VllmStageEngine: a component over a vLLM engine.
 
-request -> prepare (a thread) -> OmniEngineCoreRequest -> EngineCore -> EngineStep -> the emitter -> StageStep
+request -> prepare (a thread) -> OmniEngineCoreRequest -> vLLM's input processor -> EngineCore
+EngineCore -> EngineStep -> the emitter -> StageStep
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
 from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_proto.tensors import TensorSpec, prompt_embeds_spec
 from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args, load_model_config
+from omni_stage.engine.budgets import PAYLOAD_LIMITS
+from omni_stage.engine.byte_budget import default_byte_budget
 from omni_stage.engine.lowering import Lowering
+from omni_stage.engine.preparation import Preparation
 from omni_stage.engine.requests import EngineTraits
 from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling
 from omni_stage.engine.steps import engine_step, finish_reason
@@ -36,10 +45,14 @@ from omni_stage.models.component import (
     StageStep,
 )
 from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.payloads import PayloadLimits
 from omni_stage.vllm_adapter import select
 from omni_stage.vllm_adapter.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core import EngineCore
+from omni_stage.vllm_adapter.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.inproc import InprocEngineCore
+
+_log = logging.getLogger(__name__)
 
 
 class VllmStageEngine:
@@ -49,14 +62,20 @@ class VllmStageEngine:
         """Nothing is loaded before `start`. Raises ConfigurationError on a configuration that cannot work."""
         self.component = component
         self._config = config
-        self._args = build_engine_args(config, component, on_cpu=current_platform.is_cpu())
-        load_model_config(Path(config.model.path))
+        self._args = build_engine_args(
+            config, component, on_cpu=current_platform.is_cpu(), byte_budget=default_byte_budget()
+        )
+        self._model = load_model_config(Path(config.model.path))
         _check_default_sampling(config, component)
-        core_type = InprocEngineCore if in_process else AsyncEngineCore
-        self._core: EngineCore = core_type(self._create_vllm_config)
+        self._core_type = InprocEngineCore if in_process else AsyncEngineCore
+        self._core: EngineCore = self._core_type(self._create_vllm_config)
+        self.compiled_check_failed = False
+        """Whether the start-up check turned compiled code and CUDA graphs off."""
         self._runs: StreamedRuns | None = None
         """Set once the engine started."""
         self._work = WorkLedger()
+        # An engine of this process prepares on the thread that steps it: waiting for it is waiting for the engine.
+        self._prepare_s = None if in_process else config.timeouts.prepare
 
     @property
     def max_model_len(self) -> int:
@@ -69,13 +88,20 @@ class VllmStageEngine:
         return None if self.component.kind is EngineKind.DIFFUSION else self._core.max_sessions
 
     @property
+    def prompt_embeds(self) -> TensorSpec | None:
+        """What a prompt of embeddings is; None where they are refused. Raises NotReadyError before start."""
+        if not self._args.enable_prompt_embeds:
+            return None
+        return prompt_embeds_spec(self._core.embeds_size, str(self._core.dtype).removeprefix("torch."))
+
+    @property
     def is_dead(self) -> bool:
         """Whether the engine can no longer serve; set for good."""
         return self._core.is_dead
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that the engine has and that have not ended."""
+        """Requests that the engine has and that have not ended; not those that are being prepared."""
         return len(self._work)
 
     @property
@@ -84,17 +110,33 @@ class VllmStageEngine:
         return self._work.last_step
 
     async def start(self) -> None:
-        """Load the model and run one warm-up request."""
+        """Load the model and run one warm-up request. Raises OmniStageError."""
         try:
+            check_gpu()
             await self._start()
+        except RuntimeError as error:
+            await self._core.shutdown()
+            if meaning := explain_cuda_failure(str(error), torch.version.cuda):
+                raise ConfigurationError(meaning, field="nvidia.com/gpu") from error
+            raise
         except BaseException:
             await self._core.shutdown()
             raise
 
     async def _start(self) -> None:
+        await self._core.start()
+        if self.component.kind is EngineKind.AUTOREGRESSIVE:
+            difference = await self._core.compare_with_eager()
+            if difference:
+                await self._restart_eager(difference)
         core = self._core
-        await core.start()
-        traits = EngineTraits(max_model_len=core.max_model_len, vocab_size=core.vocab_size, uses_mrope=core.uses_mrope)
+        traits = EngineTraits(
+            max_model_len=core.max_model_len,
+            vocab_size=core.vocab_size,
+            hidden_size=core.embeds_size if self._args.enable_prompt_embeds else None,
+            embeds_dtype=core.dtype,
+            limits=PayloadLimits.from_mapping(self._args.additional_config.get(PAYLOAD_LIMITS, {})),
+        )
         lowering = Lowering(self.component, traits, core.generation_defaults, self._args.captures_rows)
         self._runs = StreamedRuns(core, lowering, self._work, asyncio.Semaphore(core.max_sessions))
         try:
@@ -105,6 +147,19 @@ class VllmStageEngine:
             raise
         except OmniStageError as error:
             raise ConfigurationError(f"the warm-up request of {self.component.id} failed: {error}") from error
+
+    async def _restart_eager(self, difference: str) -> None:
+        """Load the model once more, as if the user had said enforceEager: slower, and what it answers is right."""
+        _log.error(
+            "compiled code or CUDA graphs do not compute what the model's own code computes on this machine: %s; "
+            "the stage serves without them, as with engineArgs.enforceEager",
+            difference,
+        )
+        self.compiled_check_failed = True
+        await self._core.shutdown()
+        self._args = dataclasses.replace(self._args, enforce_eager=True)
+        self._core = self._core_type(self._create_vllm_config)
+        await self._core.start()
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it in the engine."""
@@ -126,17 +181,23 @@ class VllmStageEngine:
     async def _run_whole(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """A request whose input is complete."""
         lowering = self._started.lowering
-        prepared = await asyncio.to_thread(self.component.prepare, request)
-        if prepared.finished is not None:
-            yield StageStep(finish_reason=prepared.finished)
-            return
-        prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
-        emitter = self.component.emitter(request, prepared)
-        with self._work.open(request.request_id):
-            async with aclosing(self._core.stream(request.request_id, prompt, params)) as outputs:
-                async for output in outputs:
+        with self._work.open(request.request_id) as work:
+            preparation = Preparation(work, self._prepare_s)
+            prepared = await preparation.within(asyncio.to_thread(self.component.prepare, request))
+            if prepared.finished is not None:
+                yield StageStep(finish_reason=prepared.finished)
+                return
+            prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
+            emitter = self.component.emitter(request, prepared)
+            run = self._core.stream(
+                request.request_id, prompt, params, priority=request.priority, on_submit=preparation.submitted
+            )
+            async with aclosing(run) as outputs:
+                output = await preparation.within(anext(outputs, None))
+                while output is not None:
                     self._work.note_step()
                     yield emitter.emit(engine_step(output, finish_reason(output)))
+                    output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:
         """End a request: whoever reads its steps gets a ModelExecutionError. Unknown ids are ignored."""
@@ -157,12 +218,15 @@ class VllmStageEngine:
         """Runs on the engine's thread. Raises ConfigurationError."""
         kwargs = vllm_engine_kwargs(self._args, on_cpu=current_platform.is_cpu())
         try:
-            return AsyncEngineArgs(**kwargs).create_engine_config()
+            # vLLM's defaults of max_num_batched_tokens and max_num_seqs depend on who asks: a server gets 8,192 and
+            # 1,024 on an H100, and 2,048 and 128 for each worker on a CPU; a caller without a name 2,048 and 128.
+            return AsyncEngineArgs(**kwargs).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         except ConfigurationError:
             raise
         except (ValueError, TypeError, KeyError, OSError, NotImplementedError) as error:
             raise ConfigurationError(
-                f"vLLM refuses the model or its arguments: {_first_lines(error)}", field="engineArgs"
+                f"vLLM refuses the model ({self._model.name}) or its arguments: {_first_lines(error)}",
+                field="engineArgs",
             ) from error
 
 

@@ -12,7 +12,7 @@ from omni_stage.errors import InvalidRequestError
 
 @dataclass(slots=True)
 class Work:
-    """One request in the engine. It rests while it waits for more of its streamed input."""
+    """One request. It rests while it is prepared, and while it waits for more of its streamed input."""
 
     ledger: WorkLedger
     request_id: str
@@ -45,12 +45,11 @@ class WorkLedger:
 
     @contextmanager
     def open(self, request_id: str) -> Iterator[Work]:
-        """A request in the engine, busy at first. Raises InvalidRequestError if its id is in use."""
+        """A request, at rest at first. Raises InvalidRequestError if its id is in use."""
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
         self._open.add(request_id)
         work = Work(self, request_id)
-        work.begin()
         try:
             yield work
         finally:

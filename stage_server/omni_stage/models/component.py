@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
-from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,11 +75,13 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class UserPrompt:
-    """The input of an entry stage. Exactly one of the three is set."""
+    """The input of an entry stage. Exactly one of the four is set."""
 
     text: str | None = None
     messages: Sequence[ChatMessage] | None = None
     token_ids: Sequence[int] | None = None
+    prompt_embeds: PromptEmbedsPayload | None = None
+    """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,10 @@ class StageRequest:
     """Name of the voice; empty means the component's default."""
     want_tensors: bool = False
     """Whether a downstream stage reads this request's tensors."""
+    priority: int = 0
+    """Lower is scheduled earlier, as vLLM has it."""
+    cache_salt: str = ""
+    """Cached prefixes are shared only among requests of equal salts; empty is a salt like any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +117,18 @@ class StageInput:
     """What a component hands to the engine: one vLLM prompt and what rides along."""
 
     prompt: Mapping[str, Any]
-    """A vLLM prompt: prompt_token_ids or prompt, and multi_modal_data."""
+    """A vLLM prompt: prompt_token_ids or prompt, and multi_modal_data; empty if prompt_embeds is set."""
+    prompt_embeds: PromptEmbedsPayload | None = None
+    """In place of token ids."""
     additional_information: AdditionalInformationPayload | None = None
     """Tensors and lists for the model in the engine's process."""
     suppress_token_ids: Sequence[int] = ()
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = ()
     """Token ids that end the output whatever the request's sampling says; the engine adds them to the request's own."""
+    repeat_limit: int | None = None
+    """Times in a row that one token may be written; the last one of them ends the output, with the stop reason
+    "repetition_detected"."""
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no sound codes): the engine is not asked, and the request
     ends at once with this reason."""
@@ -225,6 +236,44 @@ class TakesStreams(Protocol):
         An autoregressive component's parts together are what `prepare` makes of the same rows at once. Raises
         OmniStageError as `prepare` does.
         """
+        ...
+
+
+@runtime_checkable
+class TakesPromptEmbeds(Protocol):
+    """A Component that may be asked for replies to embeddings in place of tokens."""
+
+    takes_prompt_embeds: bool
+    """Whether `prepare` accepts UserPrompt.prompt_embeds; it then returns StageInput.prompt_embeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCost:
+    """What one image or sound costs the engine."""
+
+    tokens: int
+    """Of the prompt, at least."""
+    engine_input_bytes: int
+    """Memory of the stage server while vLLM's processor makes the engine's input, and of that input, at most. Never
+    less for a larger medium of the same form."""
+
+
+@runtime_checkable
+class TakesMedia(Protocol):
+    """A Component whose prompts may hold images and sounds."""
+
+    sound_rate_hz: int
+    """At which the model hears; sounds are resampled to it."""
+    max_aspect_ratio: int
+    """Longest side of an image over its shortest, at most."""
+
+    def image_cost(self, width: int, height: int) -> MediaCost:
+        """Of an image of so many pixels. Raises InvalidMediaError where the model refuses its form."""
+        ...
+
+    def sound_cost(self, samples: int) -> MediaCost:
+        """Of a sound of so many samples at sound_rate_hz. Raises InvalidMediaError where it is longer than the model
+        hears at once."""
         ...
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from omni_stage.vllm_adapter.children import bind_to_parent
 
 MODELS: Final = {
+    "OmniQwen2_5Thinker": "omni_stage.models.qwen2_5_omni.thinker_model:ThinkerModel",
     "OmniQwen2_5Talker": "omni_stage.models.qwen2_5_omni.talker_model:TalkerModel",
     "OmniQwen2_5Token2Wav": "omni_stage.models.qwen2_5_omni.token2wav_model:Token2WavModel",
 }

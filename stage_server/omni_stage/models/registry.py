@@ -46,17 +46,21 @@ class ComponentRegistry:
 
         Raises ConfigurationError: unknown id, or a factory that cannot be imported.
         """
+        self.require(component_id)
         if component_id in _BUILT_IN:
             loaded = getattr(import_module(_BUILT_IN[component_id]), FACTORY_NAME)
-        elif component_id in self._plugins:
-            loaded = _load_plugin(component_id, self._plugins[component_id])
         else:
+            loaded = _load_plugin(component_id, self._plugins[component_id])
+        factory: ComponentFactory = loaded
+        return factory
+
+    def require(self, component_id: str) -> None:
+        """Raises ConfigurationError, with the known ids, unless there is a component with exactly this id."""
+        if component_id not in _BUILT_IN and component_id not in self._plugins:
             raise ConfigurationError(
                 f"component {component_id!r} is not known; known components: {', '.join(self.ids())}",
                 field="component",
             )
-        factory: ComponentFactory = loaded
-        return factory
 
     def _add(self, plugin: EntryPoint) -> None:
         if not _ID.fullmatch(plugin.name):
@@ -78,6 +82,11 @@ class ComponentRegistry:
 def get_component_factory(component_id: str) -> ComponentFactory:
     """The factory of a component, entry points of this environment included. Raises ConfigurationError."""
     return ComponentRegistry(entry_points(group=ENTRY_POINT_GROUP)).factory(component_id)
+
+
+def require_component(component_id: str) -> None:
+    """Raises ConfigurationError unless this environment has the component. Imports nothing of it."""
+    ComponentRegistry(entry_points(group=ENTRY_POINT_GROUP)).require(component_id)
 
 
 def component_ids() -> list[str]:

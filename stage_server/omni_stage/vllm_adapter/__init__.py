@@ -6,7 +6,9 @@ By where it runs::
     scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
     worker       ar_worker, ar_runner, ar_output, capture, input_rows  autoregressive: rows out, rows in
                  diffusion_worker, diffusion_runner, diffusion_output  diffusion: one step is one generation
-    between      scheduler_output (scheduler to worker), packing (worker to front end)
+                 weight_check                                          a checkpoint's tensors against a model
+                 device_failure                                        is a failure the request's or the device's
+    between      scheduler_output (scheduler to worker), packing and start_errors (worker to front end)
     settings     config (of the runner), select (names of the worker and scheduler classes)
 
 vLLM is told the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is

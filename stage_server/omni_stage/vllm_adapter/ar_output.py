@@ -1,7 +1,10 @@
 """From captured rows to vLLM's model output: what a step of an autoregressive stage sends beside its tokens.
 
 Private interface of vLLM 0.32: `AsyncModelRunnerOutput.get_output` (v1/outputs.py), the point where vLLM itself waits
-for the copies of a step, while the next one runs. The stock scheduler forwards `pooler_output` beside sampled tokens.
+for the copies of a step, after it has launched the next one. An engine with one worker calls it on its own thread
+(`AsyncOutputFuture` in v1/executor/uniproc_executor.py); a worker's process has a thread for it
+(`WorkerProc.async_output_busy_loop` in v1/executor/multiproc_executor.py). The stock scheduler forwards `pooler_output`
+beside sampled tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the requests of one step send. Immutable: another thread may attach it while the next step is planned."""
+    """What the requests of one step send. Immutable: by the time it is attached the next step has been planned."""
 
     deliveries: dict[str, Delivery]
     extras: dict[str, dict[str, torch.Tensor]]

@@ -17,6 +17,8 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
   computed, for whom, and which requests sample in it. Public hooks for this do not exist.
+- `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
+  and compiled code, for the check at start-up (compiled_check).
 - `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows ride on the same.
 
 The V2 runner has none of these names; `ar_worker` refuses it.
@@ -25,21 +27,26 @@ The V2 runner has none of these names; `ar_worker` refuses it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.forward_context import get_forward_context
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
 from omni_stage.payloads import OMNI_ROWS_KEY
+from omni_stage.vllm_adapter import host_memory
 from omni_stage.vllm_adapter.ar_output import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.capture import CaptureLedger, FreshRows, HostCopy, compute_spans, merge_ranges
-from omni_stage.vllm_adapter.config import OmniRunnerConfig
+from omni_stage.vllm_adapter.config import OmniRunnerConfig, check_capture
 from omni_stage.vllm_adapter.input_rows import INPUT_ROWS, InputRowStore, MropePositions, SupportsInputRows
+from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -69,11 +76,47 @@ class OmniARRunnerMixin(_Base):
         self._mrope: dict[str, MropePositions] = {}
         self._input_rows: InputRowStore | None = None
         self._no_embedding_ids = torch.tensor(self._omni.no_embedding_token_ids, dtype=torch.int64, device=device)
+        self._as_written = False
+
+    @property
+    def input_row_size(self) -> int:
+        """Values in an input row; 0 if the model takes none."""
+        return 0 if self._input_rows is None else int(self._input_rows.buffer.shape[1])
+
+    @property
+    def no_embedding_token_ids(self) -> tuple[int, ...]:
+        """Token ids that stand for something else and may have no embedding."""
+        return self._omni.no_embedding_token_ids
+
+    # Eager steps
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Meanwhile steps run the model's own code: no CUDA graph, no compiled code, no padding."""
+        self._as_written = True
+        try:
+            yield
+        finally:
+            self._as_written = False
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        if self._as_written:
+            kwargs["force_eager"] = True
+        return super()._determine_batch_execution_and_padding(*args, **kwargs)
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._as_written:
+            get_forward_context().skip_compiled = True
+        return super()._model_forward(*args, **kwargs)
 
     # Rows in
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model and, if it takes input rows, bind it to their buffer. Raises ConfigurationError."""
+        with reporting_start_errors():
+            self._load_model(*args, **kwargs)
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
         if not isinstance(model, SupportsInputRows):
@@ -214,7 +257,7 @@ class OmniARRunnerMixin(_Base):
         return torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)
 
     def _copy_stream(self) -> torch.cuda.Stream | None:
-        return self._get_or_create_async_output_copy_stream() if self.device.type == "cuda" else None
+        return self._get_or_create_async_output_copy_stream() if host_memory.copies_overlap(self.device) else None
 
     def _mrope_of(self, request_id: str) -> dict[str, torch.Tensor]:
         """The prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""
@@ -239,7 +282,7 @@ class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
 class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
     """The CPU sibling: vLLM builds its CPU runner with accelerator calls stubbed out; nothing else differs for us.
 
-    `device.type` decides about streams and pinned memory, so the mixin needs no second path.
+    `host_memory` decides about streams and pinned memory, so the mixin needs no second path.
     """
 
 
@@ -255,39 +298,3 @@ def start_positions(scheduler_output: SchedulerOutput) -> dict[str, int]:
     cached = scheduler_output.scheduled_cached_reqs
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     return starts
-
-
-def check_capture(config: OmniRunnerConfig, vllm_config: VllmConfig, *, uses_mrope: bool) -> None:
-    """Refuse engine settings under which captured rows would be missing or wrong. Raises ConfigurationError."""
-    if not config.captures:
-        return
-    with_embedding = config.capture_rows == "hidden_plus_embedding"
-    problems = {
-        "enable_prefix_caching": (
-            vllm_config.cache_config.enable_prefix_caching,
-            "cached positions are not computed, so they give no rows; set it to false",
-        ),
-        "kv_transfer_config": (
-            vllm_config.kv_transfer_config is not None,
-            "positions computed elsewhere give no rows here; remove it",
-        ),
-        "speculative_config": (
-            vllm_config.speculative_config is not None,
-            "rows of rejected draft tokens would be sent; remove it",
-        ),
-        "enable_prompt_embeds": (
-            with_embedding and vllm_config.model_config.enable_prompt_embeds,
-            "rows with the input embedding are made of token ids; set it to false",
-        ),
-        "pipeline_parallel_size": (
-            with_embedding and vllm_config.parallel_config.pipeline_parallel_size > 1,
-            "the rank with the hidden states has no input embedding; set it to 1",
-        ),
-        "capture_mrope": (
-            config.capture_mrope and not uses_mrope,
-            "this model has no M-RoPE positions; set it to false",
-        ),
-    }
-    for name, (present, remedy) in problems.items():
-        if present:
-            raise ConfigurationError(f"{name} cannot be combined with capture of rows: {remedy}", field=name)

@@ -16,12 +16,23 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.ar_runner import CPUARModelRunner, GPUARModelRunner
+from omni_stage.vllm_adapter.compiled_check import check_runner
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class GPUARWorker(Worker):
+class ComparesWithEager:
+    """What is asked of every autoregressive worker once its engine is up, through vLLM's `collective_rpc`."""
+
+    model_runner: GPUARModelRunner | CPUARModelRunner
+
+    def compare_with_eager(self) -> str:
+        """How the model as configured differs from its own code, in words; "" if it does not or nothing is compiled."""
+        return check_runner(self.model_runner)
+
+
+class GPUARWorker(ComparesWithEager, Worker):
     """vLLM's GPU worker with `GPUARModelRunner`."""
 
     def _make_model_runner(self) -> GPUARModelRunner:
@@ -29,7 +40,7 @@ class GPUARWorker(Worker):
         return GPUARModelRunner(self.vllm_config, self.device)
 
 
-class CPUARWorker(CPUWorker):
+class CPUARWorker(ComparesWithEager, CPUWorker):
     """vLLM's CPU worker with `CPUARModelRunner`."""
 
     def init_device(self) -> None:

@@ -18,6 +18,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from vllm import PoolingParams
 from vllm.config import VllmConfig
 from vllm.engine.protocol import StreamingInput
@@ -25,6 +26,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
 from omni_stage.vllm_adapter.core import (
+    COMPARE_WITH_EAGER,
     Capture,
     CoreOutput,
     CorePart,
@@ -36,10 +38,16 @@ from omni_stage.vllm_adapter.core import (
 from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.start_errors import collecting_start_errors
 from omni_stage.vllm_adapter.template import template_processes
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_PROCESSOR_END_S = 10.0
+
+
+def _do_nothing() -> None:
+    """Behind what a thread is doing."""
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -82,6 +90,8 @@ class AsyncEngineCore:
         self._llm: OmniAsyncLLM | None = None
         self._generation_defaults: dict[str, Any] = {}
         self._closed = False
+        self._processor = asyncio.Lock()
+        """Held by the request whose media are processed."""
 
     @property
     def max_model_len(self) -> int:
@@ -99,9 +109,17 @@ class AsyncEngineCore:
         return self._engine.model_config.get_vocab_size() or None
 
     @property
-    def uses_mrope(self) -> bool:
-        """Whether the model has M-RoPE positions."""
-        return bool(self._engine.model_config.uses_mrope)
+    def embeds_size(self) -> int:
+        """Values of one row of the model's input embeddings."""
+        return int(self._engine.model_config.get_inputs_embeds_size())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the model's activations."""
+        dtype = self._engine.model_config.dtype
+        if not isinstance(dtype, torch.dtype):
+            raise NotReadyError("the engine has not resolved its dtype")
+        return dtype
 
     @property
     def max_sessions(self) -> int:
@@ -126,19 +144,70 @@ class AsyncEngineCore:
         self._llm._run_output_handler()
         await self._llm.get_supported_tasks()
 
+    async def compare_with_eager(self) -> str:
+        """See EngineCore."""
+        try:
+            differences: list[str] = await self._engine.collective_rpc(COMPARE_WITH_EAGER)
+        except Exception as error:
+            raise EngineDeadStageError(
+                f"comparing the compiled model with its own code failed ({type(error).__name__}); the log above names "
+                "the cause; engineArgs.enforceEager skips it"
+            ) from error
+        return next(filter(None, differences), "")
+
     async def stream(
-        self, request_id: str, prompt: Mapping[str, Any], params: Params
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: Params,
+        *,
+        priority: int = 0,
+        on_submit: Callable[[], None] | None = None,
     ) -> AsyncGenerator[CoreOutput, None]:
         """Run one request; closing the generator aborts it."""
         llm = self._engine
         run = llm.encode if isinstance(params, PoolingParams) else llm.generate
         async with self._opened(request_id) as opened:
-            opened.outputs = run(prompt, params, request_id)
+            opened.capture.on_submit = on_submit
+            opened.outputs = run(prompt, params, request_id, priority=priority)
+            if prompt.get("multi_modal_data"):
+                first = await self._first_of_media(opened)
+                if first is None:
+                    return
+                yield first
             while (output := await self._next(opened)) is not None:
                 yield output
 
+    async def _first_of_media(self, opened: _Opened) -> CoreOutput | None:
+        """The first output of a request with media: one at a time in vLLM's multimodal processor.
+
+        vLLM 0.32 runs it on one thread, whose queue keeps the pictures of requests that were cancelled, and which
+        cannot be ended (`BaseRenderer._mm_executor`). So requests wait here, where they can leave; and one that leaves
+        while its media are processed is over, for whoever counts its memory, once the thread is done with them.
+        """
+        await self._processor.acquire()
+        held, submitted = True, opened.capture.on_submit
+
+        def on_submit() -> None:
+            nonlocal held
+            held = False
+            self._processor.release()
+            if submitted is not None:
+                submitted()
+
+        opened.capture.on_submit = on_submit
+        try:
+            return await self._next(opened)
+        finally:
+            if held:
+                idle = asyncio.wrap_future(self._engine.renderer._mm_executor.submit(_do_nothing))
+                try:
+                    await asyncio.wait({idle}, timeout=_PROCESSOR_END_S)
+                finally:
+                    self._processor.release()
+
     async def stream_parts(
-        self, request_id: str, parts: AsyncGenerator[CorePart, None]
+        self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
     ) -> AsyncGenerator[CoreOutput, None]:
         """Run one request whose input comes in parts; closing the generator aborts it."""
         llm = self._engine
@@ -159,7 +228,7 @@ class AsyncEngineCore:
                     # What vLLM sends to tell the end: without the first part's rows.
                     closing = part.params.clone()
                     closing.extra_args = None
-                    opened.outputs = llm.generate(inputs(), closing, request_id)
+                    opened.outputs = llm.generate(inputs(), closing, request_id, priority=priority)
                 while (output := await self._next(opened)) is not None:
                     yield output
                     if output.finish_reason is not None:
@@ -217,17 +286,23 @@ class AsyncEngineCore:
     def _launch(self) -> OmniAsyncLLM:
         config = keep_worker_in_engine(self._make_config())
         self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
-        try:
-            with template_processes():
-                return OmniAsyncLLM.from_vllm_config(config)
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError(f"the engine refused its configuration: {error}", field="engineArgs") from error
-        except Exception as error:
-            logger.exception("the engine did not start")
-            raise EngineDeadStageError(
-                "the engine's process ended while it loaded the model; the log above names the cause "
-                "(often memory: lower engineArgs.gpuMemoryUtilization or maxModelLen)"
-            ) from error
+        with collecting_start_errors() as find_refusal:
+            try:
+                with template_processes():
+                    return OmniAsyncLLM.from_vllm_config(config)
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(
+                    f"the engine refused its configuration: {error}", field="engineArgs"
+                ) from error
+            except Exception as error:
+                refusal = find_refusal()
+                if refusal is not None:
+                    raise refusal from error
+                logger.exception("the engine did not start")
+                raise EngineDeadStageError(
+                    "the engine's process ended while it loaded the model; the log above names the cause "
+                    "(often memory: lower engineArgs.gpuMemoryUtilization or maxModelLen)"
+                ) from error
 
     async def _on_thread(self, call: Callable[[], _T]) -> _T:
         future: asyncio.Future[_T] = asyncio.wrap_future(self._thread.submit(call))

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_stage.errors import ModelExecutionError
+from omni_stage.vllm_adapter import host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class HostCopy:
         if stream is None:
             self._host = source
             return
-        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        self._host = host_memory.pinned_empty(source.shape, source.dtype)
         stream.wait_stream(torch.cuda.current_stream(source.device))
         with torch.cuda.stream(stream):
             self._host.copy_(source, non_blocking=True)

@@ -80,5 +80,41 @@ class OmniRunnerConfig:
         return cls.from_mapping(additional[ADDITIONAL_CONFIG_KEY])
 
 
+def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: bool) -> None:
+    """Refuse engine settings under which captured rows would be missing or wrong. Raises ConfigurationError."""
+    if not config.captures:
+        return
+    with_embedding = config.capture_rows == "hidden_plus_embedding"
+    problems = {
+        "enable_prefix_caching": (
+            vllm_config.cache_config.enable_prefix_caching,
+            "cached positions are not computed, so they give no rows; set it to false",
+        ),
+        "kv_transfer_config": (
+            vllm_config.kv_transfer_config is not None,
+            "positions computed elsewhere give no rows here; remove it",
+        ),
+        "speculative_config": (
+            vllm_config.speculative_config is not None,
+            "rows of rejected draft tokens would be sent; remove it",
+        ),
+        "enable_prompt_embeds": (
+            with_embedding and vllm_config.model_config.enable_prompt_embeds,
+            "rows with the input embedding are made of token ids; set it to false",
+        ),
+        "pipeline_parallel_size": (
+            with_embedding and vllm_config.parallel_config.pipeline_parallel_size > 1,
+            "the rank with the hidden states has no input embedding; set it to 1",
+        ),
+        "capture_mrope": (
+            config.capture_mrope and not uses_mrope,
+            "this model has no M-RoPE positions; set it to false",
+        ),
+    }
+    for name, (present, remedy) in problems.items():
+        if present:
+            raise ConfigurationError(f"{name} cannot be combined with capture of rows: {remedy}", field=name)
+
+
 def _error(name: str, problem: str) -> ConfigurationError:
     return ConfigurationError(f"{_FIELD}.{name} {problem}", field=f"{_FIELD}.{name}")

@@ -7,7 +7,7 @@ Two implementations: `async_llm.AsyncEngineCore` (a process of its own; what the
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -68,6 +68,8 @@ class Capture:
     """Worker outputs since the last `take`, in order, as they came (plain or packed)."""
     stop_reason: str = ""
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
+    on_submit: Callable[[], None] | None = None
+    """Called when the request goes to the engine core."""
 
     def take(self) -> list[torch.Tensor]:
         """Hand over what was kept so far."""
@@ -85,7 +87,8 @@ class CoreOutput:
     """As the engine saw it; None after the first output."""
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     finish_reason: str | None = None
-    """vLLM's: "stop", "length"; "diffusion_done" of a diffusion request. Of input in parts: how the part ended."""
+    """vLLM's: "stop", "length", "repetition"; "diffusion_done" of a diffusion request. Of input in parts: how the part
+    ended."""
     stop_reason: str = ""
     scheduled_ns: int | None = None
     """time.monotonic_ns() when the scheduler first took the request, where known."""
@@ -110,8 +113,13 @@ class EngineCore(Protocol):
         ...
 
     @property
-    def uses_mrope(self) -> bool:
-        """Whether the model has M-RoPE positions."""
+    def embeds_size(self) -> int:
+        """Values of one row of the model's input embeddings."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the model's activations."""
         ...
 
     @property
@@ -132,11 +140,33 @@ class EngineCore(Protocol):
         """Load the model. Raises ConfigurationError or EngineDeadStageError."""
         ...
 
-    def stream(self, request_id: str, prompt: Mapping[str, Any], params: Params) -> AsyncGenerator[CoreOutput, None]:
-        """Run one request; closing the generator aborts it. Raises OmniStageError."""
+    async def compare_with_eager(self) -> str:
+        """How an autoregressive model as configured differs from its own code (compiled_check); "" if it does not.
+
+        Before the first request. Raises EngineDeadStageError.
+        """
         ...
 
-    def stream_parts(self, request_id: str, parts: AsyncGenerator[CorePart, None]) -> AsyncGenerator[CoreOutput, None]:
+    def stream(
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: Params,
+        *,
+        priority: int = 0,
+        on_submit: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request; closing the generator aborts it. A lower priority is scheduled earlier.
+
+        `on_submit` is called on the event loop when vLLM's input processor is done with the request, as it goes to the
+        engine core; an engine of this process, which processes inputs between its steps, calls it at once.
+        Raises OmniStageError.
+        """
+        ...
+
+    def stream_parts(
+        self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
+    ) -> AsyncGenerator[CoreOutput, None]:
         """Run one autoregressive request whose input comes in parts; closing the generator aborts it.
 
         A part is asked for once the one before has ended, that is, once its last output (with a finish_reason) was
@@ -152,6 +182,10 @@ class EngineCore(Protocol):
     async def shutdown(self) -> None:
         """End the engine. Idempotent."""
         ...
+
+
+COMPARE_WITH_EAGER = "compare_with_eager"
+"""The workers' method (ar_worker)."""
 
 
 def count_sessions(config: VllmConfig) -> int:
@@ -243,7 +277,8 @@ def translate_error(error: Exception) -> OmniStageError:
 
 
 def _check_finish(finish_reason: str | None, stop_reason: str) -> None:
-    if finish_reason not in (None, "stop", "length"):
+    # "repetition": a token was written as often in a row as the request allows (SamplingParams.repetition_detection).
+    if finish_reason not in (None, "stop", "length", "repetition"):
         raise _ended_early(finish_reason, stop_reason)
 
 

@@ -23,12 +23,21 @@ class DiffusionSettings:
     """Longest wait before the step that runs a request; None means no limit."""
     max_batch: int | None = None
     """Most diffusion requests in flight at once; None leaves it to max_num_seqs."""
+    step_work: int | None = None
+    """Most work of the requests in flight at once, in tokens of their prompts: a component gives a request as many
+    placeholders as its work has units. It bounds how long a step takes, and so how long others wait for the next one.
+    A request that is larger alone runs alone. None leaves it to max_num_batched_tokens."""
+    cuda_graphs: bool = True
+    """Whether a model may capture CUDA graphs. The model reads it, not the scheduler."""
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError naming the field."""
         _check_count("embedding_budget_bytes", self.embedding_budget_bytes)
-        if self.max_batch is not None:
-            _check_count("max_batch", self.max_batch)
+        for name in ("max_batch", "step_work"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        if not isinstance(self.cuda_graphs, bool):
+            raise ConfigurationError(f"{SETTINGS_KEY}.cuda_graphs must be true or false", field="cuda_graphs")
         timeout = self.queue_timeout_s
         if timeout is not None and (
             isinstance(timeout, bool)
@@ -65,23 +74,28 @@ class StepAdmission:
 
     settings: DiffusionSettings
     in_flight_bytes: int = 0
+    in_flight_work: int = 0
     in_flight_requests: int = 0
     closed: bool = False
     """Set by the first refusal: later requests must not overtake the one that waits."""
 
-    def admit(self, payload_bytes: int) -> bool:
+    def admit(self, payload_bytes: int, work: int) -> bool:
         """Whether the next diffusion request in the queue joins the step; counts it if so."""
-        if self.closed or not self._fits(payload_bytes):
+        if self.closed or not self._fits(payload_bytes, work):
             self.closed = True
             return False
         self.in_flight_bytes += payload_bytes
+        self.in_flight_work += work
         self.in_flight_requests += 1
         return True
 
-    def _fits(self, payload_bytes: int) -> bool:
+    def _fits(self, payload_bytes: int, work: int) -> bool:
         if self.in_flight_requests == 0:
             return True
-        if self.settings.max_batch is not None and self.in_flight_requests >= self.settings.max_batch:
+        settings = self.settings
+        if settings.max_batch is not None and self.in_flight_requests >= settings.max_batch:
+            return False
+        if settings.step_work is not None and self.in_flight_work + work > settings.step_work:
             return False
         return self.in_flight_bytes + payload_bytes <= self.settings.embedding_budget_bytes
 

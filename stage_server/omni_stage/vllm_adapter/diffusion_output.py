@@ -1,7 +1,10 @@
-"""From a diffusion model's results to vLLM's model output: names, checks, and one wait for all copies of a step.
+"""From a diffusion model's results to vLLM's model output: names, checks, and the copies to the host.
 
-Private interface of vLLM 0.32: `AsyncModelRunnerOutput` (v1/outputs.py), on which an engine with asynchronous
-scheduling waits while the next step runs.
+The copies end with the step: a diffusion stage has no asynchronous scheduling. vLLM 0.32 keeps two steps in flight with
+it and launches the second before it reads the first one's results (`EngineCore.step_with_batch_queue`), so each result
+would wait for a whole further generation to be launched, to hide a copy of a few hundred kilobytes.
+
+Private interface of vLLM 0.32: `ModelRunnerOutput` (v1/outputs.py).
 """
 
 from __future__ import annotations
@@ -10,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.vllm_adapter.capture import HostCopy
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, encode_output, pack_error
 
 DiffusionResult = torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]
@@ -46,52 +48,35 @@ def name_tensors(result: DiffusionResult) -> dict[str, torch.Tensor]:
     return {f"{OUTPUT_NAME}.{index}": tensor for index, tensor in enumerate(result)}
 
 
-class DiffusionStepOutput(AsyncModelRunnerOutput):
-    """The outputs of one step on their way to the host."""
+def build_output(request_ids: list[str], results: Mapping[str, DiffusionResult | OmniStageError]) -> ModelRunnerOutput:
+    """vLLM's output of a step, on the host; None for a request without a result. Waits for the device."""
+    return ModelRunnerOutput(
+        req_ids=request_ids,
+        req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+        pooler_output=[_encode(results.get(request_id)) for request_id in request_ids],
+    )
 
-    def __init__(self, request_ids: list[str], outputs: Mapping[str, dict[str, HostCopy] | OmniStageError]) -> None:
-        self._request_ids = request_ids
-        self._outputs = outputs
 
-    @classmethod
-    def start(
-        cls,
-        request_ids: list[str],
-        results: Mapping[str, DiffusionResult | OmniStageError],
-        stream: torch.cuda.Stream | None,
-    ) -> DiffusionStepOutput:
-        """Start the copies of all results, beside whatever the device does next, and wait for none of them."""
-        outputs: dict[str, dict[str, HostCopy] | OmniStageError] = {}
-        for request_id, result in results.items():
-            if isinstance(result, OmniStageError):
-                outputs[request_id] = result
-                continue
-            outputs[request_id] = {
-                # Cloned, as a model may return a buffer that it writes again in its next step; what the model put on
-                # the host itself has no copy to wait for.
-                name: HostCopy(
-                    tensor.detach().clone(memory_format=torch.contiguous_format), stream if tensor.is_cuda else None
-                )
-                for name, tensor in name_tensors(result).items()
-            }
-        return cls(request_ids, outputs)
+def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | None:
+    if result is None:
+        return None
+    if isinstance(result, OmniStageError):
+        return pack_error(type(result).__name__, str(result))
+    # Cloned where it is on the host already: a model may return a buffer that it writes again in its next step.
+    tensors = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in name_tensors(result).items()
+    }
+    broken = [name for name, tensor in tensors.items() if not _is_finite(tensor)]
+    if broken:
+        error = ModelExecutionError(f"the model gave values that are not finite ({', '.join(broken)})")
+        return pack_error(type(error).__name__, str(error))
+    try:
+        return encode_output(tensors, OUTPUT_NAME)
+    except OmniStageError as error:
+        # A dtype that is not carried: the model's fault, and this request's alone.
+        return pack_error(ModelExecutionError.__name__, str(error))
 
-    def get_output(self) -> ModelRunnerOutput:
-        """Wait for the copies and give vLLM's output; None for a request without a result in this step."""
-        return ModelRunnerOutput(
-            req_ids=self._request_ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(self._request_ids)},
-            pooler_output=[self._encode(request_id) for request_id in self._request_ids],
-        )
 
-    def _encode(self, request_id: str) -> torch.Tensor | None:
-        output = self._outputs.get(request_id)
-        if output is None:
-            return None
-        if isinstance(output, OmniStageError):
-            return pack_error(type(output).__name__, str(output))
-        try:
-            return encode_output({name: copy.wait() for name, copy in output.items()}, OUTPUT_NAME)
-        except OmniStageError as error:
-            # A dtype that is not carried: the model's fault, and this request's alone.
-            return pack_error(ModelExecutionError.__name__, str(error))
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

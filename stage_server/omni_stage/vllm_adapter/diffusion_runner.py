@@ -7,8 +7,9 @@ this file. In particular:
 
 - No KV cache: `get_kv_cache_spec` is empty, so vLLM allocates none, and there are no block tables to keep.
 - No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
-- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache; a model that needs a warm-up gets one
-  request before the stage reports ready. CUDA graphs and compilation inside `generate` are the model's own business.
+- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model that captures CUDA graphs or
+  compiles does it in `warm_up`, if it has one; behind that every stage runs one request before it reports ready.
+- No asynchronous scheduling (`diffusion_output.py` says why): a step ends with its results on the host.
 - No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`; the first one counts.
 - One model interface, `generate`; a model without it is refused when it is loaded, not when it is first called.
 
@@ -16,25 +17,26 @@ A request fails alone: the model may return an exception in place of a result, a
 requests are tried one by one. Only a broken device ends the engine.
 
 Private interfaces of vLLM 0.32 used here, and why: the methods below are what `Worker`, `CPUWorker` and
-`UniProcExecutor`/`MultiprocExecutor` (v1/worker, v1/executor) call on `model_runner`; `SchedulerOutput`,
-`ModelRunnerOutput` and `AsyncModelRunnerOutput` are what travels. vLLM states no interface for runners.
+`UniProcExecutor`/`MultiprocExecutor` (v1/worker, v1/executor) call on `model_runner`; `SchedulerOutput`
+and `ModelRunnerOutput` are what travels. vLLM states no interface for runners.
 """
 
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 from vllm.model_executor.model_loader import get_model
-from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.diffusion_output import DiffusionResult, DiffusionStepOutput, check_result
+from omni_stage.vllm_adapter.device_failure import judge_failure, probe_device
+from omni_stage.vllm_adapter.diffusion_output import DiffusionResult, build_output, check_result
+from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -49,12 +51,13 @@ class DiffusionModel(Protocol):
     """A vLLM model class for `GPUDiffusionModelRunner`.
 
     It also is what vLLM asks of a model without attention: IsAttentionFree, `is_pooling_model = True`, a `pooler`
-    (IdentityPooler), `load_weights`.
+    (IdentityPooler), `load_weights`. It may have `warm_up()`, called once when the weights are loaded.
     """
 
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[DiffusionResult | Exception]:
         """One result per request, in order: a tensor, a list or a dict of tensors, on any device.
 
+        Values that are not finite fail their request: a model marks by NaN what it cannot vouch for, without a wait.
         An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
         request by request; so `generate` must not leave state behind when it raises.
         """
@@ -69,12 +72,17 @@ class GPUDiffusionModelRunner:
     lora_config = None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        """Raises ConfigurationError under pipeline parallelism."""
+        """Raises ConfigurationError under pipeline parallelism and with asynchronous scheduling."""
         if vllm_config.parallel_config.pipeline_parallel_size > 1:
             raise ConfigurationError(
                 "a diffusion stage cannot be split into pipeline ranks; set pipeline_parallel_size to 1",
                 field="pipeline_parallel_size",
                 limit=1,
+            )
+        if vllm_config.scheduler_config.async_scheduling:
+            raise ConfigurationError(
+                "a diffusion stage has no asynchronous scheduling; set async_scheduling to False",
+                field="async_scheduling",
             )
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
@@ -84,8 +92,6 @@ class GPUDiffusionModelRunner:
         self.model: nn.Module | None = None
         self._waiting: dict[str, NewRequestData] = {}
         """Requests that were scheduled and not generated yet: their payloads are released with their results."""
-        self._is_async = bool(vllm_config.scheduler_config.async_scheduling)
-        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     # What the worker asks for
 
@@ -93,6 +99,11 @@ class GPUDiffusionModelRunner:
         """Load the model through vLLM's loader. Raises ConfigurationError if it is no `DiffusionModel`."""
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
+        with reporting_start_errors():
+            self.model = self._load_model()
+        self.model_memory_usage = sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
+
+    def _load_model(self) -> nn.Module:
         model: nn.Module = get_model(vllm_config=self.vllm_config)
         if not isinstance(model, DiffusionModel):
             raise ConfigurationError(
@@ -100,8 +111,7 @@ class GPUDiffusionModelRunner:
                 "it; implement omni_stage.vllm_adapter.diffusion_runner.DiffusionModel or use an autoregressive stage",
                 field="component",
             )
-        self.model = model
-        self.model_memory_usage = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        return model
 
     def get_model(self) -> nn.Module:
         """The loaded model. Raises ConfigurationError before load_model."""
@@ -127,7 +137,10 @@ class GPUDiffusionModelRunner:
         """Nothing to profile: there is no KV cache to size."""
 
     def warming_up_model(self) -> None:
-        """Nothing to compile here; see the module's docstring."""
+        """Let the model prepare what it can before the first request."""
+        warm_up = getattr(self.get_model(), "warm_up", None)
+        if warm_up is not None:
+            warm_up()
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Nothing depends on it."""
@@ -154,9 +167,7 @@ class GPUDiffusionModelRunner:
     # A step
 
     @torch.inference_mode()
-    def execute_model(
-        self, scheduler_output: SchedulerOutput, intermediate_tensors: None = None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: None = None) -> ModelRunnerOutput:
         """Generate for every request whose (placeholder) prompt ends in this step, as one batch.
 
         `pooler_output[i]` is a tensor, several tensors packed, or a packed error; None for a request that waits for
@@ -171,8 +182,7 @@ class GPUDiffusionModelRunner:
             return EMPTY_MODEL_RUNNER_OUTPUT
         complete = self._take_complete(scheduler_output)
         results = dict(zip(complete, self._generate(list(complete.values())), strict=True))
-        step = DiffusionStepOutput.start(request_ids, results, self._copy_stream)
-        return step if self._is_async else step.get_output()
+        return build_output(request_ids, results)
 
     def _take_complete(self, scheduler_output: SchedulerOutput) -> dict[str, AdditionalInformationPayload]:
         """Payloads of the requests whose prompt ends in this step, in batch order; they leave the waiting ones."""
@@ -200,7 +210,7 @@ class GPUDiffusionModelRunner:
         try:
             return self._generate_batch(payloads)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own verdict
-            failure = describe_failure(error)
+            failure = self._judge(error)
             if len(payloads) == 1:
                 return [failure]
             logger.warning("a batch of %d failed, its requests are tried one by one: %s", len(payloads), failure)
@@ -211,24 +221,7 @@ class GPUDiffusionModelRunner:
         results = list(model.generate(payloads))
         if len(results) != len(payloads):
             raise ModelExecutionError(f"the model gave {len(results)} results for {len(payloads)} requests")
-        return [
-            describe_failure(result) if isinstance(result, Exception) else check_result(result) for result in results
-        ]
+        return [self._judge(result) if isinstance(result, Exception) else check_result(result) for result in results]
 
-
-def describe_failure(error: Exception) -> OmniStageError:
-    """The error that a request gets for what the model raised; re-raises what means that the device is broken.
-
-    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is told, and
-    where it was raised is logged: its message may quote values.
-    """
-    if isinstance(error, torch.AcceleratorError):
-        # The device's context is gone: every later call would fail as well. The engine has to end and start anew.
-        raise error
-    if isinstance(error, OmniStageError):
-        return error
-    where = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("the model failed on a request with %s, raised at:\n%s", type(error).__name__, where)
-    if isinstance(error, torch.OutOfMemoryError):
-        return ModelExecutionError("the device has too little memory for this request; send a shorter one")
-    return ModelExecutionError(f"the model failed on this request ({type(error).__name__}); the stage's log says where")
+    def _judge(self, error: Exception) -> OmniStageError:
+        return judge_failure(error, lambda: probe_device(self.device))

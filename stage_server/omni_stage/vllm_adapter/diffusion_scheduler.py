@@ -4,7 +4,7 @@ A diffusion request is one that says so: pooling parameters with an omni payload
 vLLM schedules it, in the same queue. The fast path is vLLM's own for pooling: several requests in one step, each ended
 by its first output; so `update_from_output` is vLLM's, and this class only
 
-- bounds the payload bytes and the number of diffusion requests in flight, in queue order,
+- bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`) or whose output is missing or no tensor,
 - says `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
@@ -25,7 +25,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -49,8 +48,8 @@ PLACEHOLDER_TOKEN_ID = 0
 """Stands for a prompt without tokens; the model never looks at it."""
 
 
-class DiffusionSchedulerMixin(OmniSchedulerMixin):
-    """Diffusion requests over any vLLM scheduler. Use DiffusionScheduler or DiffusionAsyncScheduler."""
+class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
+    """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: diffusion_output.py says why."""
 
     running: list[Request]
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -59,20 +58,20 @@ class DiffusionSchedulerMixin(OmniSchedulerMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
-        self.settings = DiffusionSettings.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
+        self.settings = DiffusionSettings.from_additional_config(self.vllm_config.additional_config)
         self._admission = StepAdmission(self.settings)
         self._queued_at: dict[str, float] = {}
 
     def add_request(self, request: Request) -> None:
         """Queue a request as vLLM does; a diffusion request's wait begins here."""
         if not is_diffusion(request):
-            super().add_request(request)  # type: ignore[misc]
+            super().add_request(request)
             return
         if request.num_prompt_tokens == 0:
             _add_placeholder_token(request)
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
         self._queued_at[request.request_id] = self.clock()
-        most = self.max_num_scheduled_tokens  # type: ignore[attr-defined]
+        most = self.max_num_scheduled_tokens
         if request.num_tokens > most:
             # It could never be scheduled, and would keep all that wait behind it.
             self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
@@ -80,8 +79,13 @@ class DiffusionSchedulerMixin(OmniSchedulerMixin):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule one step: as many diffusion requests as the limits admit, all else as vLLM does."""
         self._reject_expired()
-        in_flight = [payload_bytes(request) for request in self.running if is_diffusion(request)]
-        self._admission = StepAdmission(self.settings, sum(in_flight), len(in_flight))
+        in_flight = [request for request in self.running if is_diffusion(request)]
+        self._admission = StepAdmission(
+            self.settings,
+            in_flight_bytes=sum(map(payload_bytes, in_flight)),
+            in_flight_work=sum(request.num_prompt_tokens for request in in_flight),
+            in_flight_requests=len(in_flight),
+        )
         return super().schedule(*args, **kwargs)
 
     def update_from_output(
@@ -91,6 +95,9 @@ class DiffusionSchedulerMixin(OmniSchedulerMixin):
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None or request.is_finished() or not is_diffusion(request):
+                continue
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                # A chunk of its placeholders: the step that takes the last one runs it.
                 continue
             problem = find_output_problem(model_runner_output, request_id)
             if problem:
@@ -104,9 +111,11 @@ class DiffusionSchedulerMixin(OmniSchedulerMixin):
         """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
         if request.request_id in self._rejected:
             return False
-        if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+        if not super()._handle_blocked_waiting_request(request):
             return False
-        return not is_diffusion(request) or self._admission.admit(payload_bytes(request))
+        if not is_diffusion(request):
+            return True
+        return self._admission.admit(payload_bytes(request), request.num_prompt_tokens)
 
     def _reject_expired(self) -> None:
         now = self.clock()
@@ -118,14 +127,6 @@ class DiffusionSchedulerMixin(OmniSchedulerMixin):
                 del self._queued_at[request_id]
                 logger.warning("request %s ends, it waited longer than %s s", request_id, self.settings.queue_timeout_s)
                 self.reject(request_id, QUEUE_TIMEOUT)
-
-
-class DiffusionScheduler(DiffusionSchedulerMixin, Scheduler):
-    """Diffusion requests over vLLM's Scheduler."""
-
-
-class DiffusionAsyncScheduler(DiffusionSchedulerMixin, AsyncScheduler):
-    """Diffusion requests over vLLM's AsyncScheduler, for engines with async_scheduling."""
 
 
 def is_diffusion(request: Request) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 BIND_TO_PARENT = "OMNI_ENGINE_PARENT"
 """Process id of the stage server: its engine processes end with it (children.py)."""
@@ -34,16 +35,26 @@ _DEFAULTS: dict[str, str] = {
     # NumPy's and OpenCV's OpenBLAS start threads when they are imported: nothing here needs them, and only a process
     # of one thread can be forked (template.py).
     "OPENBLAS_NUM_THREADS": "1",
+    # FlashInfer compiles its sampling kernels when they are first used, with an nvcc that images do not have; vLLM's
+    # own sampler needs none. Set it to 1 where the kernels are installed ready-made (flashinfer-jit-cache).
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # torch's gloo listens on a dozen ports of the address that the host's name has, in a pod the pod's, and asks who
+    # connects for nothing. All ranks of an engine are in one pod.
+    "GLOO_SOCKET_IFNAME": "lo",
 }
+_GPU_DEVICES = ("nvidiactl", "dxg")
+"""What the drivers make in /dev where a process can reach a GPU; dxg is WSL's."""
 
 
-def apply_environment(environ: MutableMapping[str, str] | None = None) -> None:
-    """Set what the engine needs and, where the user says nothing, what suits it."""
+def apply_environment(environ: MutableMapping[str, str] | None = None, devices: Path = Path("/dev")) -> None:
+    """Set what the engine needs and, where the user says nothing, what suits it. `devices`: where device files are."""
     target = os.environ if environ is None else environ
     target.update(_REQUIRED)
     for name, value in _DEFAULTS.items():
         target.setdefault(name, value)
-    if "OMP_NUM_THREADS" not in target:
+    # With a GPU vLLM loads with many threads and then serves with one, unless the environment names a number: threads
+    # that wait for work would take time from the one that launches kernels.
+    if "OMP_NUM_THREADS" not in target and not any((devices / name).exists() for name in _GPU_DEVICES):
         target["OMP_NUM_THREADS"] = str(usable_cpus())
     if target.get(NO_BIND_TO_PARENT) == "1":
         target.pop(BIND_TO_PARENT, None)

@@ -12,10 +12,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import torch
 from vllm.config import VllmConfig
 
 from omni_stage.errors import NotReadyError
 from omni_stage.vllm_adapter.core import (
+    COMPARE_WITH_EAGER,
     Capture,
     CoreOutput,
     CorePart,
@@ -54,9 +56,17 @@ class InprocEngineCore:
         return self.llm.model_config.get_vocab_size() or None
 
     @property
-    def uses_mrope(self) -> bool:
-        """Whether the model has M-RoPE positions."""
-        return bool(self.llm.model_config.uses_mrope)
+    def embeds_size(self) -> int:
+        """Values of one row of the model's input embeddings."""
+        return int(self.llm.model_config.get_inputs_embeds_size())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the model's activations."""
+        dtype = self.llm.model_config.dtype
+        if not isinstance(dtype, torch.dtype):
+            raise NotReadyError("the engine has not resolved its dtype")
+        return dtype
 
     @property
     def max_sessions(self) -> int:
@@ -79,14 +89,31 @@ class InprocEngineCore:
         """Load the model on the engine's thread."""
         self._llm = await asyncio.wrap_future(self._thread.submit(self._launch))
 
+    async def compare_with_eager(self) -> str:
+        """See EngineCore."""
+        client = self.llm.engine_core
+
+        def compare() -> str:
+            return next(filter(None, client.collective_rpc(COMPARE_WITH_EAGER)), "")
+
+        return await asyncio.wrap_future(self._thread.submit(compare))
+
     async def stream(
-        self, request_id: str, prompt: Mapping[str, Any], params: Params
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: Params,
+        *,
+        priority: int = 0,
+        on_submit: Callable[[], None] | None = None,
     ) -> AsyncGenerator[CoreOutput, None]:
         """Run one request; closing the generator aborts it."""
         llm, sink = self.llm, self._new_sink()
         finished = False
+        if on_submit is not None:
+            on_submit()
         try:
-            await self._call(lambda: llm.add(request_id, prompt, params, sink))
+            await self._call(lambda: llm.add(request_id, prompt, params, sink, priority))
             while not finished:
                 output = await self._next(sink)
                 finished = output.finish_reason is not None
@@ -96,7 +123,7 @@ class InprocEngineCore:
                 await self._forget(request_id)
 
     async def stream_parts(
-        self, request_id: str, parts: AsyncGenerator[CorePart, None]
+        self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
     ) -> AsyncGenerator[CoreOutput, None]:
         """Run one request whose input comes in parts; closing the generator aborts it."""
         llm, sink = self.llm, self._new_sink()
@@ -104,7 +131,7 @@ class InprocEngineCore:
         try:
             async with aclosing(parts):
                 async for part in parts:
-                    await self._call(partial(llm.add_part, request_id, part, sink))
+                    await self._call(partial(llm.add_part, request_id, part, sink, priority))
                     ended = False
                     while not ended:
                         output = await self._next(sink)

@@ -62,11 +62,13 @@ class InprocOmniLLM:
         """Our id -> vLLM's, of requests whose input comes in parts."""
         self.error: Exception | None = None
 
-    def add(self, request_id: str, prompt: Mapping[str, Any], params: Params, sink: Sink) -> None:
+    def add(self, request_id: str, prompt: Mapping[str, Any], params: Params, sink: Sink, priority: int = 0) -> None:
         """Take a request. Raises what vLLM raises on a request it refuses."""
         if self.error is not None:
             raise EngineDeadStageError("the engine failed in an earlier step") from self.error
-        request = self._inputs.process_inputs(request_id, prompt, params, supported_tasks=self._tasks)
+        request = self._inputs.process_inputs(
+            request_id, prompt, params, supported_tasks=self._tasks, priority=priority
+        )
         self._inputs.assign_request_id(request)
         sink.capture = self.output_processor.open_capture(request_id)
         try:
@@ -77,7 +79,7 @@ class InprocOmniLLM:
             raise
         self._sinks[request_id] = sink
 
-    def add_part(self, request_id: str, part: CorePart, sink: Sink) -> None:
+    def add_part(self, request_id: str, part: CorePart, sink: Sink, priority: int = 0) -> None:
         """Take a part of a request's input; what AsyncLLM's `_add_streaming_input_request` does for each."""
         if self.error is not None:
             raise EngineDeadStageError("the engine failed in an earlier step") from self.error
@@ -85,12 +87,12 @@ class InprocOmniLLM:
         if internal_id is None:
             sink.capture = self.output_processor.open_capture(request_id)
         try:
-            internal_id = self._submit(request_id, internal_id, part.prompt, part.params, resumable=True)
+            internal_id = self._submit(request_id, internal_id, part.prompt, part.params, priority, resumable=True)
             if part.last:
                 # Without a step in between, so that the part's last output says that the request has finished.
                 closing = part.params.clone()
                 closing.extra_args = None
-                self._submit(request_id, internal_id, {"prompt_token_ids": [0]}, closing, resumable=False)
+                self._submit(request_id, internal_id, {"prompt_token_ids": [0]}, closing, priority, resumable=False)
         except Exception:
             self.abort(request_id)
             raise
@@ -103,12 +105,18 @@ class InprocOmniLLM:
         internal_id: str | None,
         prompt: Mapping[str, Any],
         params: SamplingParams,
+        priority: int,
         *,
         resumable: bool,
     ) -> str:
         """Hand a part, or the end (not resumable), to output processor and scheduler. vLLM's id of the request."""
         request = self._inputs.process_inputs(
-            internal_id or request_id, prompt, params, supported_tasks=self._tasks, resumable=resumable
+            internal_id or request_id,
+            prompt,
+            params,
+            supported_tasks=self._tasks,
+            resumable=resumable,
+            priority=priority,
         )
         if internal_id is None:
             self._inputs.assign_request_id(request)
@@ -133,8 +141,12 @@ class InprocOmniLLM:
             sink.put(ModelExecutionError("the engine aborted the request"))
 
     def has_work(self) -> bool:
-        """Whether a step would do anything: not for requests that all wait for their next part."""
-        return self.error is None and bool(self.engine_core.engine_core.scheduler.has_requests())
+        """Whether a step would do anything: not for requests that all wait for their next part.
+
+        As `EngineCoreProc.has_work`: with asynchronous scheduling a step may be under way for nobody.
+        """
+        core = self.engine_core.engine_core
+        return self.error is None and bool(core.scheduler.has_requests() or core.batch_queue)
 
     def step(self) -> None:
         """One engine step; an exception ends the engine and every request in it, as in a process of its own."""

@@ -16,6 +16,7 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter import host_memory
 from omni_stage.vllm_adapter.capture import ScheduledSpan
 
 INPUT_ROWS: Final = "input_rows"
@@ -96,13 +97,13 @@ class InputRowStore:
     """The rows of all requests, and the buffer from which the model reads those of a step."""
 
     def __init__(self, max_num_tokens: int, row_size: int, dtype: torch.dtype, device: torch.device) -> None:
-        on_host = device.type == "cpu"
         self._row_size = row_size
         self._requests: dict[str, InputRows] = {}
         # Runtime state, written under inference mode and outside it: no inference tensors.
         with torch.inference_mode(False):
             self.buffer = torch.zeros(max_num_tokens, row_size, dtype=dtype, device=device)
-            self._staging = self.buffer if on_host else torch.zeros_like(self.buffer, device="cpu", pin_memory=True)
+            staged = host_memory.copies_overlap(device)
+            self._staging = host_memory.pinned_empty(self.buffer.shape, dtype).zero_() if staged else self.buffer
         self._filled = 0
         """Rows [0, filled) of the buffer may differ from zero."""
 

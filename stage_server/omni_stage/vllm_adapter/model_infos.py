@@ -18,10 +18,8 @@ from pathlib import Path
 MODEL_INFOS = "OMNI_MODEL_INFOS"
 """A cache directory of the image: the prepared answers are in its modelinfos."""
 _FOLDER = "modelinfos"
-# The thinker and its language model, and what generic stages are most often asked to run.
+# The thinker's language model, and what generic stages are most often asked to run.
 _ARCHITECTURES = (
-    "Qwen2_5OmniModel",
-    "Qwen2_5OmniForConditionalGeneration",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
     "LlamaForCausalLM",

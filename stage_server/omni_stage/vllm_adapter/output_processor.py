@@ -59,6 +59,10 @@ class OmniOutputProcessor(OutputProcessor):
             state = self.request_states[request.request_id]
             if state.prompt_token_ids is not None:
                 state.prompt_token_ids = list(state.prompt_token_ids)
+            # vLLM registers a request here when its input is made, and sends it next (`AsyncLLM._add_request`).
+            capture = self._captures.get(state.external_req_id)
+            if capture is not None and capture.on_submit is not None:
+                capture.on_submit()
 
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any

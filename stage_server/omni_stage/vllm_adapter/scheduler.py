@@ -8,7 +8,8 @@ step would be wrong: by then vLLM has entered its KV blocks into the prefix cach
 cache, and other requests would hit entries that were never computed.
 
 Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.core.sched.scheduler.Scheduler` and
-`async_scheduler.AsyncScheduler` (`schedule`, `update_from_output`, `finish_requests`), `v1.engine.EngineCoreOutput(s)`,
+`async_scheduler.AsyncScheduler` (`schedule`, `update_from_output`, `finish_requests`, `_update_request_as_session`),
+`v1.engine.EngineCoreOutput(s)`,
 `v1.request.Request`.
 """
 
@@ -70,6 +71,16 @@ class OmniSchedulerMixin:
             client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             client.outputs.append(_build_last_output(request, rejected[request.request_id]))
         return outputs
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        """Take the next part of a request whose input comes in parts; its place in the queue stays that of its begin.
+
+        vLLM sets the arrival time to that of the part. A request that waits for its part sits in the priority queue's
+        heap, whose order by priority and arrival time such a change would break.
+        """
+        arrival_time = session.arrival_time
+        super()._update_request_as_session(session, update)  # type: ignore[misc]
+        session.arrival_time = arrival_time
 
     def reject(self, request_id: str, stop_reason: str) -> None:
         """End a request at the next `update_from_output`; its client gets finish reason abort and this stop reason.

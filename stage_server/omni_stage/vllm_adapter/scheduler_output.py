@@ -47,6 +47,7 @@ class OmniNewRequestData(NewRequestData):
     ) -> OmniNewRequestData:
         """Make the data of a request, payload included; further arguments are NewRequestData.from_request's.
 
+        For schedulers that build this data themselves. Ours lets vLLM build its own, and upgrades that.
         Example: `OmniNewRequestData.from_request(request, ([0, 1],), limits=DEFAULT_LIMITS)`.
         Raises OmniStageError if the payload cannot be read.
         """

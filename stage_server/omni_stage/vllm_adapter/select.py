@@ -25,7 +25,6 @@ _SCHEDULERS: dict[tuple[str, bool], str] = {
     ("autoregressive", True): f"{_PACKAGE}.scheduler.OmniAsyncScheduler",
     # A diffusion request is one step: there is no sampled token whose copy the next step could overlap.
     ("diffusion", False): f"{_PACKAGE}.diffusion_scheduler.DiffusionScheduler",
-    ("diffusion", True): f"{_PACKAGE}.diffusion_scheduler.DiffusionScheduler",
 }
 
 
@@ -47,5 +46,7 @@ def scheduler_cls(kind: StageKind, async_scheduling: bool) -> str:
         return _SCHEDULERS[kind, async_scheduling]
     except KeyError:
         raise ConfigurationError(
-            f"no scheduler for a stage of kind {kind!r}; kinds are autoregressive and diffusion", field="kind"
+            f"no scheduler for a stage of kind {kind!r} with async_scheduling={async_scheduling}; kinds are "
+            "autoregressive and diffusion, the latter without asynchronous scheduling",
+            field="kind",
         ) from None

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import context, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def start_template() -> bool:
 
     Call on the main thread, before anything starts a thread. Without a template engines are spawned: slower, the same.
     """
-    _import_shared()
+    import_shared()
     hindrance = _find_hindrance()
     if hindrance:
         _log.info("engines are spawned, not forked: %s", hindrance)
@@ -114,7 +114,8 @@ def _run_forked(environment: Mapping[str, str], target: Callable[..., Any], kwar
     target(**kwargs)
 
 
-def _import_shared() -> None:
+def import_shared() -> None:
+    """Import what stage server and engine share of vLLM. Starts no thread."""
     for name in _PRELOADED:
         importlib.import_module(name)
     from vllm.platforms import current_platform
@@ -135,7 +136,7 @@ def _find_hindrance() -> str:
         return "only Linux ends a fork with its parent"
     if not first <= sys.version_info[:2] <= last:
         return "the fork server of this Python is unknown"
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() or _holds_open("/dev/nvidia-uvm"):
         return "CUDA is in use, and does not survive a fork"
     if threading.active_count() > 1:
         return f"threads run already: {', '.join(sorted(thread.name for thread in threading.enumerate()))}"
@@ -143,6 +144,16 @@ def _find_hindrance() -> str:
     if native > 1:
         return f"{native - 1} native threads run already"
     return ""
+
+
+def _holds_open(device: str, descriptors: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process has a device file open. A library that calls cuInit opens it and torch does not hear."""
+    for descriptor in descriptors.iterdir():
+        # The one that lists the directory is gone by now.
+        with suppress(FileNotFoundError):
+            if descriptor.readlink() == Path(device):
+                return True
+    return False
 
 
 def _fork_template() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2_5OmniConfig
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_embedding_rows, read_voices
+from support.published import VOICES, write_published
 
 
 def edit(source: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -25,20 +25,33 @@ def edit(source: Path, target: Path, change: Callable[[dict[str, Any]], object])
     return target
 
 
-def test_facts_of_the_real_model(tmp_path: Path) -> None:
-    """transformers' default configuration is the 7B model's."""
-    config = Qwen2_5OmniConfig().to_dict() | {"torch_dtype": "bfloat16"}
-    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
-    checkpoint = read_checkpoint(tmp_path)
-    assert (checkpoint.hidden_size, checkpoint.dtype) == (3584, "bfloat16")
-    assert (checkpoint.codec.padding, checkpoint.codec.start, checkpoint.codec.end, checkpoint.codec.mask) == (
-        8292,
-        8293,
-        8294,
-        8296,
-    )
-    assert checkpoint.codec.stop_ids == (8292, 8294)
-    assert (checkpoint.code_limit, checkpoint.max_codes) == (8194, 16384)
+@pytest.mark.parametrize(("size", "hidden_size", "vocab_size"), [("7b", 3584, 152064), ("3b", 2048, 151936)])
+def test_facts_of_the_published_models(tmp_path: Path, size: str, hidden_size: int, vocab_size: int) -> None:
+    """Of their own config.json, which names neither the transformer's block size nor its longest input."""
+    checkpoint = read_checkpoint(write_published(tmp_path, size))
+    assert (checkpoint.hidden_size, checkpoint.vocab_size, checkpoint.dtype) == (hidden_size, vocab_size, "bfloat16")
+    codec = checkpoint.codec
+    assert (codec.padding, codec.start, codec.end, codec.mask) == (8292, 8293, 8294, 8296)
+    assert codec.stop_ids == (8292, 8294)
+    assert checkpoint.placeholder_ids == (151646, 151655, 151656)
+    assert (checkpoint.text_end_id, checkpoint.text_padding_id) == (151861, 151859)
+    assert (checkpoint.code_limit, checkpoint.max_codes, checkpoint.block_codes) == (8194, 16384, 12)
+    assert checkpoint.talker_positions == 32768
+    assert {name: voice.text_start_id for name, voice in read_voices(tmp_path).items()} == VOICES
+
+
+def test_what_a_file_leaves_out_has_transformers_default(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    def strip(config: dict[str, Any]) -> None:
+        for name in ("repeats", "num_embeds", "block_size"):
+            config["token2wav_config"]["dit_config"].pop(name)
+        for name in ("tts_codec_pad_token_id", "tts_text_end_token_id", "max_position_embeddings"):
+            config["talker_config"].pop(name)
+        config["thinker_config"].pop("audio_token_index")
+
+    checkpoint = read_checkpoint(edit(tiny_checkpoint, tmp_path, strip))
+    assert (checkpoint.code_limit, checkpoint.block_codes, checkpoint.max_codes) == (8194, 12, 16384)
+    assert (checkpoint.codec.padding, checkpoint.text_end_id, checkpoint.talker_positions) == (8292, 151861, 32768)
+    assert checkpoint.placeholder_ids[0] == 151646
 
 
 def test_rows_are_those_of_the_embedding(tiny_checkpoint: Path) -> None:
@@ -50,14 +63,23 @@ def test_rows_are_those_of_the_embedding(tiny_checkpoint: Path) -> None:
 
 def test_default_voice_comes_first(tiny_checkpoint: Path) -> None:
     voices = read_voices(tiny_checkpoint)
-    assert list(voices) == ["Chelsie", "Ethan"]
-    assert voices["Chelsie"].text_start_id != voices["Ethan"].text_start_id
+    assert list(voices) == ["Chelsie", "Ethan", "Aiden"]
+    assert len({voice.text_start_id for voice in voices.values()}) == 3
     assert voices["Chelsie"].reference_mel.dtype is torch.float32
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another model": (lambda config: config.pop("talker_config"), "not a Qwen2.5-Omni configuration"),
-    "a field is gone": (lambda config: config["token2wav_config"]["dit_config"].pop("repeats"), "repeats"),
+    "another type": (lambda config: config.update(model_type="qwen2"), "model_type is not qwen2_5_omni"),
+    "a part of a part is gone": (
+        lambda config: config["token2wav_config"].pop("dit_config"),
+        r"token2wav_config\.dit_config is missing",
+    ),
+    "a number is a word": (
+        lambda config: config["talker_config"].update(tts_codec_pad_token_id="many"),
+        "'tts_codec_pad_token_id' expected int",
+    ),
+    "nothing repeats": (lambda config: config["token2wav_config"]["dit_config"].update(repeats=0), "repeats"),
     "sizes differ": (lambda config: config["talker_config"].update(embedding_size=5), "must equal the thinker's"),
 }
 
@@ -72,7 +94,7 @@ def test_broken_configuration(tiny_checkpoint: Path, tmp_path: Path, case: str) 
 
 def test_dtype_is_looked_for_in_the_parts(tiny_checkpoint: Path, tmp_path: Path) -> None:
     def move(config: dict[str, Any]) -> None:
-        config.pop("dtype")
+        config.pop("torch_dtype")
         config["thinker_config"]["torch_dtype"] = "float16"
 
     assert read_checkpoint(edit(tiny_checkpoint, tmp_path, move)).dtype == "float16"

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError, OmniStageError
+from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     Component,
     EdgeInput,
@@ -40,7 +40,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert component.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
     expected = {"thinker": {Output.TEXT}, "talker": set(), "token2wav": {Output.AUDIO}}
     assert component.outputs == expected[stage]
-    assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan"])
+    assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
     component.check_sampling(component.default_sampling)
     pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes: what a spawned engine is sent
 
@@ -196,13 +196,43 @@ def test_token2wav_seed_is_the_requests_or_random(tiny_checkpoint: Path) -> None
     assert payloads[0].list("seed") != payloads[1].list("seed")
 
 
-def test_token2wav_end_needs_a_sound() -> None:
-    emitter = token2wav.Token2WavEmitter()
-    with pytest.raises(OmniStageError, match="without a sound"):
+def test_token2wav_end_needs_audio_of_every_code() -> None:
+    emitter = token2wav.Token2WavEmitter(codes=2)
+    with pytest.raises(ModelExecutionError, match="without audio"):
         emitter.emit(EngineStep(finish_reason=FinishReason.DIFFUSION_DONE))
-    step = emitter.emit(EngineStep(tensors={"output": torch.ones(1, 3)}, finish_reason=FinishReason.DIFFUSION_DONE))
+    step = emitter.emit(EngineStep(tensors={"output": torch.ones(960)}, finish_reason=FinishReason.DIFFUSION_DONE))
     assert step.audio is not None
-    assert step.audio.shape == (3,)
+    assert step.audio.shape == (960,)
+    for wrong in (torch.ones(959), torch.ones(1, 960), torch.ones(480), torch.ones(960, dtype=torch.float64)):
+        with pytest.raises(ModelExecutionError, match="it must be float32"):
+            emitter.emit(EngineStep(tensors={"output": wrong}, finish_reason=FinishReason.DIFFUSION_DONE))
+
+
+@pytest.mark.parametrize(
+    ("codes", "steps", "work"), [(1, 2, 1), (12, 10, 12), (12, 2, 2), (4096, 10, 4096), (10, 1000, 1110), (1, 10, 1)]
+)
+def test_work_is_counted_in_codes_at_the_default_steps(codes: int, steps: int, work: int) -> None:
+    assert token2wav.count_work(codes, steps) == work
+
+
+def test_a_request_is_as_many_tokens_as_its_work_and_no_more_than_fit(tiny_checkpoint: Path) -> None:
+    def ask(codes: int, steps: int | None = None) -> StageRequest:
+        source = EdgeInput({"codes": torch.zeros(codes, dtype=torch.int64)})
+        return StageRequest(request_id="r", source=source, sampling=SamplingDefaults(num_inference_steps=steps))
+
+    component = build("token2wav", tiny_checkpoint)
+    assert component.prepare(ask(100)).prompt == {"prompt_token_ids": [0] * 100}
+    assert component.prepare(ask(100, 28)).prompt == {"prompt_token_ids": [0] * 300}
+    longest = component.engine_kwargs()["max_model_len"]
+    assert len(component.prepare(ask(longest)).prompt["prompt_token_ids"]) == longest
+    with pytest.raises(InvalidRequestError, match="take fewer steps") as caught:
+        component.prepare(ask(longest, 11))
+    assert caught.value.details.field == "sampling.num_inference_steps"
+    small = get_component_factory("qwen2_5_omni/token2wav")(
+        stage_config("token2wav", tiny_checkpoint, max_model_len=100)
+    )
+    with pytest.raises(InvalidRequestError, match="at most 100 fit"):
+        small.prepare(ask(101))
 
 
 def test_configurations_are_picked_out(tiny_checkpoint: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen2_5OmniProcessor
 
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, OmniStageError
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 from support.media import make_image, make_sound
 
 
@@ -35,9 +36,10 @@ def test_token_ids_stay(builder: PromptBuilder) -> None:
 
 
 def test_chat_without_media_is_tokenized(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
-    expected = tokenizer.apply_chat_template(
+    processor = Qwen2_5OmniProcessor.from_pretrained(tiny_checkpoint)
+    expected = processor.tokenizer.apply_chat_template(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}],
+        chat_template=processor.chat_template,
         add_generation_prompt=True,
         return_dict=False,
     )
@@ -68,13 +70,18 @@ def test_sound_is_brought_to_the_encoders_rate(builder: PromptBuilder) -> None:
     assert (samples.size, samples.dtype, rate) == (16_000, np.float32, 16_000)
 
 
+AUDIO_ID = 640 - len(SPECIAL_TOKENS) + SPECIAL_TOKENS.index("<|AUDIO|>")
 REFUSED: dict[str, tuple[UserPrompt, type[OmniStageError], str]] = {
     "nothing": (UserPrompt(), InvalidRequestError, "start.input"),
     "empty text": (UserPrompt(text=""), InvalidRequestError, "start.text"),
     "no ids": (UserPrompt(token_ids=[]), InvalidRequestError, "start.token_ids"),
     "negative id": (UserPrompt(token_ids=[-1]), InvalidRequestError, "start.token_ids"),
     "id outside the vocabulary": (UserPrompt(token_ids=[640]), InvalidRequestError, "start.token_ids"),
-    "id of a placeholder": (UserPrompt(token_ids=[640 - 16 + 3]), InvalidRequestError, "start.token_ids"),
+    "id of a placeholder": (
+        UserPrompt(token_ids=[AUDIO_ID]),
+        InvalidRequestError,
+        "start.token_ids",
+    ),
     "placeholder in text": (UserPrompt(text="a <|IMAGE|> b"), InvalidRequestError, "start.text"),
     "placeholder in chat": (chat(TextPart("<|AUDIO|>")), InvalidRequestError, "start.chat.messages[0].parts"),
     "no message": (UserPrompt(messages=[]), InvalidRequestError, "start.chat"),

@@ -14,8 +14,16 @@ from omni_stage.models.component import EngineStep, FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, fade_over
-from omni_stage.models.qwen2_5_omni.token2wav_model import Utterance, cut_window, make_noise
-from omni_stage.models.qwen2_5_omni.windows import LOOKAHEAD_BLOCKS, LOOKBACK_BLOCKS, Window, next_window
+from omni_stage.models.qwen2_5_omni.wave.solver import make_noise
+from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance, cut_window
+from omni_stage.models.qwen2_5_omni.windows import (
+    CODE_SAMPLES,
+    FADE_SAMPLES,
+    LOOKAHEAD_BLOCKS,
+    LOOKBACK_BLOCKS,
+    Window,
+    next_window,
+)
 
 BLOCK = 4
 
@@ -99,15 +107,21 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 
 def test_what_a_window_gives() -> None:
-    sound = torch.arange(60.0)
+    audio = torch.arange(6.0 * CODE_SAMPLES)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
-    parts = cut_window(sound, heard)
+    parts = cut_window(audio, heard)
     assert isinstance(parts, dict)
-    assert {name: part.tolist() for name, part in parts.items()} == {
-        "output": list(range(20, 50)),
-        "tail": list(range(50, 55)),
-    }
-    assert parts["output"].untyped_storage().nbytes() == 30 * 4, "nothing else travels with it"
+    assert torch.equal(parts["output"], audio[2 * CODE_SAMPLES : 5 * CODE_SAMPLES])
+    assert torch.equal(parts["tail"], audio[5 * CODE_SAMPLES : 5 * CODE_SAMPLES + 5])
+    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, "nothing else travels with it"
+
+
+@pytest.mark.parametrize("shape", [(6 * CODE_SAMPLES - 1,), (6 * CODE_SAMPLES + 1,), (1, 6 * CODE_SAMPLES), (0,)])
+def test_audio_of_another_length_is_the_models_fault(shape: tuple[int, ...]) -> None:
+    for keep in (None, (2, 3, 5)):
+        heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
+        with pytest.raises(ModelExecutionError, match="6 codes; it must be"):
+            cut_window(torch.zeros(shape), heard)
 
 
 def test_sounds_go_over_into_one_another() -> None:
@@ -120,12 +134,30 @@ def test_sounds_go_over_into_one_another() -> None:
 
 def test_the_emitter_joins_windows() -> None:
     emitter = WindowEmitter()
-    first = emitter.emit(EngineStep(tensors={"output": torch.zeros(8), "tail": torch.ones(3)}))
-    second = emitter.emit(EngineStep(tensors={"output": torch.zeros(8)}, finish_reason=FinishReason.DIFFUSION_DONE))
+    window = torch.zeros(CODE_SAMPLES)
+    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(FADE_SAMPLES)}))
+    second = emitter.emit(EngineStep(tensors={"output": window}, finish_reason=FinishReason.DIFFUSION_DONE))
     assert first.audio is not None
     assert second.audio is not None
-    assert first.audio.tolist() == [0.0] * 8
-    assert second.audio.tolist() == pytest.approx([0.75, 0.5, 0.25, 0, 0, 0, 0, 0])
+    assert torch.equal(first.audio, window)
+    assert torch.equal(second.audio, fade_over(torch.ones(FADE_SAMPLES), window))
+    assert second.audio[0] > 0.99
     assert (first.finish_reason, second.finish_reason) == (None, FinishReason.DIFFUSION_DONE)
-    with pytest.raises(ModelExecutionError, match="without a sound"):
+    with pytest.raises(ModelExecutionError, match="without audio"):
         emitter.emit(EngineStep())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param({"output": torch.zeros(CODE_SAMPLES - 1)}, id="a part of a code"),
+        pytest.param({"output": torch.zeros(0)}, id="nothing"),
+        pytest.param({"output": torch.zeros(1, CODE_SAMPLES)}, id="two dimensions"),
+        pytest.param({"output": torch.zeros(())}, id="no dimension"),
+        pytest.param({"output": torch.zeros(CODE_SAMPLES, dtype=torch.int16)}, id="integers"),
+        pytest.param({"output": torch.zeros(CODE_SAMPLES), "tail": torch.zeros(3)}, id="a short tail"),
+    ],
+)
+def test_a_window_of_another_form_is_the_models_fault(tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ModelExecutionError, match="it must be float32"):
+        WindowEmitter().emit(EngineStep(tensors=tensors))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from safetensors import safe_open
 from transformers import Qwen2_5OmniProcessor
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny import SHAPES, TinyShape, write_tiny_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from support.published import DATA, DTYPES, VOICES, published_tensors
 from support.reference import ReferencePrompt, ReferenceSettings, load_reference
 
 
@@ -26,13 +30,88 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_layout_is_the_real_one(tiny_checkpoint: Path) -> None:
+PUBLISHED_FILES = {
+    *("chat_template.json", "config.json", "generation_config.json", "model.safetensors.index.json"),
+    *("preprocessor_config.json", "spk_dict.pt", "tokenizer.json", "tokenizer_config.json"),
+}
+OWN_KEYS = {
+    # Of sizes that the published files leave to transformers' defaults.
+    *("block_size", "hidden_size", "look_ahead_layers", "look_backward_layers", "num_attention_heads"),
+    *("num_hidden_layers",),
+    # Which the published thinker has under other names, or as defaults.
+    *("vision_start_token_id", "pad_token_id"),
+}
+
+
+def collapse(names: Iterable[str]) -> set[str]:
+    """Names of tensors without the numbers of layers."""
+    return {re.sub(r"\.\d+\.", ".N.", re.sub(r"\.\d+\.", ".N.", name)) for name in names}
+
+
+def keys_of(values: dict[str, Any], path: str = "") -> set[str]:
+    """Paths of all keys of a nested mapping."""
+    inner = [keys_of(value, f"{path}{name}.") for name, value in values.items() if isinstance(value, dict)]
+    return {f"{path}{name}" for name in values}.union(*inner)
+
+
+def test_files_are_the_published_ones(tiny_checkpoint: Path) -> None:
     names = {file.name for file in tiny_checkpoint.iterdir()}
-    assert {"config.json", "generation_config.json", "tokenizer.json", "spk_dict.pt"} <= names
+    shards = {name for name in names if name.endswith(".safetensors")}
+    assert names - shards == PUBLISHED_FILES
+    assert len(shards) > 1, "several shards, as large checkpoints have"
     index = json.loads((tiny_checkpoint / "model.safetensors.index.json").read_text())
-    assert {name.split(".")[0] for name in index["weight_map"]} == {"thinker", "talker", "token2wav"}
-    assert len(set(index["weight_map"].values())) > 1, "several shards, as large checkpoints have"
+    assert set(index["weight_map"].values()) == shards
+    total = sum(tensor.nbytes for tensor in read_weights(tiny_checkpoint).values())
+    assert index["metadata"]["total_size"] != total, "as 7B's, which counts buffers that are in no shard"
+    for shard in shards:
+        with safe_open(tiny_checkpoint / shard, "pt") as weights:
+            assert weights.metadata() is None, "as 7B's"
+    generation_config = json.loads((tiny_checkpoint / "generation_config.json").read_text())
+    assert generation_config == json.loads((DATA / "qwen25_omni.generation_config.json").read_text())
+    published = json.loads((DATA / "qwen25_omni.preprocessor_config.json").read_text())
+    assert json.loads((tiny_checkpoint / "preprocessor_config.json").read_text()).keys() == published.keys()
     assert sum(file.stat().st_size for file in tiny_checkpoint.iterdir()) < 16 << 20
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tensors_are_the_published_ones(make_tiny_checkpoint: Callable[..., Path], shape: str) -> None:
+    ours, published = read_weights(make_tiny_checkpoint(0, shape)), published_tensors("7b")
+    assert collapse(ours) == collapse(tensor.name for tensor in published)
+    assert {(name.split(".")[0], tensor.dtype) for name, tensor in ours.items()} == {
+        (tensor.name.split(".")[0], DTYPES[tensor.dtype]) for tensor in published
+    }
+
+
+def test_config_has_the_published_form(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    published = json.loads((DATA / "qwen25_omni_7b.config.json").read_text())
+    directory = write_tiny_checkpoint(tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    surplus = keys_of(config) - keys_of(published)
+    assert {path.rpartition(".")[2] for path in surplus} <= OWN_KEYS
+    for part in ((), ("thinker_config",), ("talker_config",)):
+        ours, theirs = config, published
+        for name in part:
+            ours, theirs = ours[name], theirs[name]
+        for name in ("architectures", "model_type", "torch_dtype"):
+            assert ours[name] == theirs[name]
+    named = json.loads((tiny_checkpoint / "config.json").read_text())
+    for part in (named, named["thinker_config"], named["talker_config"]):
+        assert part.pop("torch_dtype") == "float32"
+    for part in (config, config["thinker_config"], config["talker_config"]):
+        assert part.pop("torch_dtype") == "bfloat16"
+    assert named == config, "what tests compare exactly differs in the type that it names, and in nothing else"
+    assert read_weights(directory).keys() == read_weights(tiny_checkpoint).keys()
+
+
+def test_speakers_have_the_published_entries(tiny_checkpoint: Path) -> None:
+    speakers = torch.load(tiny_checkpoint / "spk_dict.pt", weights_only=True)
+    assert list(speakers)[: len(VOICES)] == list(VOICES)
+    assert len(speakers) > len(VOICES)
+    for entry in speakers.values():
+        assert entry.keys() == {"bos_token", "cond", "ref_mel"}
+        assert type(entry["bos_token"]) is int
+        assert (entry["cond"].dtype, entry["cond"].shape) == (torch.float32, (1, 24))
+        assert (entry["ref_mel"].dtype, entry["ref_mel"].shape[::2]) == (torch.float32, (1, 16))
 
 
 def test_equal_seeds_give_equal_weights(tmp_path: Path, tiny_checkpoint: Path) -> None:
@@ -48,10 +127,13 @@ def test_equal_seeds_give_equal_weights(tmp_path: Path, tiny_checkpoint: Path) -
 
 def test_sizes_can_be_chosen(tmp_path: Path) -> None:
     shape = replace(SHAPES["small"], thinker_layers=1, talker_layers=1, vocab_size=600, max_position_embeddings=512)
+    shape = replace(shape, block_size=24)
     directory = write_tiny_checkpoint(tmp_path, shape=shape)
     config = json.loads((directory / "config.json").read_text())
     assert config["thinker_config"]["text_config"]["num_hidden_layers"] == 1
     assert config["talker_config"]["max_position_embeddings"] == 512
+    assert "block_size" not in config["token2wav_config"]["dit_config"], "left out, as in the published files"
+    assert read_checkpoint(directory).block_codes == 12
     assert read_weights(directory)["thinker.model.embed_tokens.weight"].shape == (600, 128)
 
 
@@ -87,10 +169,13 @@ def test_tokenizer_gives_back_what_it_read(make_tiny_checkpoint: Callable[..., P
 
 
 def test_chat_template_has_the_real_form(tiny_checkpoint: Path) -> None:
-    tokenizer = Qwen2_5OmniProcessor.from_pretrained(tiny_checkpoint).tokenizer
+    processor = Qwen2_5OmniProcessor.from_pretrained(tiny_checkpoint)
     content = [{"type": "image"}, {"type": "audio"}, {"type": "text", "text": "What?"}]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+    text = processor.tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}],
+        chat_template=processor.chat_template,
+        tokenize=False,
+        add_generation_prompt=True,
     )
     assert text == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"

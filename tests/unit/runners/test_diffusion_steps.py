@@ -13,7 +13,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.diffusion_output import DiffusionStepOutput
 from omni_stage.vllm_adapter.diffusion_runner import GPUDiffusionModelRunner
 from omni_stage.vllm_adapter.packing import unpack
 from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
@@ -126,10 +125,29 @@ def test_an_unreadable_payload_is_not_generated() -> None:
     assert not runner._waiting
 
 
-def test_asynchronous_scheduling_gets_an_output_to_wait_for() -> None:
-    output = make_runner(async_scheduling=True).execute_model(step({"a": 1}, new=(new_request("a", 1.0),)))
-    assert isinstance(output, DiffusionStepOutput)
-    assert values(output.get_output()) == [2.0]
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_result_that_is_not_finite_fails_its_request_alone(bad: float) -> None:
+    runner = make_runner()
+    runner.model.generate = lambda requests: [{"wave": torch.tensor([1.0, value])} for value in (5.0, bad)]
+    new = (new_request("good", 1.0), new_request("bad", 2.0))
+    output = runner.execute_model(step({"good": 1, "bad": 1}, new=new))
+    assert unpack(output.pooler_output[0], "output").tensors["wave"].tolist() == [1.0, 5.0]
+    kind, text = unpack(output.pooler_output[1], "output").error
+    assert (kind, text) == ("ModelExecutionError", "the model gave values that are not finite (wave)")
+
+
+def test_integers_are_finite() -> None:
+    runner = make_runner()
+    runner.model.generate = lambda requests: [torch.tensor([7])]
+    assert values(runner.execute_model(step({"a": 1}, new=(new_request("a", 1.0),)))) == [7]
+
+
+def test_a_model_may_warm_up() -> None:
+    runner, warmed = make_runner(), []
+    runner.warming_up_model()
+    runner.model.warm_up = lambda: warmed.append(True)
+    runner.warming_up_model()
+    assert warmed == [True]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +185,11 @@ def test_a_broken_device_ends_the_engine() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        make_runner(pipeline=2)
-    assert caught.value.details.field == "pipeline_parallel_size"
+    refused = {"pipeline_parallel_size": {"pipeline": 2}, "async_scheduling": {"async_scheduling": True}}
+    for field, options in refused.items():
+        with pytest.raises(ConfigurationError) as caught:
+            make_runner(**options)
+        assert caught.value.details.field == field
     runner = make_runner()
     runner.shutdown()
     with pytest.raises(ConfigurationError):

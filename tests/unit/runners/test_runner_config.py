@@ -60,7 +60,7 @@ def test_wrong_settings_name_their_field(values: Any, field: str) -> None:
 
 def test_every_selected_class_exists_under_its_name() -> None:
     names = [worker_cls(kind, device) for kind in ("autoregressive", "diffusion") for device in ("cpu", "cuda")]
-    names += [scheduler_cls(kind, flag) for kind in ("autoregressive", "diffusion") for flag in (False, True)]
+    names += [scheduler_cls("autoregressive", flag) for flag in (False, True)] + [scheduler_cls("diffusion", False)]
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     for name in names:
@@ -73,6 +73,7 @@ def test_every_selected_class_exists_under_its_name() -> None:
         pytest.param(lambda: worker_cls("autoregressive", "tpu"), id="device"),
         pytest.param(lambda: worker_cls("pooling", "cpu"), id="kind of worker"),
         pytest.param(lambda: scheduler_cls("pooling", False), id="kind of scheduler"),
+        pytest.param(lambda: scheduler_cls("diffusion", True), id="asynchronous diffusion"),
     ],
 )
 def test_unknown_selections_are_refused(select: Any) -> None:

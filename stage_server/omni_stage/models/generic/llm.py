@@ -140,6 +140,7 @@ class GenericLlm:
     step_timeout_s = 30.0
     queue_timeout_s: float | None = None
     writes_text = True
+    takes_prompt_embeds = True
 
     def __init__(self, model_path: Path, tokenizer: TextTokenizer) -> None:
         self._model_path = model_path
@@ -157,13 +158,15 @@ class GenericLlm:
         """Everything that an autoregressive text stage honours."""
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Tokenize."""
+        """Tokenize; prompt embeddings pass as they are."""
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
         if request.voice:
             raise InvalidRequestError(
                 f"component {COMPONENT_ID} does not speak; leave the voice out", field="start.audio"
             )
+        if request.source.prompt_embeds is not None:
+            return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
         prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
         return StageInput(prompt=prompt)
 

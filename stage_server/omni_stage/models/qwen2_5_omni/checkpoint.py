@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import Qwen2_5OmniConfig
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen2_5_omni.quiet import quiet_transformers
 
 SAMPLE_RATE_HZ = 24_000
 """Of the model's sound: 50 codes a second, two mel frames a code, 240 samples a frame. In no configuration file."""
@@ -23,8 +25,13 @@ _EMBEDDING = "thinker.model.embed_tokens.weight"
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
-DEFAULT_POSITIONS = 32_768
-"""max_position_embeddings of configurations that do not say, as in transformers."""
+_MODEL_TYPE = "qwen2_5_omni"
+_PARTS = {
+    "thinker_config": ("text_config",),
+    "talker_config": (),
+    "token2wav_config": ("dit_config",),
+}
+"""What config.json must hold: for a part that is not there transformers takes the sizes of the 7B model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,40 +81,35 @@ class OmniCheckpoint:
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
     """Read the checkpoint at path. Raises ConfigurationError if it is missing or no Qwen2.5-Omni checkpoint."""
     directory = Path(path)
-    config = _read_config(directory)
-    try:
-        thinker, talker, token2wav = (config[f"{part}_config"] for part in ("thinker", "talker", "token2wav"))
-        text, dit = thinker["text_config"], token2wav["dit_config"]
-        checkpoint = OmniCheckpoint(
-            path=directory,
-            dtype=_find_dtype(config),
-            hidden_size=text["hidden_size"],
-            vocab_size=text["vocab_size"],
-            placeholder_ids=(thinker["audio_token_index"], thinker["image_token_index"], thinker["video_token_index"]),
-            codec=CodecTokens(
-                padding=talker["tts_codec_pad_token_id"],
-                start=talker["tts_codec_start_token_id"],
-                end=talker["tts_codec_end_token_id"],
-                mask=talker["tts_codec_mask_token_id"],
-            ),
-            text_end_id=talker["tts_text_end_token_id"],
-            text_padding_id=talker["tts_text_pad_token_id"],
-            talker_positions=talker.get("max_position_embeddings", DEFAULT_POSITIONS),
-            code_limit=dit["num_embeds"] + 1,
-            max_codes=dit.get("max_position_embeddings", DEFAULT_POSITIONS) // dit["repeats"],
-            block_codes=max(1, dit.get("block_size", 24) // dit["repeats"]),
-        )
-    except (KeyError, TypeError) as error:
+    raw = _read_config(directory)
+    config = _parse_config(directory, raw)
+    thinker, talker, dit = config.thinker_config, config.talker_config, config.token2wav_config.dit_config
+    hidden_size = thinker.text_config.hidden_size
+    if talker.embedding_size != hidden_size:
         raise ConfigurationError(
-            f"{directory / 'config.json'} is not a Qwen2.5-Omni configuration: {error} is missing", field="model.path"
-        ) from error
-    if talker.get("embedding_size") != checkpoint.hidden_size:
-        raise ConfigurationError(
-            f"{directory / 'config.json'}: talker_config.embedding_size ({talker.get('embedding_size')}) must equal "
-            f"the thinker's hidden_size ({checkpoint.hidden_size})",
+            f"{directory / 'config.json'}: talker_config.embedding_size ({talker.embedding_size}) must equal "
+            f"the thinker's hidden_size ({hidden_size})",
             field="model.path",
         )
-    return checkpoint
+    return OmniCheckpoint(
+        path=directory,
+        dtype=_find_dtype(raw),
+        hidden_size=hidden_size,
+        vocab_size=thinker.text_config.vocab_size,
+        placeholder_ids=(thinker.audio_token_index, thinker.image_token_index, thinker.video_token_index),
+        codec=CodecTokens(
+            padding=talker.tts_codec_pad_token_id,
+            start=talker.tts_codec_start_token_id,
+            end=talker.tts_codec_end_token_id,
+            mask=talker.tts_codec_mask_token_id,
+        ),
+        text_end_id=talker.tts_text_end_token_id,
+        text_padding_id=talker.tts_text_pad_token_id,
+        talker_positions=talker.max_position_embeddings,
+        code_limit=dit.num_embeds + 1,
+        max_codes=dit.max_position_embeddings // dit.repeats,
+        block_codes=max(1, dit.block_size // dit.repeats),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,37 @@ def _read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
     return config
+
+
+def _parse_config(directory: Path, raw: Mapping[str, Any]) -> Qwen2_5OmniConfig:
+    """The configuration as transformers reads it, so that a key which the file leaves out has its default.
+
+    Raises ConfigurationError naming the field.
+    """
+    file = directory / "config.json"
+    if raw.get("model_type") != _MODEL_TYPE:
+        raise ConfigurationError(
+            f"{file} is not a Qwen2.5-Omni configuration: its model_type is not {_MODEL_TYPE}", field="model.path"
+        )
+    for part, inner in _PARTS.items():
+        for where, values in ((part, raw), *((f"{part}.{name}", raw.get(part)) for name in inner)):
+            if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
+                raise ConfigurationError(
+                    f"{file} is not a Qwen2.5-Omni configuration: {where} is missing", field="model.path"
+                )
+    try:
+        # It warns that ids of the text are no ids of the talker, which they are not meant to be.
+        with quiet_transformers():
+            config = Qwen2_5OmniConfig.from_dict(dict(raw))
+    except Exception as error:  # its validation raises several classes, of huggingface_hub too
+        raise ConfigurationError(f"{file}: {_one_line(error)}", field="model.path") from error
+    if config.token2wav_config.dit_config.repeats < 1:
+        raise ConfigurationError(f"{file}: dit_config.repeats must be at least 1", field="model.path")
+    return config
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _find_dtype(config: Mapping[str, Any]) -> str:

@@ -8,8 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+THINKER_ARCHITECTURE = "OmniQwen2_5Thinker"
 TALKER_ARCHITECTURE = "OmniQwen2_5Talker"
 TOKEN2WAV_ARCHITECTURE = "OmniQwen2_5Token2Wav"
+
+
+def name_thinker(config: Any) -> Any:
+    """The whole configuration, of which vLLM's thinker reads its part, under our class's name.
+
+    Checkpoints name the architecture in several ways, and some in none that vLLM knows.
+    """
+    if getattr(config, "thinker_config", None) is not None:
+        config.architectures = [THINKER_ARCHITECTURE]
+    return config
 
 
 def pick_talker(config: Any) -> Any:

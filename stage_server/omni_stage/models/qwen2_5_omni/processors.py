@@ -21,7 +21,10 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.edge_stream import EdgeRows
-from omni_stage.models.qwen2_5_omni.checkpoint import DEFAULT_POSITIONS, CodecTokens
+from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
+
+DEFAULT_POSITIONS = 32_768
+"""That the published talkers' rotary embedding is made for."""
 
 
 @dataclass(frozen=True, slots=True)

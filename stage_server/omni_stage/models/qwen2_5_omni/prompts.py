@@ -11,14 +11,23 @@ from typing import Any
 import numpy as np
 
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
+from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
-from omni_stage.models.qwen2_5_omni.resample import resample
 
 SOUND_RATE_HZ = 16_000
 """What the audio encoder hears."""
 MIN_SOUND_SAMPLES = 800
 """Shortest sound, 50 ms: below it the encoder has nothing left after its strides."""
+SPEECH_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+"""The system message that the model was trained to speak with, letter by letter.
+
+Source: the model card of Qwen/Qwen2.5-Omni-7B, "Prompt for audio output"; Qwen2_5OmniProcessor.apply_chat_template
+of transformers 4.52.4 warns of any other.
+"""
 MAX_ASPECT_RATIO = 200
 """Longest side of an image over its shortest; the image processor refuses more."""
 ROLES = ("system", "user", "assistant")
@@ -44,6 +53,7 @@ class PromptBuilder:
                 "the checkpoint must hold its own tokenizer files",
                 field="model.path",
             )
+        self._max_audio_samples = read_audio_limit(checkpoint.path)
 
     @classmethod
     def load(cls, checkpoint: OmniCheckpoint) -> PromptBuilder:
@@ -64,9 +74,17 @@ class PromptBuilder:
             tokenizer.chat_template = _read_chat_template(checkpoint.path)
         return cls(tokenizer, checkpoint)
 
-    def build(self, prompt: UserPrompt) -> dict[str, Any]:
-        """vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
+    @property
+    def end_token_id(self) -> int | None:
+        """The tokenizer's end of text, where it names one."""
+        token_id = self._tokenizer.eos_token_id
+        return None if token_id is None else int(token_id)
 
+    def build(self, prompt: UserPrompt, *, speaks: bool = False) -> dict[str, Any]:
+        """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
+
+        `speaks`: whether the reply is to be spoken. A chat whose first message is no system message then begins with
+        SPEECH_SYSTEM_PROMPT; otherwise the chat template puts in its own. Text and token ids stay as they are.
         Raises InvalidRequestError, InvalidMediaError.
         """
         if prompt.token_ids is not None:
@@ -74,10 +92,10 @@ class PromptBuilder:
         if prompt.text is not None:
             return {"prompt_token_ids": self._encode(self._check_text(prompt.text, "start.text"), "start.text")}
         if prompt.messages is not None:
-            return self._build_chat(prompt.messages)
+            return self._build_chat(prompt.messages, speaks)
         raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
 
-    def _build_chat(self, messages: Sequence[ChatMessage]) -> dict[str, Any]:
+    def _build_chat(self, messages: Sequence[ChatMessage], speaks: bool) -> dict[str, Any]:
         if not messages:
             raise InvalidRequestError("the conversation has no message; give at least one", field="start.chat")
         if not self._tokenizer.chat_template:
@@ -86,17 +104,16 @@ class PromptBuilder:
             )
         images = [part.image for message in messages for part in message.parts if isinstance(part, ImagePart)]
         sounds = [part for message in messages for part in message.parts if isinstance(part, AudioPart)]
+        described = [self._describe_message(index, message) for index, message in enumerate(messages)]
+        if speaks and messages[0].role != "system":
+            described.insert(0, {"role": "system", "content": [{"type": "text", "text": SPEECH_SYSTEM_PROMPT}]})
         with self._lock:
-            text = self._tokenizer.apply_chat_template(
-                [self._describe_message(index, message) for index, message in enumerate(messages)],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
+            text = self._tokenizer.apply_chat_template(described, tokenize=False, add_generation_prompt=True)
         media: dict[str, Any] = {}
         if images:
             media["image"] = [_check_image(image) for image in images]
         if sounds:
-            media["audio"] = [(prepare_sound(sound), SOUND_RATE_HZ) for sound in sounds]
+            media["audio"] = [(prepare_sound(sound, self._max_audio_samples), SOUND_RATE_HZ) for sound in sounds]
         if not media:
             return {"prompt_token_ids": self._encode(text, "start.chat")}
         return {"prompt": text, "multi_modal_data": media}
@@ -147,8 +164,9 @@ class PromptBuilder:
         return ids
 
 
-def prepare_sound(sound: AudioPart) -> np.ndarray:
-    """float32 [samples] at 16 kHz. Raises InvalidMediaError if it is too short."""
+def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
+    """Returns float32 [samples] at 16 kHz. Raises InvalidMediaError if it is too short or longer than max_samples."""
+    check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
     samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
     if samples.size < MIN_SOUND_SAMPLES:
         raise InvalidMediaError(
@@ -159,15 +177,51 @@ def prepare_sound(sound: AudioPart) -> np.ndarray:
     return samples
 
 
-def _check_image(image: Any) -> Any:
-    shortest, longest = sorted(image.size)
+def check_sound_length(samples: float, max_samples: int) -> None:
+    """Refuse a sound of more samples, at SOUND_RATE_HZ, than the model hears at once. Raises InvalidMediaError."""
+    if samples > max_samples:
+        limit_s = max_samples / SOUND_RATE_HZ
+        # The feature extractor would cut it there without a word.
+        raise InvalidMediaError(
+            f"start.chat: an audio is longer than {limit_s:g} s, all that the model hears at once; send it in parts",
+            field="start.chat",
+            limit=f"{limit_s:g} s",
+        )
+
+
+def check_aspect(width: int, height: int) -> None:
+    """Refuse an image that is too long for its width. Raises InvalidMediaError."""
+    shortest, longest = sorted((width, height))
     if shortest < 1 or longest > MAX_ASPECT_RATIO * shortest:
         raise InvalidMediaError(
             f"start.chat: an image is more than {MAX_ASPECT_RATIO} times as long as wide; crop it",
             field="start.chat",
             limit=MAX_ASPECT_RATIO,
         )
-    return image.convert("RGB")
+
+
+def read_audio_limit(path: Path) -> int:
+    """Returns the samples at 16 kHz that the checkpoint's feature extractor takes of an audio; it cuts off the rest.
+
+    `chunk_length` seconds of preprocessor_config.json: 300 in the published checkpoints. Raises ConfigurationError.
+    """
+    from transformers import WhisperFeatureExtractor
+
+    try:
+        extractor = WhisperFeatureExtractor.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"no feature extractor can be read from model.path {path} ({type(error).__name__}); the checkpoint must "
+            "hold its preprocessor_config.json",
+            field="model.path",
+        ) from error
+    return int(extractor.chunk_length) * SOUND_RATE_HZ
+
+
+def _check_image(image: Any) -> Any:
+    check_aspect(*image.size)
+    # Pillow would copy what is RGB already.
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _read_chat_template(path: Path) -> str | None:

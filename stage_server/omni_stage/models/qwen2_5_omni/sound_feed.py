@@ -9,7 +9,7 @@ import torch
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageStep
 from omni_stage.models.edge_stream import EdgeRows, InputPart
-from omni_stage.models.qwen2_5_omni.windows import Window, next_window
+from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window, next_window
 
 
 class SoundFeed:
@@ -58,20 +58,34 @@ class WindowEmitter:
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One window's sound. Raises ModelExecutionError if it has none."""
+        """One window's audio. Raises ModelExecutionError if it has none, or audio of no whole number of codes."""
         audio = step.tensors.get("output")
         if audio is None:
-            raise ModelExecutionError("the engine finished a window without a sound")
-        audio = audio.float().reshape(-1)
+            raise ModelExecutionError("the engine finished a window without audio")
+        check_audio(audio)
         if self._tail is not None:
             audio = fade_over(self._tail, audio)
         tail = step.tensors.get("tail")
-        self._tail = None if tail is None else tail.float().reshape(-1)
+        if tail is not None:
+            check_audio(tail, FADE_SAMPLES)
+        self._tail = tail
         return StageStep(
             audio=audio,
             finish_reason=step.finish_reason,
             stop_reason=step.stop_reason,
             scheduled_ns=step.scheduled_ns,
+        )
+
+
+def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
+    """Raises ModelExecutionError if the audio is not float32 [samples], or of whole codes where that is not known.
+
+    NaN and infinity do not come here: the runner ends such a request (vllm_adapter/diffusion_output.py).
+    """
+    expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
+    if audio.shape != (expected,) or audio.dtype != torch.float32:
+        raise ModelExecutionError(
+            f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)}; it must be float32, ({expected},)"
         )
 
 

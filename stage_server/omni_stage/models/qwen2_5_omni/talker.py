@@ -68,8 +68,6 @@ class Talker:
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
             "generation_config": str(_GENERATION_CONFIG),
-            # CUDA graphs of a model fed by the runner's buffer are not proven on a GPU yet.
-            "enforce_eager": True,
             # Equal prompts of masks are not equal input: the rows differ, and a cached prefix would not know.
             "enable_prefix_caching": False,
             "additional_config": {"omni": {"capture_rows": "none"}},
@@ -143,7 +141,8 @@ def build_component(config: StageConfig) -> Talker:
     checkpoint = read_checkpoint(config.model.path)
     voices = read_voices(config.model.path)
     ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]
-    rows = read_embedding_rows(config.model.path, ids)
+    # As the edge's rows: in the type that config.json names, which quantized checkpoints do not store everything in.
+    rows = read_embedding_rows(config.model.path, ids).to(getattr(torch, checkpoint.dtype))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
     texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}
     return Talker(checkpoint, texts)

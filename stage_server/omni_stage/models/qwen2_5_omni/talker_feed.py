@@ -13,6 +13,10 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning
 from omni_stage.payloads import AdditionalInformationPayload
 
+REPEAT_LIMIT = 500
+"""One codec token this often in a row, ten seconds of one sound, ends the stream: now and then a talker misses its own
+end and hums or is silent until max_tokens. transformers has no such guard; speech does not come near it."""
+
 
 class TalkerFeed:
     """An InputFeed. The engine goes on with the tokens that it sampled; what it needs of us are the rows."""
@@ -22,6 +26,7 @@ class TalkerFeed:
         self._conditioning = conditioning
         self._suppress: Sequence[int] = codec.stop_ids if goes_on else ()
         self._stop: Sequence[int] = () if goes_on else codec.stop_ids
+        self._repeat_limit = None if goes_on else REPEAT_LIMIT
 
     def add(self, rows: EdgeRows) -> None:
         """Take rows of the thinker. Raises InvalidTensorError."""
@@ -47,5 +52,6 @@ class TalkerFeed:
             additional_information=AdditionalInformationPayload.from_mapping(information),
             suppress_token_ids=self._suppress,
             stop_token_ids=self._stop,
+            repeat_limit=self._repeat_limit,
         )
         return InputPart(stage_input, max_tokens=part.max_tokens, last=part.last)

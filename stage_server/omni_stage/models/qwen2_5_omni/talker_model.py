@@ -4,15 +4,19 @@
 
 The rows come from the runner through a buffer that it binds once and fills before every forward. The model reads
 slices of that same memory, so CUDA graphs replay with what is in it. Contract: vllm_adapter, SupportsInputRows.
+
+The layers alone are compiled. What precedes them runs as it is written, or inside a full CUDA graph of a decode step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -20,6 +24,25 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE
 from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
+
+from omni_stage.vllm_adapter.weight_check import load_checked
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TalkerLayers(LlamaModel):
+    """Llama's layers for M-RoPE: compiled, any number of tokens is one graph.
+
+    vLLM's LlamaModel declares dimension 0 of its positions to vary, but M-RoPE's are [3, n]: it would be compiled for
+    the first n alone. Its Qwen2Model declares them right and yet does not fit: it takes hidden_size // num_heads for
+    the size of a head, which is 128 here and not 896 // 12.
+    """
 
 
 class TalkerModel(nn.Module, SupportsMRoPE):
@@ -44,7 +67,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.input_row_size: int = config.embedding_size
         self.codec_embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.projection = nn.Linear(config.embedding_size, config.hidden_size)
-        self.model = LlamaModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         # The layers get embeddings always; a table of their own would wait for weights that do not exist.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
@@ -93,9 +116,10 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker out of a whole checkpoint."""
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-        return loaded
+        """Load the talker out of a whole checkpoint. Raises ConfigurationError."""
+        mapper = self.hf_to_vllm_mapper
+        load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
+        return load_checked(self, weights, load, mapper=mapper)
 
 
 def _find_never_sampled(config: Any) -> torch.Tensor:

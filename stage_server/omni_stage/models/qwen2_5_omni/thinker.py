@@ -17,15 +17,19 @@ from omni_stage.models.component import (
     Emitter,
     EngineKind,
     EngineStep,
+    MediaCost,
     StageInput,
     StageRequest,
     StageStep,
     UserPrompt,
 )
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
-from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
+from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
+from omni_stage.models.qwen2_5_omni.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder, read_audio_limit
 from omni_stage.models.qwen2_5_omni.sampling import check_text_sampling
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
 
 COMPONENT_ID = "qwen2_5_omni/thinker"
@@ -42,13 +46,14 @@ class Thinker:
     kind = EngineKind.AUTOREGRESSIVE
     outputs = frozenset({Output.TEXT})
     input_schema = None
-    # As transformers' generate(): 1024 tokens at most; everything else as generation_config.json says.
-    default_sampling = SamplingDefaults(max_tokens=1024)
     voices: Sequence[str] = ()
     sample_rate_hz = 0
     step_timeout_s = 30.0
     queue_timeout_s: float | None = None
     writes_text = True
+    takes_prompt_embeds = True
+    sound_rate_hz = SOUND_RATE_HZ
+    max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(
         self,
@@ -57,12 +62,19 @@ class Thinker:
         *,
         feeds: bool,
         max_media: int,
+        default_sampling: SamplingDefaults,
+        end_token_ids: Sequence[int],
+        media_costs: MediaCosts,
         known_voices: Sequence[str] = (),
     ) -> None:
         """`feeds`: whether a stage reads this one; `max_media`: most images, and most sounds, of a request.
 
+        `default_sampling`, `end_token_ids`: the checkpoint's own; see text_defaults.
         `known_voices`: those of the stages below, so that an unknown one is refused before anything is written.
         """
+        self.default_sampling = default_sampling
+        self._end_token_ids = tuple(end_token_ids)
+        self._media_costs = media_costs
         self._known_voices = known_voices
         self._checkpoint = checkpoint
         self._prompts = prompts
@@ -71,7 +83,7 @@ class Thinker:
         self.output_schema = thinker2talker_schema(checkpoint)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """vLLM's own model class; rows are captured where a stage reads them."""
+        """vLLM's own model class, checked as it loads; rows are captured where a stage reads them."""
         capture: dict[str, Any] = {"capture_rows": "none"}
         if self._feeds:
             capture = {
@@ -82,6 +94,7 @@ class Thinker:
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
+            "hf_overrides": name_thinker,
             "limit_mm_per_prompt": {"image": self._max_media, "audio": self._max_media, "video": 0},
             "additional_config": {"omni": capture},
         }
@@ -91,12 +104,27 @@ class Thinker:
         check_text_sampling(sampling)
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Apply the chat template, tokenize, decode media to what the processor takes."""
+        """Apply the chat template, tokenize, decode media to what the processor takes; embeddings pass as they are.
+
+        A chat whose reply a stage below speaks gets the system message that speech needs; see PromptBuilder.build.
+        """
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
         if self._known_voices:
             pick_voice(request.voice, self._known_voices)
-        return StageInput(prompt=self._prompts.build(request.source))
+        ends = () if request.sampling.ignore_eos else self._end_token_ids
+        if request.source.prompt_embeds is not None:
+            return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors)
+        return StageInput(prompt=prompt, stop_token_ids=ends)
+
+    def image_cost(self, width: int, height: int) -> MediaCost:
+        """See TakesMedia."""
+        return self._media_costs.image(width, height)
+
+    def sound_cost(self, samples: int) -> MediaCost:
+        """See TakesMedia."""
+        return self._media_costs.sound(samples)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """An emitter that pairs rows with token ids."""
@@ -160,10 +188,16 @@ def build_component(config: StageConfig) -> Thinker:
             f"component {COMPONENT_ID} reads a prompt: it can only be the entry stage, without inputs", field="input"
         )
     checkpoint = read_checkpoint(config.model.path)
+    prompts = PromptBuilder.load(checkpoint)
     return Thinker(
         checkpoint,
-        PromptBuilder.load(checkpoint),
+        prompts,
         feeds=bool(config.downstream),
         max_media=config.limits.max_media_per_request,
+        default_sampling=read_text_sampling(checkpoint.path),
+        end_token_ids=read_text_ends(
+            checkpoint.path, vocab_size=checkpoint.vocab_size, tokenizer_end=prompts.end_token_id
+        ),
+        media_costs=MediaCosts.load(checkpoint.path, read_audio_limit(checkpoint.path)),
         known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
     )

@@ -26,12 +26,19 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.sampling import check_diffusion_sampling
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
-from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter
+from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, check_audio
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
-from omni_stage.models.qwen2_5_omni.windows import FADE_SAMPLES, Window
+from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window
 from omni_stage.payloads import AdditionalInformationPayload
 
 COMPONENT_ID = "qwen2_5_omni/token2wav"
+STEP_WORK = 4096
+"""Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
+alone. docs/gpu-sizing.md says what that costs."""
+MAX_BATCH = 32
+"""Most requests of one engine step."""
+_DEFAULT_INTERVALS = 9
+"""Between the ten time points of transformers' Qwen2_5OmniToken2WavModel.forward()."""
 
 
 class Token2Wav:
@@ -42,20 +49,21 @@ class Token2Wav:
     outputs = frozenset({Output.AUDIO})
     output_schema = None
     # As transformers' Qwen2_5OmniToken2WavModel.forward(): num_steps and guidance_scale.
-    default_sampling = SamplingDefaults(num_inference_steps=10, guidance_scale=0.5)
+    default_sampling = SamplingDefaults(num_inference_steps=_DEFAULT_INTERVALS + 1, guidance_scale=0.5)
     sample_rate_hz = SAMPLE_RATE_HZ
     step_timeout_s = 120.0
     queue_timeout_s: float | None = 120.0
     writes_text = False
 
-    def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str]) -> None:
-        """`voices`: names, the default first."""
+    def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
+        """`voices`: names, the default first. `max_work`: most of one request; the longest utterance's if not said."""
         self._checkpoint = checkpoint
+        self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)
         self.voices = tuple(voices)
         self.input_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Our model class. A request is one token to vLLM's scheduler; a sequence's length means codec tokens."""
+        """Our model class. A request is as many tokens to vLLM's scheduler as its work has units (count_work)."""
         return {
             "model": str(self._checkpoint.path),
             "dtype": "float32",  # transformers runs this model in float32 whatever the checkpoint's dtype
@@ -64,7 +72,9 @@ class Token2Wav:
             "runner": "pooling",
             "max_model_len": self._checkpoint.max_codes,
             "max_num_batched_tokens": self._checkpoint.max_codes,
-            "enforce_eager": True,  # the solver's loop is Python; there is no one forward to capture
+            "max_num_seqs": MAX_BATCH,
+            "enforce_eager": True,  # for vLLM; the model captures its own graphs
+            "additional_config": {"omni_diffusion": {"step_work": STEP_WORK}},
         }
 
     def check_sampling(self, sampling: SamplingDefaults) -> None:
@@ -79,7 +89,7 @@ class Token2Wav:
         codes = self._check_codes(request.source.tensors)
         if codes is None:
             return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
-        return _stage_input({"codes": codes, **settings})
+        return self._stage_input({"codes": codes, **settings})
 
     def open_feed(self, request: StageRequest) -> SoundFeed:
         """Windows of codes (windows.py): the first sound comes before the last code, and differs a little."""
@@ -88,7 +98,7 @@ class Token2Wav:
         def build(codes: torch.Tensor, window: Window) -> StageInput:
             tail = 0 if window.last else FADE_SAMPLES
             place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
-            return _stage_input({"codes": codes, **settings, **place})
+            return self._stage_input({"codes": codes, **settings, **place})
 
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
@@ -106,9 +116,29 @@ class Token2Wav:
     def _check_codes(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
 
+    def _stage_input(self, values: dict[str, Any]) -> StageInput:
+        """Raises InvalidRequestError if the request's work is more than one step may have."""
+        (steps,) = values["steps"]
+        work = count_work(len(values["codes"]), steps)
+        if work > self._max_work:
+            raise InvalidRequestError(
+                f"sampling.num_inference_steps: {steps} steps over {len(values['codes'])} codec tokens are the work of "
+                f"{work} tokens at the default number of steps, at most {self._max_work} fit; take fewer steps, or "
+                "lower max_tokens upstream",
+                field="sampling.num_inference_steps",
+                limit=self._max_work,
+            )
+        return StageInput(
+            prompt={"prompt_token_ids": [0] * work},
+            additional_information=AdditionalInformationPayload.from_mapping(values),
+        )
+
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """One that passes the sound on, or one that joins the sounds of windows."""
-        return WindowEmitter() if isinstance(request.source, EdgeStream) else Token2WavEmitter()
+        """One that passes the audio on, or one that joins the audio of windows."""
+        if isinstance(request.source, EdgeStream):
+            return WindowEmitter()
+        payload = prepared.additional_information
+        return Token2WavEmitter(len(payload.tensor("codes")) if payload is not None else 0)
 
     def warmup_request(self) -> StageRequest:
         """A short sound: two steps of the solver."""
@@ -119,23 +149,30 @@ class Token2Wav:
         )
 
 
-def _stage_input(values: dict[str, Any]) -> StageInput:
-    return StageInput(
-        prompt={"prompt_token_ids": [0]},
-        additional_information=AdditionalInformationPayload.from_mapping(values),
-    )
+def count_work(codes: int, steps: int) -> int:
+    """Work of a request in codec tokens at the default number of solver steps, at least 1.
+
+    Ten time points have nine steps between them, each four evaluations of the transformer over all frames.
+    """
+    return max(1, -(-codes * (steps - 1) // _DEFAULT_INTERVALS))
 
 
 class Token2WavEmitter:
-    """Passes the sound on."""
+    """Passes the audio of one utterance on."""
+
+    def __init__(self, codes: int) -> None:
+        """`codes`: how many codec tokens the audio is of."""
+        self._samples = codes * CODE_SAMPLES
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step. Raises ModelExecutionError if the last one has no sound."""
+        """One engine step is one stage step. Raises ModelExecutionError if the last one lacks the utterance's audio."""
         audio = step.tensors.get("output")
         if audio is None and step.finish_reason is FinishReason.DIFFUSION_DONE:
-            raise ModelExecutionError("the engine finished without a sound")
+            raise ModelExecutionError("the engine finished without audio")
+        if audio is not None:
+            check_audio(audio, self._samples)
         return StageStep(
-            audio=None if audio is None else audio.float().reshape(-1),
+            audio=audio,
             finish_reason=step.finish_reason,
             stop_reason=step.stop_reason,
             scheduled_ns=step.scheduled_ns,
@@ -146,4 +183,5 @@ def build_component(config: StageConfig) -> Token2Wav:
     """The token2wav of config.model.path. Raises ConfigurationError."""
     if config.input is None:
         raise ConfigurationError(f"component {COMPONENT_ID} needs an input: a stage with a talker", field="input")
-    return Token2Wav(read_checkpoint(config.model.path), list(read_voices(config.model.path)))
+    checkpoint, voices = read_checkpoint(config.model.path), list(read_voices(config.model.path))
+    return Token2Wav(checkpoint, voices, max_work=config.engine_args.max_model_len)

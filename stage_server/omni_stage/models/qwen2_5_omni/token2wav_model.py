@@ -1,16 +1,15 @@
-"""vLLM model class of token2wav: transformers' diffusion transformer and vocoder under our own solver.
+"""vLLM model class of token2wav: transformers' diffusion transformer and vocoder, run our own way (wave/).
 
-Our solver, because transformers' `sample()` draws its noise from the global generator, so that concurrent requests
-would change each other's sound; here each request's noise comes from its own seed. Requests of equal length, voice and
-settings share one batch: the transformer has no padding mask. Contract: vllm_adapter, DiffusionModel.
+The requests of a step that have the same number of solver steps share one solver's loop, whatever their lengths,
+voices, seeds and guidance; those of equal length share the vocoder's forward. Each request's audio is what it would be
+alone. Contract: vllm_adapter, DiffusionModel.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,34 +20,29 @@ from vllm.model_executor.layers.pooler import IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
-from omni_stage.errors import InvalidRequestError
+from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice, read_voices
+from omni_stage.models.qwen2_5_omni.wave.blocks import count_blocks, pack_blocks
+from omni_stage.models.qwen2_5_omni.wave.graphs import Capture, CudaCapture, GraphedFunction, next_size
+from omni_stage.models.qwen2_5_omni.wave.solver import advance, make_noise, solve, time_points
+from omni_stage.models.qwen2_5_omni.wave.transformer import BlockTransformer, Conditions, VoiceRows
+from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance, cut_window, read_utterance
+from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
+from omni_stage.models.qwen2_5_omni.windows import window_blocks
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.diffusion_admission import DiffusionSettings
+from omni_stage.vllm_adapter.weight_check import load_checked
 
-_SWAY = -1.0
-"""Bends the time points towards the start; transformers' default."""
+logger = logging.getLogger(__name__)
 
+IGNORED_TENSORS = ("token2wav.code2wav_dit_model.rotary_embed.inv_freq",)
+"""In the published checkpoints, and not read: transformers 5 computes this table from the configuration."""
 
-@dataclass(frozen=True, slots=True)
-class Utterance:
-    """One request, read from its payload."""
-
-    codes: torch.Tensor
-    """int64 [N] on the CPU."""
-    voice: str
-    seed: int
-    steps: int
-    """Time points of the solver."""
-    guidance: float
-    first_code: int = 0
-    """Number of the first code in the whole utterance: says which of its noise belongs to these codes."""
-    keep: tuple[int, int, int] | None = None
-    """Codes to leave out at the beginning, codes to sound, samples behind them to give as a tail; None: all."""
-
-    @property
-    def batch_key(self) -> tuple[int, str, int, float]:
-        """Utterances with equal keys can share a batch."""
-        return (self.codes.shape[0], self.voice, self.steps, self.guidance)
+GRAPH_BLOCKS = tuple(sorted({*window_blocks(), 4, 8, 12, 16, 24, 32}))
+"""Blocks of the packs that are captured: one window alone, and several. Others are filled up to the next of these, and
+beyond the last run as they are: then there is work enough for the launches to hide behind."""
+GRAPH_WINDOWS = (1, 2, 4)
+"""Windows of one length that the captured vocoders take."""
 
 
 class Token2WavModel(nn.Module, IsAttentionFree):
@@ -64,6 +58,8 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         self.token2wav = Qwen2_5OmniToken2WavModel._from_config(vllm_config.model_config.hf_config).float()
         self.pooler = IdentityPooler()
         self._voices = read_voices(vllm_config.model_config.model)
+        self._settings = DiffusionSettings.from_additional_config(vllm_config.additional_config)
+        self._speech: Speech | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """vLLM asks every model for this; a diffusion model has none."""
@@ -77,137 +73,125 @@ class Token2WavModel(nn.Module, IsAttentionFree):
     def generate(
         self, requests: Sequence[AdditionalInformationPayload]
     ) -> list[torch.Tensor | dict[str, torch.Tensor] | Exception]:
-        """One sound, float32 [samples] in [-1, 1] on the CPU, for each request, in order.
+        """One utterance's audio, float32 [samples] in [-1, 1] on the device, for each request, in order.
 
-        A window's is {"output": what it sounds, "tail": the samples behind that}. An exception in its place fails that
-        request alone. What a whole batch raises is raised.
+        A window's is {"output": what it gives, "tail": the samples behind that}. An exception in its place fails that
+        request alone. What a whole batch raises is raised. Where the computation went wrong the audio is NaN.
         """
         results: dict[int, torch.Tensor | dict[str, torch.Tensor] | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
         for index, request in enumerate(requests):
             try:
-                utterance = self._read(request)
+                utterance = read_utterance(request, self._voices)
             except InvalidRequestError as error:
                 results[index] = error
                 continue
             batches.setdefault(utterance.batch_key, []).append((index, utterance))
         for batch in batches.values():
-            sounds = self._speak([utterance for _, utterance in batch])
-            for (index, utterance), sound in zip(batch, sounds, strict=True):
-                results[index] = cut_window(sound, utterance)
+            speech = self._speak([utterance for _, utterance in batch])
+            for (index, utterance), audio in zip(batch, speech, strict=True):
+                try:
+                    results[index] = cut_window(audio, utterance)
+                except ModelExecutionError as error:
+                    results[index] = error
         return [results[index] for index in range(len(requests))]
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load token2wav out of a whole checkpoint."""
-        loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-        return loaded
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Encode the voices and, on CUDA, capture graphs of the sizes that windows have. The weights must be loaded."""
+        speech = self._speech = Speech(self.token2wav, self._voices, use_graphs=self._settings.cuda_graphs)
+        speech.warm_up()
 
-    def _read(self, request: AdditionalInformationPayload) -> Utterance:
-        voice = str(request.list("voice")[0])
-        if voice not in self._voices:
-            raise InvalidRequestError(f"voice: is none of {', '.join(self._voices)}", field="start.audio.voice")
-        return Utterance(
-            codes=request.tensor("codes"),
-            voice=voice,
-            seed=_number(request, "seed", int),
-            steps=_number(request, "steps", int),
-            guidance=_number(request, "guidance", float),
-            first_code=_number(request, "first_code", int) if "first_code" in request else 0,
-            keep=_keep(request) if "keep" in request else None,
-        )
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load token2wav out of a whole checkpoint. Raises ConfigurationError."""
+        mapper = self.hf_to_vllm_mapper
+        load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
+        return load_checked(self, weights, load, mapper=mapper, ignored=IGNORED_TENSORS)
 
     def _speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
-        """Sounds of utterances with equal batch keys."""
-        dit = self.token2wav.code2wav_dit_model
-        device = dit.proj_out.weight.device
-        voice: Voice = self._voices[utterances[0].voice]
-        count, frames = len(utterances), utterances[0].codes.shape[0] * dit.repeats
-        codes = torch.stack([utterance.codes for utterance in utterances]).to(device)
-        speaker = voice.speaker.to(device)[:, None].expand(count, frames, -1)
-        reference = voice.reference_mel.to(device).expand(count, -1, -1)
-        noise = torch.cat(
-            [
-                make_noise(item.seed, frames, dit.mel_dim, first_frame=item.first_code * dit.repeats)
-                for item in utterances
-            ]
-        ).to(device)
-        guidance = utterances[0].guidance
-
-        def velocity(time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:
-            guided = guidance >= 1e-5
-            output = dit(
-                hidden_states=mel,
-                speaker_embedding=speaker,
-                condition_vector=reference,
-                quantized_code=codes,
-                time_step=time,
-                apply_cfg=guided,
-            )
-            if not guided:
-                return output
-            with_condition, without = output.chunk(2)
-            return with_condition + (with_condition - without) * guidance
-
-        mel = integrate(velocity, noise, time_points(utterances[0].steps, device))
-        sound = self.token2wav.code2wav_bigvgan_model(mel.permute(0, 2, 1)).float().reshape(count, -1)
-        return [row.clone() for row in sound]
+        if self._speech is None:
+            self._speech = Speech(self.token2wav, self._voices, use_graphs=False)
+        return self._speech.speak(utterances)
 
 
-def make_noise(seed: int, frames: int, mel_bins: int, *, first_frame: int = 0) -> torch.Tensor:
-    """float32 [1, frames, mel_bins] on the CPU: what torch.randn gives after torch.manual_seed(seed), from first_frame.
+class Speech:
+    """Utterances to audio on a loaded model: pack, solve, vocode."""
 
-    Frame f is the same whatever frames are asked for, as long as frames x mel_bins are multiples of 16: torch draws
-    normal numbers in groups of 16.
-    """
-    whole = torch.randn([1, first_frame + frames, mel_bins], generator=torch.Generator().manual_seed(seed))
-    return whole[:, first_frame:]
+    def __init__(self, model: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice], *, use_graphs: bool) -> None:
+        self._dit = model.code2wav_dit_model
+        self._vocoder = model.code2wav_bigvgan_model
+        self._transformer = BlockTransformer(self._dit)
+        self._voices = voices
+        self._encoded: dict[str, VoiceRows] = {}
+        device = self._transformer.device
+        self.use_capture(CudaCapture(device) if use_graphs and device.type == "cuda" else None)
 
+    def use_capture(self, capture: Capture | None) -> None:
+        """Capture with this from the next warm_up on; None runs everything as it is."""
+        self._has_graphs = capture is not None
+        self._advance = GraphedFunction(self._step, capture)
+        self._vocode = GraphedFunction(lambda mel: vocode(self._vocoder, mel), capture)
 
-def cut_window(sound: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict[str, torch.Tensor]:
-    """What of a sound [samples] is given: all of it, or a window's part and tail."""
-    if utterance.keep is None:
-        return sound
-    skip, keep, tail = utterance.keep
-    code_samples = sound.shape[0] // utterance.codes.shape[0]
-    begin, until = skip * code_samples, (skip + keep) * code_samples
-    # Clones: a slice would carry the whole sound to the front end.
-    parts = {"output": sound[begin:until].clone()}
-    if tail:
-        parts["tail"] = sound[until : until + tail].clone()
-    return parts
+    def speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
+        """Audio float32 [samples] on the device of utterances with equal batch keys; NaN where it went wrong."""
+        dit, device = self._dit, self._transformer.device
+        frames = [utterance.codes.shape[0] * dit.repeats for utterance in utterances]
+        needed = sum(count_blocks(count, dit.block_size) for count in frames)
+        pack = pack_blocks(frames, dit.block_size, next_size(needed, GRAPH_BLOCKS) if self._has_graphs else needed)
+        conditions = self._transformer.condition(
+            pack,
+            [utterance.codes for utterance in utterances],
+            [self._encode_voice(utterance.voice) for utterance in utterances],
+            [utterance.guidance for utterance in utterances] if utterances[0].is_guided else None,
+        )
+        noise = [
+            make_noise(item.seed, count, dit.mel_dim, first_frame=item.first_code * dit.repeats)[0]
+            for item, count in zip(utterances, frames, strict=True)
+        ]
+        mel = pack.fill(noise).to(device)
+        times = time_points(utterances[0].steps, device)
+        mel = solve(lambda value, begin, end: self._advance(value, begin, end, *conditions), mel, times)
+        return self._vocode_all(pack.split(mel))
 
+    def warm_up(self) -> None:
+        """Encode every voice; capture, largest first: the smaller ones find room in the memory of the larger."""
+        for name in self._voices:
+            self._encode_voice(name)
+        if not self._has_graphs:
+            return
+        dit, device = self._dit, self._transformer.device
+        captured = 0
+        times = time_points(2, device)
+        voice = self._encode_voice(next(iter(self._voices)))
+        for blocks in reversed(GRAPH_BLOCKS):
+            frames = blocks * dit.block_size
+            pack = pack_blocks([frames], dit.block_size)
+            codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
+            conditions = self._transformer.condition(pack, [codes], [voice], [1.0])
+            mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
+            captured += self._advance.warm_up(mel, times[0], times[1], *conditions)
+        for blocks in reversed(window_blocks()):
+            for count in reversed(GRAPH_WINDOWS):
+                mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
+                captured += self._vocode.warm_up(mel)
+        logger.info("token2wav: %d CUDA graphs captured", captured)
 
-def time_points(count: int, device: torch.device) -> torch.Tensor:
-    """float32 [count] from 0 to 1, denser at the start."""
-    points = torch.linspace(0, 1, count, device=device, dtype=torch.float32)
-    return points + _SWAY * (torch.cos(math.pi / 2 * points) - 1 + points)
+    def _encode_voice(self, name: str) -> VoiceRows:
+        if name not in self._encoded:
+            self._encoded[name] = self._transformer.encode_voice(self._voices[name])
+        return self._encoded[name]
 
+    def _step(self, mel: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        conditions = Conditions(*tables)
+        return advance(lambda time, value: self._transformer.velocity(time, value, conditions), mel, begin, end)
 
-def integrate(
-    velocity: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], start: torch.Tensor, times: torch.Tensor
-) -> torch.Tensor:
-    """Follow the velocity from start through the time points: the classical 3/8 rule, fourth order."""
-    value = start
-    for begin, end in pairwise(times):
-        step = end - begin
-        k1 = velocity(begin, value)
-        k2 = velocity(begin + step * (1 / 3), value + step * k1 * (1 / 3))
-        k3 = velocity(begin + step * (2 / 3), value + step * (k2 - k1 * (1 / 3)))
-        k4 = velocity(end, value + step * (k1 - k2 + k3))
-        value = value + (k1 + 3 * (k2 + k3) + k4) * step / 8
-    return value
-
-
-def _number(request: AdditionalInformationPayload, name: str, kind: Callable[[Any], Any]) -> Any:
-    values = request.list(name)
-    if len(values) != 1 or isinstance(values[0], str) or values[0] is None:
-        raise InvalidRequestError(f"{name}: must be one number", field=name)
-    return kind(values[0])
-
-
-def _keep(request: AdditionalInformationPayload) -> tuple[int, int, int]:
-    values = request.list("keep")
-    if len(values) != 3 or not all(isinstance(value, int) and value >= 0 for value in values):
-        raise InvalidRequestError("keep: must be three integers of at least 0", field="keep")
-    skip, keep, tail = values
-    return int(skip or 0), int(keep or 0), int(tail or 0)
+    def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Audio of mels [frames, bins], those of equal length in one forward."""
+        by_length: dict[int, list[int]] = {}
+        for index, mel in enumerate(mels):
+            by_length.setdefault(mel.shape[0], []).append(index)
+        audio: dict[int, torch.Tensor] = {}
+        for indexes in by_length.values():
+            batch = torch.stack([mels[index].T for index in indexes])
+            audio |= zip(indexes, self._vocode(batch).float(), strict=True)
+        return [audio[index] for index in range(len(mels))]

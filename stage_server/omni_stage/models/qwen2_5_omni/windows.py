@@ -25,6 +25,8 @@ FIRST_BLOCKS = 1
 """New blocks of the first window."""
 NEXT_BLOCKS = 3
 """New blocks of every later window."""
+CODE_SAMPLES = 480
+"""Samples of a codec token: two mel frames, 240 samples each (repeats of the transformer, rates of the vocoder)."""
 FADE_SAMPLES = 240
 """One mel frame, 10 ms: over this a window's sound goes over into the next one's."""
 
@@ -48,6 +50,16 @@ class Window:
     def keep(self) -> int:
         """Codes sounded."""
         return self.until - self.first
+
+
+def window_blocks() -> tuple[int, ...]:
+    """Blocks of the windows of a long utterance, ascending: all but the last window have one of these sizes."""
+    first = FIRST_BLOCKS + LOOKAHEAD_BLOCKS
+    later = [
+        min(LOOKBACK_BLOCKS, begin) + NEXT_BLOCKS + LOOKAHEAD_BLOCKS
+        for begin in (FIRST_BLOCKS, FIRST_BLOCKS + NEXT_BLOCKS)
+    ]
+    return tuple(sorted({first, *later}))
 
 
 def next_window(first: int, codes: int, *, ended: bool, block_codes: int) -> Window | None:

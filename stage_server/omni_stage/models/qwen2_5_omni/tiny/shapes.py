@@ -12,6 +12,8 @@ from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 
 HEAD_DIM = 32
 """Smallest head that vLLM's CPU attention kernels take."""
+_PUBLISHED_BLOCK_SIZE = 24
+"""transformers' default."""
 CODEC_EXTRA_IDS = 12
 """Ids of the talker above the sound codes: pad, start, end, one that is unused, mask, and room to spare."""
 
@@ -42,6 +44,9 @@ class TinyShape:
     """Sound codes that the talker can say and token2wav understands."""
     dit_layers: int = 3
     """Layers of the diffusion transformer."""
+    block_size: int = 8
+    """Mel frames of a block, within which the diffusion transformer attends; 24 in the published models, whose
+    config.json leaves it out."""
     mel_bins: int = 16
     """Mel bins between the diffusion transformer and the vocoder."""
     max_position_embeddings: int = 8192
@@ -102,7 +107,6 @@ def config_dict(shape: TinyShape) -> dict[str, Any]:
         "vision_end_token_id": ids["<|vision_eos|>"],
     }
     return {
-        "architectures": ["Qwen2_5OmniForConditionalGeneration"],
         "enable_audio_output": True,
         "thinker_config": {
             **placeholders,
@@ -118,12 +122,11 @@ def config_dict(shape: TinyShape) -> dict[str, Any]:
                 "max_position_embeddings": shape.max_position_embeddings,
                 "rope_parameters": dict(rope),
                 "tie_word_embeddings": False,
-                "bos_token_id": ids["<|endoftext|>"],
-                "eos_token_id": ids["<|im_end|>"],
-                "pad_token_id": ids["<|endoftext|>"],
             },
+            "bos_token_id": ids["<|im_start|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|endoftext|>"],
             "user_token_id": ids["<|im_start|>"],
-            "tie_word_embeddings": False,
         },
         "talker_config": {
             **placeholders,
@@ -176,14 +179,15 @@ def _vision_config(shape: TinyShape, output_size: int) -> dict[str, Any]:
 
 
 def _dit_config(shape: TinyShape) -> dict[str, Any]:
+    named = {} if shape.block_size == _PUBLISHED_BLOCK_SIZE else {"block_size": shape.block_size}
     return {
+        **named,
         "hidden_size": 64,
         "num_hidden_layers": shape.dit_layers,
         "num_attention_heads": 2,
         "head_dim": HEAD_DIM,
         "ff_mult": 2,
         "emb_dim": 32,
-        "block_size": 8,
         "look_ahead_layers": [1],
         "look_backward_layers": [0, 2],
         "repeats": 2,

@@ -19,6 +19,7 @@ SPECIAL_TOKENS = (
     "<|tts_end|>",
     "<|tts_chelsie|>",
     "<|tts_ethan|>",
+    "<|tts_aiden|>",
 )
 """In the order of their ids, the last ids of the vocabulary. The names that the processor and the chat template use
 are the real model's; the tts tokens are nameless there."""
@@ -29,8 +30,9 @@ END_OF_TEXT = "<|im_end|>"
 PADDING = "<|endoftext|>"
 """Pads batches; ends a document."""
 
-SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>"}
-"""The token that starts the talker's text, by speaker."""
+SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
+"""The token that starts the talker's text, by speaker. The published speakers in their order, then one of our own: a
+checkpoint may hold any number."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

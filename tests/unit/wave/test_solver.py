@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-from omni_stage.models.qwen2_5_omni.token2wav_model import integrate, make_noise, time_points
+from omni_stage.models.qwen2_5_omni.wave.solver import advance, make_noise, solve, time_points
 
 
 def velocity(time: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -20,14 +21,15 @@ def test_path_is_transformers_own(count: int) -> None:
     start = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
     times = time_points(count, torch.device("cpu"))
     expected = RungeKutta4ODESolver(function=velocity, initial_value=start).integrate(times)[-1]
-    torch.testing.assert_close(integrate(velocity, start, times), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(solve(partial(advance, velocity), start, times), expected, atol=1e-6, rtol=0)
 
 
 def test_solver_is_of_fourth_order() -> None:
-    def solve(count: int) -> float:
-        return float(integrate(lambda time, value: time * value, torch.ones(()), torch.linspace(0, 1, count).double()))
+    def grow(count: int) -> float:
+        step = partial(advance, lambda time, value: time * value)
+        return float(solve(step, torch.ones(()), torch.linspace(0, 1, count).double()))
 
-    errors = [abs(solve(count) - math.exp(0.5)) for count in (5, 9)]
+    errors = [abs(grow(count) - math.exp(0.5)) for count in (5, 9)]
     assert errors[0] / errors[1] > 12
 
 

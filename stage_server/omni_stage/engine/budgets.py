@@ -1,0 +1,39 @@
+"""The budgets of an engine, from the stage's limits and engineArgs, as vllm_config.additional_config carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from omni_proto.stage_config import EngineArgs
+
+DIFFUSION_SETTINGS = "omni_diffusion"
+"""Key of additional_config that the DiffusionScheduler reads."""
+PAYLOAD_LIMITS = "omni_payload_limits"
+"""Key of additional_config that every scheduler reads."""
+PAYLOAD_SHARE = 2
+"""A payload may be this many times the stage's byte budget: a component may widen rows of 16 bits to 32."""
+
+
+def payload_limits(byte_budget: int) -> dict[str, int]:
+    """Fields of PayloadLimits: no payload is larger than what the stage may hold."""
+    return {"max_tensor_bytes": PAYLOAD_SHARE * byte_budget, "max_payload_bytes": PAYLOAD_SHARE * byte_budget}
+
+
+def diffusion_settings(
+    component: Mapping[str, Any],
+    user: EngineArgs,
+    *,
+    max_num_seqs: int | None,
+    queue_timeout_s: float | None,
+    byte_budget: int | None,
+) -> dict[str, Any]:
+    """Fields of DiffusionSettings: the component's, with what the user says of batches, work, graphs and waiting."""
+    said: dict[str, Any] = {
+        "queue_timeout_s": queue_timeout_s,
+        "max_batch": max_num_seqs,
+        "step_work": user.max_num_batched_tokens,
+        "embedding_budget_bytes": byte_budget,
+        "cuda_graphs": False if user.enforce_eager else None,
+    }
+    return {**component, **{name: value for name, value in said.items() if value is not None}}

@@ -1,0 +1,46 @@
+"""The time in which a request becomes the engine's input: bounded for itself, and no sign of a stuck engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from omni_stage.engine.work import Work
+from omni_stage.errors import PrepareTimeoutError
+
+_T = TypeVar("_T")
+
+
+class Preparation:
+    """Of one request, from its making until the engine core has it. Used from one event loop."""
+
+    def __init__(self, work: Work, limit_s: float | None) -> None:
+        """`limit_s`: seconds from now; None sets no limit."""
+        self._work = work
+        self._limit_s = limit_s
+        self._ends = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        self._scope: asyncio.Timeout | None = None
+
+    async def within(self, coming: Awaitable[_T]) -> _T:
+        """Wait for what is coming, without a limit once the core has the request. Raises PrepareTimeoutError."""
+        try:
+            async with asyncio.timeout_at(self._ends) as self._scope:
+                return await coming
+        except TimeoutError as error:
+            if self._scope is None or not self._scope.expired():
+                raise
+            raise PrepareTimeoutError(
+                f"the request's input was not prepared within {self._limit_s:g} s (timeouts.prepare); send less",
+                field="start.input",
+                limit=f"{self._limit_s:g} s",
+            ) from error
+        finally:
+            self._scope = None
+
+    def submitted(self) -> None:
+        """The core has the request: from here on the watchdog counts it."""
+        self._work.begin()
+        self._ends = None
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(None)

@@ -1,0 +1,78 @@
+"""How the thinker writes where neither the request nor the stage's configuration says otherwise: as transformers does.
+
+The published checkpoints' generation_config.json names neither sampling values nor an end of text. transformers'
+Qwen2_5OmniForConditionalGeneration.generate (read in 4.52.4 and 5.19) is then greedy, `do_sample` being false unless a
+file says true; it writes 1,024 tokens at most, and ends at `thinker_config.eos_token_id`: the thinker's generation
+settings are derived from that part of config.json alone.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omni_proto.stage_config import SamplingDefaults
+from omni_stage.errors import ConfigurationError
+
+MAX_TOKENS = 1024
+"""thinker_max_new_tokens of transformers' generate()."""
+
+
+def read_text_sampling(path: Path) -> SamplingDefaults:
+    """Returns the thinker's own sampling: temperature 0, unless generation_config.json says `do_sample: true`.
+
+    Where it does, the file's values hold, which vLLM reads by itself. Raises ConfigurationError.
+    """
+    if _read_json(path / "generation_config.json").get("do_sample") is True:
+        return SamplingDefaults(max_tokens=MAX_TOKENS)
+    return SamplingDefaults(temperature=0.0, max_tokens=MAX_TOKENS)
+
+
+def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) -> tuple[int, ...]:
+    """Returns the token ids that end the thinker's text, ascending: 151645 in the published checkpoints.
+
+    From `thinker_config`, or its text_config; vLLM adds generation_config.json's and the tokenizer's, and where the
+    configuration names none, those must. No id has the meaning of "none": 0 is a token, "!" in the published
+    vocabulary. Raises ConfigurationError if nothing names an end, for then every reply would run to max_tokens.
+    """
+    thinker = _read_json(path / "config.json").get("thinker_config") or {}
+    settings = _read_json(path / "generation_config.json")
+    for source, part in (("thinker_config", thinker), ("thinker_config.text_config", thinker.get("text_config") or {})):
+        ends = _read_ids(part, f"{path / 'config.json'}: {source}", vocab_size)
+        if ends:
+            return ends
+    ends = _read_ids(settings, str(path / "generation_config.json"), vocab_size)
+    if not ends and tokenizer_end is None:
+        raise ConfigurationError(
+            f"neither config.json, generation_config.json nor the tokenizer in model.path {path} names a token that "
+            "ends the text; set thinker_config.eos_token_id",
+            field="model.path",
+        )
+    return ends
+
+
+def _read_ids(part: dict[str, Any], source: str, vocab_size: int) -> tuple[int, ...]:
+    value = part.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            raise ConfigurationError(
+                f"{source}.eos_token_id: {token_id} is no id of the vocabulary of {vocab_size} tokens",
+                field="model.path",
+                limit=vocab_size,
+            )
+    return tuple(sorted(set(ids)))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """The mapping in the file; empty if there is no such file."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {file}: {type(error).__name__}", field="model.path") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} must hold a mapping", field="model.path")
+    return content

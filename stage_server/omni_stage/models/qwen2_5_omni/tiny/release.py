@@ -1,0 +1,152 @@
+"""The files of a published Qwen2.5-Omni checkpoint in the form in which they were released.
+
+Written by an older transformers than ours, so that what loads ours also loads the published ones:
+
+- config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, `torch_dtype` where it has
+  `dtype`, and names of architectures that no library has any more.
+- generation_config.json names neither end tokens nor sampling; the end of text is in `thinker_config`.
+- preprocessor_config.json holds the settings of images and sound side by side, chat_template.json the template.
+- Shards hold thinker and talker in bfloat16, token2wav in float32, the table of token2wav's rotary embedding, and no
+  metadata; the index counts buffers that are in no shard. (The 7B model; the 3B model's have metadata and count right.)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+
+TRANSFORMERS_VERSION: Final = "4.50.0.dev0"
+"""What the published files say."""
+ROTARY_TABLE: Final = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
+"""A buffer that the published shards hold, and transformers 5 computes."""
+_INDEX = "model.safetensors.index.json"
+_SOUND_SETTINGS = (
+    *("chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples", "nb_max_frames", "padding_side"),
+    *("padding_value", "return_attention_mask", "sampling_rate"),
+)
+_IMAGE_SETTINGS = ("image_mean", "image_std", "merge_size", "patch_size", "temporal_patch_size")
+_UNSTORED_BYTES = 96
+"""By how much the index counts too much. Any number: nobody may rely on it."""
+
+
+def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """config.json in the release's form, of the arguments of Qwen2_5OmniConfig. `dtype`: what it names."""
+    thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
+    token2wav = dict(values["token2wav_config"])
+    dit = token2wav["dit_config"]
+    thinker |= {
+        "architectures": ["Qwen2OmniNaViTThinkerForConditionalGeneration"],
+        "model_type": "qwen2_5_omni_thinker",
+        "torch_dtype": dtype,
+        "text_config": {"model_type": "qwen2_5_omni_text", **_old_rope(thinker["text_config"])},
+        "audio_config": {"model_type": "qwen2_5_omni_audio_encoder", **thinker["audio_config"]},
+        "vision_config": {"model_type": "qwen2_5_omni_vision_encoder", **thinker["vision_config"]},
+    }
+    talker = _old_rope(talker) | {
+        "architectures": ["Qwen2OmniTalkerForConditionalGeneration"],
+        "model_type": "qwen2_5_omni_talker",
+        "torch_dtype": dtype,
+    }
+    token2wav |= {
+        "model_type": "qwen2_5_omni_token2wav",
+        # The names of the release stand beside those that transformers reads; in the release they stand alone, since
+        # its sizes are transformers' defaults.
+        "dit_config": {
+            "model_type": "qwen2_5_omni_dit",
+            "torch_dtype": "float32",
+            "depth": dit["num_hidden_layers"],
+            "dim": dit["hidden_size"],
+            "heads": dit["num_attention_heads"],
+            **dit,
+        },
+        "bigvgan_config": {"model_type": "qwen2_5_omni_bigvgan", **token2wav["bigvgan_config"]},
+    }
+    return {
+        "architectures": ["Qwen2_5OmniModel"],
+        "enable_audio_output": True,
+        "enable_talker": True,
+        "model_type": "qwen2_5_omni",
+        "talker_config": talker,
+        "thinker_config": thinker,
+        "token2wav_config": token2wav,
+        "torch_dtype": dtype,
+        "transformers_version": TRANSFORMERS_VERSION,
+    }
+
+
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write the values as JSON with two blanks of indentation, in their order, as the published files are."""
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def write_generation_config(directory: Path) -> None:
+    """generation_config.json, equal to the published one."""
+    write_json(
+        directory / "generation_config.json",
+        {"_from_model_config": True, "transformers_version": TRANSFORMERS_VERSION},
+    )
+
+
+def write_processor(directory: Path, processor: Any) -> None:
+    """Write the files of a Qwen2_5OmniProcessor: one for images and sound, one for the template, the tokenizer's."""
+    processor.tokenizer.chat_template = None
+    processor.tokenizer.save_pretrained(directory)
+    sound, images = processor.feature_extractor, processor.image_processor
+    settings = {name: getattr(sound, name) for name in _SOUND_SETTINGS}
+    settings |= {name: getattr(images, name) for name in _IMAGE_SETTINGS}
+    settings |= {
+        "feature_extractor_type": type(sound).__name__,
+        "image_processor_type": type(images).__name__,
+        "max_pixels": images.size["longest_edge"],
+        "min_pixels": images.size["shortest_edge"],
+        "processor_class": type(processor).__name__,
+    }
+    write_json(directory / "preprocessor_config.json", dict(sorted(settings.items())))
+    write_json(directory / "chat_template.json", {"chat_template": processor.chat_template})
+
+
+def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as the shards hold them, in the order of the release: thinker, talker, token2wav."""
+    state = model.state_dict()
+    for part, dtype in (("thinker", torch.bfloat16), ("talker", torch.bfloat16), ("token2wav", torch.float32)):
+        for name, tensor in state.items():
+            if name.startswith(f"{part}."):
+                yield name, tensor.to(dtype).contiguous()
+    yield ROTARY_TABLE, model.token2wav.code2wav_dit_model.rotary_embed.inv_freq.float().contiguous()
+
+
+def write_shards(directory: Path, weights: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
+    """Write the weights, in their order, into shards of about shard_bytes, and the index. Shards of before go."""
+    for old in directory.glob("model-*-of-*.safetensors"):
+        old.unlink()
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    size = total = 0
+    for name, tensor in weights:
+        if size and size + tensor.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        # A copy: safetensors refuses tensors that share memory.
+        shards[-1][name] = tensor.clone()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = directory / f"model-{number:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, file)
+        # safetensors writes for its user only; a pod's user is another.
+        file.chmod(0o644)
+        weight_map |= dict.fromkeys(shard, file.name)
+    index = {"metadata": {"total_size": total + _UNSTORED_BYTES}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(directory / _INDEX, index)
+
+
+def _old_rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    rope = dict(values["rope_parameters"])
+    theta = rope.pop("rope_theta")
+    kept = {name: value for name, value in values.items() if name != "rope_parameters"}
+    return kept | {"rope_scaling": {**rope, "type": rope["rope_type"]}, "rope_theta": theta}

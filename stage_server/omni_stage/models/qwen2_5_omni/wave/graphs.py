@@ -1,0 +1,109 @@
+"""CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
+
+token2wav is bound by launches where its input is short: an evaluation of the transformer is some thousand small
+kernels, a window needs 36 of them. Shapes are captured before the stage is ready and never while it serves; a call with
+other shapes runs the function as it is. A capture that fails, or whose replay does not give what the function gives, is
+logged and left out: the stage serves without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-3
+"""Largest difference between a replay and the function itself: float32 on a GPU, where a capture may pick other
+kernels. A wrong graph is wrong by far more."""
+
+TensorFunction = Callable[..., torch.Tensor]
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A captured call: `replay` reads `inputs` and writes `output`, always the same memory."""
+
+    inputs: tuple[torch.Tensor, ...]
+    output: torch.Tensor
+    replay: Callable[[], object]
+
+
+Capture = Callable[[TensorFunction, tuple[torch.Tensor, ...]], Captured]
+
+
+class GraphedFunction:
+    """A function of tensors that replays what was captured for its shapes. One thread uses it."""
+
+    def __init__(self, function: TensorFunction, capture: Capture | None) -> None:
+        """`capture` is None where there are no graphs: then every call runs the function."""
+        self._function = function
+        self._capture = capture
+        self._captured: dict[Shapes, Captured] = {}
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """What the function returns, in memory of its own."""
+        captured = self._captured.get(_shapes(inputs))
+        if captured is None:
+            return self._function(*inputs)
+        for static, given in zip(captured.inputs, inputs, strict=True):
+            static.copy_(given)
+        captured.replay()
+        return captured.output.clone()
+
+    def warm_up(self, *inputs: torch.Tensor) -> bool:
+        """Capture the shapes of these inputs, if that works. Returns whether it did."""
+        if self._capture is None:
+            return False
+        shapes = _shapes(inputs)
+        try:
+            # The graph keeps its inputs: they must be nobody else's.
+            captured = self._capture(self._function, tuple(tensor.clone() for tensor in inputs))
+            captured.replay()
+            difference = float((captured.output - self._function(*inputs)).abs().max())
+        except torch.AcceleratorError:
+            # The device is broken, not the capture: there is nothing left to serve with.
+            raise
+        except RuntimeError:
+            logger.exception("no CUDA graph for shapes %s: the stage serves these without", shapes)
+            return False
+        # Written so that NaN is a difference too.
+        if not difference <= TOLERANCE:
+            logger.error("a CUDA graph for shapes %s differs by %s: the stage serves these without", shapes, difference)
+            return False
+        self._captured[shapes] = captured
+        return True
+
+
+class CudaCapture:
+    """Captures on a CUDA device. All graphs share one pool of memory, since they run one after another."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
+        """Run the function once beside the current stream, as libraries set themselves up then, and capture it."""
+        current = torch.cuda.current_stream(self._device)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            function(*inputs)
+        current.wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = function(*inputs)
+        return Captured(inputs, output, graph.replay)
+
+
+def next_size(size: int, sizes: Sequence[int]) -> int:
+    """The smallest of ascending `sizes` that holds `size`; `size` itself if none does."""
+    return next((candidate for candidate in sizes if candidate >= size), size)
+
+
+def _shapes(inputs: Sequence[torch.Tensor]) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in inputs)

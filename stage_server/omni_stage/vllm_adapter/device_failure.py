@@ -1,0 +1,53 @@
+"""What a failure in a step means: one request's, or a device that nothing runs on any more."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniStageError
+
+logger = logging.getLogger(__name__)
+
+Probe = Callable[[], None]
+"""Returns if the device works; raises whatever it raises if not."""
+
+
+def probe_device(device: torch.device) -> None:
+    """Wait for a CUDA device and have it add eight numbers. Raises RuntimeError if it cannot; returns on the CPU."""
+    if device.type != "cuda":
+        return
+    torch.cuda.synchronize(device)
+    if float(torch.ones(8, device=device).sum()) != 8.0:
+        raise RuntimeError("the device adds eight ones to something else")
+
+
+def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
+    """The error that a request gets for what the model raised; raises what means that the device is broken.
+
+    torch tells a lost CUDA context as AcceleratorError. cuBLAS and cuDNN tell it as RuntimeError, as they tell a shape
+    that they do not take; so behind any failure that is not plainly the request's, the device is asked to do something.
+    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is told, and
+    where it was raised is logged: its message may quote values.
+
+    Raises EngineDeadStageError, or the AcceleratorError itself.
+    """
+    if isinstance(error, torch.AcceleratorError | EngineDeadStageError):
+        # Every later call would fail as well: the engine has to end and start anew.
+        raise error
+    if isinstance(error, OmniStageError):
+        return error
+    kind = type(error).__name__
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("the model failed on a request with %s, raised at:\n%s", kind, where)
+    if isinstance(error, torch.OutOfMemoryError):
+        return ModelExecutionError("the device has too little memory for this request; send a shorter one")
+    try:
+        probe()
+    except Exception as broken:  # noqa: BLE001 - a broken device raises what it likes
+        logger.critical("the device does not work after a %s: %s", kind, type(broken).__name__)
+        raise EngineDeadStageError(f"the device stopped working ({kind}); the stage server restarts") from error
+    return ModelExecutionError(f"the model failed on this request ({kind}); the stage's log says where")

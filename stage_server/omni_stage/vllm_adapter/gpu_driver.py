@@ -1,0 +1,88 @@
+"""Whether a GPU's driver is new enough for what is installed, and what CUDA's failures mean to an operator.
+
+Asked through NVML before an engine starts: NVML makes no CUDA context, so the stage server itself stays free of CUDA.
+Without this the engine's process would die of the same cause, with its remedy in none of its messages.
+
+Used of vLLM 0.32: `vllm.platforms.current_platform` (no `device_type`: neither a GPU nor a CPU build), and
+`vllm.utils.import_utils.import_pynvml`, its copy of NVIDIA's wrapper.
+"""
+
+from __future__ import annotations
+
+from omni_stage.errors import ConfigurationError
+
+_FIELD = "nvidia.com/gpu"
+_LEAST_DRIVER = {12: 525, 13: 580}
+"""Major version of CUDA -> first driver branch on Linux that runs it: NVIDIA, CUDA compatibility, minor versions."""
+_NO_GPU = (
+    "no GPU can be seen. The node needs NVIDIA's driver and container toolkit; the stage needs a limit of "
+    "nvidia.com/gpu of at least 1, and spec.defaults.runtimeClassName where NVIDIA's runtime is not the default. "
+    "On CPUs use the CPU's image"
+)
+_MEANINGS = (
+    # libc10_cuda (c10/cuda/CUDAFunctions.cpp), libcudart (cudaGetErrorString): torch 2.13, CUDA 13.0
+    ("Found no NVIDIA driver on your system", _NO_GPU),
+    ("The NVIDIA driver on your system is too old", "{driver}"),
+    ("CUDA driver version is insufficient for CUDA runtime version", "{driver}"),
+    ("forward compatibility was attempted on non supported HW", "{driver}"),
+    (
+        "no kernel image is available for execution on the device",
+        "the installed torch or vLLM has no kernels for this GPU: its compute capability is too old or too new",
+    ),
+)
+
+
+def find_driver_problem(driver_cuda: int, torch_cuda: str | None) -> str:
+    """Why a driver cannot run this build of torch, with the remedy; empty if it can.
+
+    `driver_cuda` is the newest CUDA that the driver runs, as NVML and CUDA count: 1000 x major + 10 x minor.
+    `torch_cuda` is torch.version.cuda; None for builds without CUDA. Within a major version every driver of its first
+    branch or newer will do (CUDA's minor version compatibility).
+    """
+    if torch_cuda is None:
+        return ""
+    major = int(torch_cuda.split(".")[0])
+    if driver_cuda // 1000 >= major:
+        return ""
+    found = f"this node's NVIDIA driver runs CUDA {driver_cuda // 1000}.{driver_cuda % 1000 // 10} at most"
+    return f"{found}. {_newer_driver(torch_cuda)}"
+
+
+def explain_cuda_failure(text: str, torch_cuda: str | None) -> str:
+    """What a message of torch or CUDA means for whoever runs the node, with the remedy; empty if it is another."""
+    for part, meaning in _MEANINGS:
+        if part in text:
+            return meaning.replace("{driver}", f"the NVIDIA driver is too old. {_newer_driver(torch_cuda or '13.0')}")
+    return ""
+
+
+def check_gpu() -> None:
+    """Refuse a machine whose GPU the engine could not use. Raises ConfigurationError. Nothing on a CPU's build."""
+    import torch
+    from vllm.platforms import current_platform
+    from vllm.utils.import_utils import import_pynvml
+
+    if current_platform.is_cpu():
+        return
+    if not current_platform.device_type:
+        raise ConfigurationError(_NO_GPU, field=_FIELD)
+    if not current_platform.is_cuda():
+        return
+    nvml = import_pynvml()
+    try:
+        nvml.nvmlInit()
+        try:
+            driver_cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        # Devices without NVML (Jetson) exist: CUDA itself is the judge there.
+        return
+    if problem := find_driver_problem(driver_cuda, torch.version.cuda):
+        raise ConfigurationError(problem, field=_FIELD)
+
+
+def _newer_driver(torch_cuda: str) -> str:
+    major = int(torch_cuda.split(".")[0])
+    least = f"driver {_LEAST_DRIVER[major]} or newer" if major in _LEAST_DRIVER else f"a driver of CUDA {major}"
+    return f"torch here is built for CUDA {torch_cuda}, which needs {least}: update the node's driver"

@@ -1,0 +1,22 @@
+"""Host memory for copies that run beside the runner's steps.
+
+On an accelerator a copy to or from the host overlaps with other work, which takes pinned memory, a stream and an event.
+On the CPU there is nothing to copy. The choice is made here and nowhere else, so that tests can take the accelerator's
+branch on the CPU (tests/support/async_on_cpu.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def copies_overlap(device: torch.device) -> bool:
+    """Whether copies between the host and `device` run beside its work."""
+    return device.type == "cuda"
+
+
+def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised host tensor in pinned memory. Raises RuntimeError where there is no accelerator."""
+    return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)

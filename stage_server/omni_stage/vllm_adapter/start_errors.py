@@ -1,0 +1,56 @@
+"""Why a configuration cannot start, carried out of the engine's process.
+
+vLLM 0.32 tells the process that started an engine core only that it ended; its exception stays in the log. What our
+worker refuses (a checkpoint that does not fit, settings that cannot give correct rows) has a message, a field and a
+remedy, which belong into the stage's termination message. So the starting process names a file in the environment, and
+the worker writes its refusal there before it raises it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omni_stage.errors import ConfigurationError
+
+START_ERROR_FILE = "OMNI_START_ERROR_FILE"
+"""Environment variable: where an engine's process writes why it refuses to start."""
+
+
+@contextmanager
+def collecting_start_errors() -> Iterator[Callable[[], ConfigurationError | None]]:
+    """In the starting process, around the start: a function that gives the engine's refusal, if it wrote one."""
+    with tempfile.TemporaryDirectory(prefix="omni-start-") as folder:
+        file = Path(folder) / "refusal.json"
+        os.environ[START_ERROR_FILE] = str(file)
+        try:
+            yield lambda: _read(file)
+        finally:
+            os.environ.pop(START_ERROR_FILE, None)
+
+
+@contextmanager
+def reporting_start_errors() -> Iterator[None]:
+    """In the engine's process, around what may raise ConfigurationError; in others it does nothing."""
+    try:
+        yield
+    except ConfigurationError as error:
+        file = os.environ.get(START_ERROR_FILE)
+        if file:
+            text = json.dumps({"message": str(error), "field": error.details.field})
+            part = Path(f"{file}.{os.getpid()}")
+            part.write_text(text, encoding="utf-8")
+            part.replace(file)  # whole or not at all, whichever rank was last
+        raise
+
+
+def _read(file: Path) -> ConfigurationError | None:
+    try:
+        refusal = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return ConfigurationError(refusal["message"], field=refusal["field"])

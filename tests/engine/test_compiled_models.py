@@ -1,0 +1,137 @@
+"""Thinker and talker compiled on the CPU: one compilation for every length, and the same answers as their own code.
+
+torch's "eager" backend: the model is traced and run as a graph with symbolic lengths, but no C++ is compiled, which
+would take minutes. vLLM takes it where VLLM_CPU_CI_ENV is set (platforms/cpu.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+from torch._dynamo.utils import counters
+
+from omni_proto.stage_config import EngineArgs, ModelSource, Output, SamplingDefaults, StageConfig
+from omni_stage.engine.factory import build_stage_engine
+from omni_stage.models.component import StageRequest, UserPrompt
+from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
+from support.reference import ReferencePrompt
+from support.toy_models import register_toy_models, use_architecture
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
+TEXTS = ("?", "Hello", "What is this?", "Tell me about the weather in a few words, and then in a few more.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_only() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_CI_ENV", "1")
+        yield
+
+
+def runner_of(stages: OmniStages, stage: str) -> Any:
+    core: Any = stages.engines[stage]._core  # type: ignore[attr-defined]
+    return core.llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stages(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[OmniStages]:
+    """Compiled thinker and talker. Prompts of more than 48 tokens take several steps."""
+    counters.clear()
+    arguments = {"enforce_eager": False, "max_num_batched_tokens": 48}
+    async with run_omni_stages(make_tiny_checkpoint(0, "gqa"), "thinker", "talker", **arguments) as running:
+        yield running
+
+
+async def test_one_graph_serves_every_length(stages: OmniStages) -> None:
+    """A length that was taken for a constant would be compiled anew, or answered wrongly: vLLM drops the guards."""
+    assert graphs() == 2, "one of the thinker's text model, one of the talker's layers"
+    assert not any(engine.compiled_check_failed for engine in stages.engines.values())
+    for text in TEXTS:
+        prompt = ReferencePrompt(text).to_user_prompt()
+        thinker = await stages.ask("thinker", prompt, **GREEDY, max_tokens=24, ignore_eos=True)
+        talker = await stages.ask("talker", thinker.tensors, **GREEDY, max_tokens=24, ignore_eos=True)
+        with runner_of(stages, "thinker").as_written(), runner_of(stages, "talker").as_written():
+            own = await stages.ask("thinker", prompt, **GREEDY, max_tokens=24, ignore_eos=True)
+            spoken = await stages.ask("talker", own.tensors, **GREEDY, max_tokens=24, ignore_eos=True)
+        assert thinker.token_ids == own.token_ids
+        torch.testing.assert_close(thinker.tensors["x"], own.tensors["x"], atol=ROWS_TOLERANCE, rtol=0)
+        assert talker.token_ids == spoken.token_ids
+        assert len(talker.token_ids) == 24
+    assert graphs() == 2
+
+
+async def test_the_compiled_layers_are_what_runs(stages: OmniStages) -> None:
+    """Otherwise the test above would compare the model with itself."""
+    talker = runner_of(stages, "talker")
+    layers = talker.get_model().model
+    assert layers.compiled
+    dispatched: list[str] = []
+    dispatch = type(layers)._dispatch_to_compiled_code
+    rows = {
+        "x": torch.zeros(4, talker.input_row_size),
+        "token_ids": torch.zeros(4, dtype=torch.int64),
+        "mrope_positions": torch.arange(2)[:, None].repeat(1, 3),
+        "mrope_delta": torch.zeros(1, dtype=torch.int64),
+    }
+
+    def noting(self: Any) -> Any:
+        dispatched.append("step")
+        return dispatch(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(layers), "_dispatch_to_compiled_code", noting)
+        await stages.ask("talker", rows, **GREEDY, max_tokens=4, ignore_eos=True)
+        assert len(dispatched) == 4
+        with talker.as_written():
+            await stages.ask("talker", rows, **GREEDY, max_tokens=4, ignore_eos=True)
+        assert len(dispatched) == 4
+
+
+async def answer(engine: Any, text: str) -> list[int]:
+    sampling = SamplingDefaults(temperature=0.0, max_tokens=12, ignore_eos=True)
+    request = StageRequest(request_id=f"ask {text}", source=UserPrompt(text=text), sampling=sampling)
+    async with aclosing(engine.generate(request)) as steps:
+        return [token async for step in steps for token in step.token_ids]
+
+
+# Last: engines of one process share vLLM's process groups, and one that ends takes them along.
+
+
+async def test_a_model_that_compiles_to_something_else_is_served_eager(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register_toy_models()
+    right = write_tiny_text_checkpoint(tmp_path / "right", seed=3)
+    wrong = use_architecture(write_tiny_text_checkpoint(tmp_path / "wrong", seed=3), "ToyMiscompiled")
+    answers = []
+    for checkpoint, fails in ((right, False), (wrong, True)):
+        config = StageConfig(
+            pipeline="text",
+            stage="llm",
+            component="generic/llm",
+            model=ModelSource(path=str(checkpoint)),
+            outputs=[Output.TEXT],
+            engine_args=EngineArgs(
+                dtype="float32", max_model_len=64, max_num_seqs=4, kv_cache_memory_mib=8, enforce_eager=False
+            ),
+        )
+        engine = build_stage_engine(config, in_process=True)
+        await engine.start()
+        assert engine.compiled_check_failed is fails
+        assert ("hidden states differ" in caplog.text) is fails
+        answers.append(await answer(engine, "one two three"))
+        await engine.shutdown()
+    assert answers[0] == answers[1]
