@@ -1,7 +1,10 @@
-"""`make bench`: ratios, each measured in one run with the sides taking turns; printed, and written to results/.
+"""`make bench`: ratios, each measured in one run with the sides taking turns; printed, judged, and written to results/.
 
 This machine and that one differ; a ratio of two sides that took turns on one machine says something on both. Every case
 writes results/CASE.json, draws results/CASE.png from it and puts the tables into docs/performance.md.
+
+Exits 1 if a ratio is below its floor, or worse than in the last committed result by more than its tolerance. Such a run
+goes to results/CASE.rejected.json, and replaces nothing.
 """
 
 from __future__ import annotations
@@ -11,59 +14,72 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.page import render_result, replace_section
 from benchmarks.report import Options, Report, describe_machine, load, print_report
+from benchmarks.stored import RESULTS, load_committed, write_result
+from benchmarks.verdict import find_problems, judge, read_last
 
-CASES = ("codec", "transport", "schedulers", "startup", "pipeline")
-RESULTS = Path(__file__).parent / "results"
+CASES = {
+    name: f"benchmarks.{name}" for name in ("codec", "transport", "schedulers", "startup", "pipeline", "diffusion")
+}
+"""Case -> module with `measure` and `draw`."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases. 1 if one of them fails, after all of them ran."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
     parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page anew")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     unknown = set(options.cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     options.results.mkdir(parents=True, exist_ok=True)
+    problems: list[str] = []
     for name in options.cases:
-        if not options.draw:
-            run_case(name, Options(options.rounds, options.results))
-        draw_case(name, options.results)
-        if options.results == RESULTS:
-            write_page(name)
-    return 0
+        found = [] if options.draw else run_case(name, Options(options.rounds, options.results))
+        problems += [f"{name}: {problem}" for problem in found]
+        if not found:
+            draw_case(name, options.results)
+            if options.results == RESULTS:
+                write_page(name)
+    for problem in problems:
+        print(f"FAILED {problem}", file=sys.stderr)
+    return int(bool(problems))
 
 
-def run_case(name: str, options: Options) -> None:
-    """Measure a case, print it, write it down."""
-    record(name, lambda: importlib.import_module(f"benchmarks.{name}").measure(options), options.results)
+def run_case(name: str, options: Options) -> list[str]:
+    """Measure a case, print, judge, write it down. Why it fails, a line each."""
+    return record(name, lambda: importlib.import_module(CASES[name]).measure(options), options.results)[1]
 
 
-def record(name: str, measure: Callable[[], Report], results: Path) -> Report:
-    """What `measure` gives: printed, and written to NAME.json in a folder with when, on what and for how long."""
+def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
+    """What `measure` gives, printed and written to a folder with when, on what and for how long; and why it fails, a
+    line each. It is held against the case's committed result, or against the folder's where none is committed."""
     machine, began = describe_machine(), time.monotonic()
     report = measure()
+    last = read_last(load_committed(name) or load_committed(name, results))
+    verdicts = judge(report.ratios, last)
     result = {
         "case": name,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {**machine, "load_after": load()},
         "seconds": round(time.monotonic() - began),
-        "floors": [floor.to_row() for floor in report.floors],
+        "ratios": [verdict.to_row() for verdict in verdicts],
         "notes": report.notes,
         "tables": report.tables,
     }
-    print_report(name, report)
-    (results / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-    return report
+    print_report(name, report, verdicts)
+    problems = find_problems(verdicts, last)
+    print(f"\nwritten to {write_result(name, results, result, accepted=not problems)}")
+    return report, problems
 
 
 def draw_case(name: str, results: Path) -> None:
@@ -71,7 +87,7 @@ def draw_case(name: str, results: Path) -> None:
     file = results / f"{name}.json"
     if file.exists():
         result = json.loads(file.read_text())
-        importlib.import_module(f"benchmarks.{name}").draw(result, file.with_suffix(".png"))
+        importlib.import_module(CASES[name]).draw(result, file.with_suffix(".png"))
 
 
 def write_page(name: str) -> None:

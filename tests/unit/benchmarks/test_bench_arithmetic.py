@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.diffusion.figures import (
+    AT_ONCE,
+    EQUAL,
+    MIXED,
+    REQUESTS,
+    TALKER,
+    Side,
+    find_ratios,
+    make_rows,
+    pick_lengths,
+    split_groups,
+)
 from benchmarks.interleave import median_ratio, quantile, time_rounds
 from benchmarks.pipeline.breakdown import PARTS as REQUEST_PARTS
 from benchmarks.pipeline.breakdown import first_row_unix_ns, split
 from benchmarks.pipeline.edges import EdgeTotals, parse_edges
-from benchmarks.report import Floor, format_table
+from benchmarks.report import format_table
 from benchmarks.startup.parts import LAST_PART, PARTS, Mark, cpu_seconds, split_start
 
 from omni_proto.client import StageTimings
@@ -39,10 +51,6 @@ def test_sides_take_turns_in_going_first() -> None:
     seconds = time_rounds(sides, 2)
     assert order == list("abc" + "bca" + "cab")
     assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2, "c": 2}
-
-
-def test_floor_says_whether_it_is_met() -> None:
-    assert [Floor("x", value, 0.5).to_row()["met"] for value in (0.49, 0.5)] == [False, True]
 
 
 def test_table_lines_up() -> None:
@@ -113,3 +121,31 @@ def test_parts_of_a_start() -> None:
 def test_a_start_without_a_mark() -> None:
     with pytest.raises(ValueError, match="load_model"):
         split_start([mark for mark in _marks() if "load_model" not in mark.label], launched=0.0, ready=12.0)
+
+
+def test_equal_and_mixed_lengths_are_the_same_work() -> None:
+    lengths = {side: pick_lengths(side) for side in (EQUAL, MIXED, TALKER)}
+    assert len({sum(ones) for ones in lengths.values()}) == 1
+    assert all(len(ones) == REQUESTS for ones in lengths.values())
+    assert len(set(lengths[MIXED])) == REQUESTS
+    assert min(lengths[MIXED]) > 0
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 16, 5])
+def test_groups_hold_every_request_once_and_in_order(at_once: int) -> None:
+    groups = split_groups(range(REQUESTS), at_once)
+    assert [item for group in groups for item in group] == list(range(REQUESTS))
+    assert max(map(len, groups)) == at_once
+
+
+def test_figures_of_engines() -> None:
+    """Sixteen at once take half as long as one by one, and token2wav twice as long as the talker."""
+    sides = {
+        (name, at_once): Side([slow * (2.0 if at_once == 1 else 1.0)] * 3, [0.1] * REQUESTS, 1100.0, 1000.0)
+        for name, slow in ((EQUAL, 8.0), (MIXED, 8.0), (TALKER, 4.0))
+        for at_once in AT_ONCE
+    }
+    row = make_rows(sides)[2]
+    assert (row["side"], row["at_once"], row["requests_per_s"], row["codes_per_s"]) == (EQUAL, 16, 2.0, 48)
+    assert (row["ratio_to_one_at_once"], row["over_idle_mib"], row["latency_ms_p50"]) == (2.0, 100.0, 100)
+    assert [ratio.value for ratio in find_ratios(sides)] == [2.0, 2.0, 2.0, 2.0, 0.5]

@@ -9,7 +9,10 @@ RESULT = {
     "date": "2026-01-02",
     "machine": {"cores": 2, "cpu": "a CPU", "load_before": [0.5, 1, 1], "load_after": [1.5, 1, 1]},
     "seconds": 12,
-    "floors": [{"name": "x", "value": 0.4, "least": 0.5, "met": False}],
+    "ratios": [
+        {"name": "x", "value": 0.4, "bound": ">= 0.5", "met": False, "last": 0.6, "to_last": 0.667, "tolerance": 0.1},
+        {"name": "y", "value": 2.0, "bound": None, "met": None, "last": None, "to_last": None, "tolerance": 0.25},
+    ],
     "tables": {"streams": [{"side": "a", "gb_per_s": 1.5, "same": True, "range": [1, 2], "none": None}]},
 }
 
@@ -28,6 +31,7 @@ def test_a_page_without_the_section() -> None:
 def test_result_as_markdown() -> None:
     lines = render_result(RESULT).splitlines()
     assert "load before and after: 0.5 and 1.5" in lines[0]
-    assert "| x | 0.4 | 0.5 | **no** |" in lines
+    assert "| x | 0.4 | >= 0.5 | **no** | 0.6 | 10% |" in lines
+    assert "| y | 2.0 | - | - | - | 25% |" in lines
     assert "Streams:" in lines
     assert "| a | 1.5 | yes | 1 to 2 | - |" in lines

@@ -1,0 +1,161 @@
+"""Runs two engines, each in a process of its own as in a stage server, and asks them in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.diffusion.figures import (
+    AT_ONCE,
+    EQUAL,
+    MIXED,
+    REQUESTS,
+    TABLE,
+    TALKER,
+    Side,
+    find_ratios,
+    make_rows,
+    pick_lengths,
+    split_groups,
+)
+from benchmarks.interleave import time_rounds
+from benchmarks.memory import find_engines, peak_mib, reset_peak, rss_mib
+from benchmarks.report import Options, Report
+
+if TYPE_CHECKING:
+    from omni_proto.stage_config import StageConfig
+    from omni_stage.engine.stage_llm import StageLLM
+
+ROUNDS = 5
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+PROMPT_ROWS, REPLY_ROWS = 32, 8
+"""Of the talker's input."""
+ANY_CODE = 100
+"""Codes of the input are below this."""
+NOTES = [
+    f"Every side runs {REQUESTS} requests, as many at once as told. ratio_to_one_at_once: median of each round's own.",
+    "A tiny seeded checkpoint in float32 on the CPU, ten steps of the solver. A CPU gains a step's fixed cost by a "
+    "batch; a GPU gains more.",
+    "Memory is resident memory of the engine's process, whose imports alone are most of it; over_idle_mib is what the "
+    "requests added, and what the allocator had not returned from earlier rounds.",
+]
+Ask = Callable[[], Awaitable[object]]
+"""One request, to its end."""
+
+
+def measure(options: Options) -> Report:
+    """One row for each side and number at once."""
+    from omni_stage.vllm_adapter.env import apply_environment
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    apply_environment()
+    with asyncio.Runner() as runner, tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as folder:
+        stack = AsyncExitStack()
+        try:
+            stages = runner.run(start_engines(Path(folder), stack))
+            sides = run_sides(runner, stages, options.rounds or ROUNDS)
+        finally:
+            runner.run(stack.aclose())
+    return Report({TABLE: make_rows(sides)}, find_ratios(sides), NOTES)
+
+
+async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[StageLLM, int]]:
+    """token2wav and the talker on a checkpoint of their own, each with its engine's process id. `stack` ends them."""
+    from omni_cli.local import compile_local
+    from omni_proto.pipeline import load_pipeline
+    from omni_stage.engine.stage_llm import StageLLM
+    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+    write_tiny_checkpoint(folder / "model", seed=0)
+    ports = dict.fromkeys(("thinker", "talker", "token2wav"), 0)
+    stages: dict[str, tuple[StageLLM, int]] = {}
+    for config in compile_local(load_pipeline(SAMPLE), str(folder / "model"), ports):
+        if config.stage == "thinker":
+            continue
+        known = set(find_engines(os.getpid()))
+        stage = StageLLM(_widen(config), in_process=False)
+        stack.push_async_callback(stage.shutdown)
+        await stage.start()
+        (pid,) = set(find_engines(os.getpid())) - known
+        stages[config.stage] = (stage, pid)
+    return stages
+
+
+def run_sides(
+    runner: asyncio.Runner, stages: Mapping[str, tuple[StageLLM, int]], rounds: int
+) -> dict[tuple[str, int], Side]:
+    """Every side, `rounds` times, in turn."""
+    sides: dict[tuple[str, int], Side] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    for name in (EQUAL, MIXED, TALKER):
+        stage, pid = stages[TALKER if name == TALKER else "token2wav"]
+        asks = [_ask_talker(stage, n) if name == TALKER else _ask_token2wav(stage, n) for n in pick_lengths(name)]
+        for at_once in AT_ONCE:
+            side = sides[name, at_once] = Side([], idle_mib=rss_mib(pid))
+            runs[f"{name}, {at_once}"] = _make_run(runner, pid, split_groups(asks, at_once), side)
+    seconds = time_rounds(runs, rounds)
+    for (name, at_once), side in sides.items():
+        side.seconds = seconds[f"{name}, {at_once}"]
+        del side.latencies[:REQUESTS]  # of the round that warmed up
+    return sides
+
+
+def _make_run(runner: asyncio.Runner, pid: int, groups: Sequence[Sequence[Ask]], side: Side) -> Callable[[], None]:
+    async def one(ask: Ask) -> None:
+        began = time.perf_counter()
+        await ask()
+        side.latencies.append(time.perf_counter() - began)
+
+    async def all_of_them() -> None:
+        for group in groups:
+            await asyncio.gather(*map(one, group))
+
+    def run() -> None:
+        reset_peak(pid)
+        runner.run(all_of_them())
+        side.peak_mib = max(side.peak_mib, peak_mib(pid))
+
+    return run
+
+
+def _ask_token2wav(stage: StageLLM, length: int) -> Ask:
+    """`length` codes."""
+    from omni_stage.models.component import EdgeInput
+
+    codes = torch.randint(ANY_CODE, (length,), generator=torch.Generator().manual_seed(length))
+    return lambda: stage.generate(EdgeInput({"codes": codes}), seed=0)
+
+
+def _ask_talker(stage: StageLLM, length: int) -> Ask:
+    """Exactly `length` codes, for rows as wide and of the dtype that the component itself warms up with."""
+    from omni_proto.stage_config import SamplingDefaults
+    from omni_stage.models.component import EdgeInput
+
+    known = stage.engine.component.warmup_request().source
+    if not isinstance(known, EdgeInput):
+        raise TypeError("the talker reads tensors")
+    x, rows = known.tensors["x"], PROMPT_ROWS + REPLY_ROWS
+    source = EdgeInput(
+        {
+            "x": torch.randn(rows, x.shape[1], generator=torch.Generator().manual_seed(0)).to(x.dtype),
+            "token_ids": torch.zeros(rows, dtype=torch.int64),
+            "mrope_positions": torch.arange(PROMPT_ROWS)[:, None].repeat(1, 3),
+            "mrope_delta": torch.zeros(1, dtype=torch.int64),
+        }
+    )
+    sampling = SamplingDefaults(temperature=0.0, max_tokens=length, ignore_eos=True)
+    return lambda: stage.generate(source, sampling)
+
+
+def _widen(config: StageConfig) -> StageConfig:
+    """As many requests at once as the widest side has."""
+    arguments = config.engine_args.model_copy(update={"max_num_seqs": AT_ONCE[-1]})
+    return config.model_copy(update={"engine_args": arguments})

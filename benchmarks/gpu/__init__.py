@@ -1,0 +1,11 @@
+"""`make gpu`: whether the stages are right, fit and fast on this GPU. One line a check, one file to send back.
+
+checks.py       what a check is; catalogue.py: all of them
+environment.py  driver, compilers, limits
+wave.py         token2wav with torch and transformers alone
+rows.py         rows out of the thinker and into the talker
+serving.py      start, speed and faults of stage servers; sharing.py: three on one GPU
+published.py    the published checkpoint
+sizes.py, peak.py   arithmetic of memory, and how peaks are measured without a GPU
+bundle.py       what a machine without a network needs, as one file
+"""

@@ -1,0 +1,120 @@
+"""`make gpu`: run the checks, print a line for each, write one file to send back (docs/gpu-check.md).
+
+python -m benchmarks.gpu [--part torch|whole] [--model DIRECTORY] [--only NAME ...] [--out DIRECTORY]
+python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.gpu.catalogue import CHECKS
+from benchmarks.gpu.checks import Check, Context, Result, run_check
+
+CHECK_TIMEOUT_S = 3600.0
+_CHILD_OUTPUT = 20_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """1 if a check failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
+    parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="NAME", help="checks, or the beginnings of their names"
+    )
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="folder for results")
+    parser.add_argument("--here", action="store_true", help="all checks in this process: for a debugger, or a CPU")
+    parser.add_argument("--bundle", type=Path, help="write this file for a machine without a network, and run nothing")
+    parser.add_argument(
+        "--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}", help="that machine's Python"
+    )
+    options = parser.parse_args(arguments)
+    if options.bundle:
+        from benchmarks.gpu.bundle import write_bundle
+
+        print(write_bundle(options.bundle, options.python))
+        return 0
+    chosen = choose(options.part, options.only)
+    if not chosen:
+        parser.error(f"no check is called so; there are {', '.join(check.name for check in CHECKS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    context = make_context(options.out.resolve(), options.model)
+    results = []
+    for check in chosen:
+        began = time.monotonic()
+        run = run_check if options.here else run_apart
+        for result in run(check, context):
+            print(result.line(), flush=True)
+            results.append({**result.to_row(), "check_seconds": round(time.monotonic() - began, 1)})
+    print(f"send back {write_results(context, results)}")
+    return int(any(row["status"] == "FAIL" for row in results))
+
+
+def choose(part: str, only: Sequence[str]) -> list[Check]:
+    """The checks of a part whose names begin so."""
+    return [
+        check
+        for check in CHECKS
+        if part in ("all", check.part) and (not only or any(check.name.startswith(name) for name in only))
+    ]
+
+
+def make_context(out: Path, model: Path | None) -> Context:
+    """What there is on this machine."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    device = "cuda" if gpus and torch.cuda.is_available() else "cpu"
+    return Context(device=device, gpus=gpus, out=out, model=model.resolve() if model else None)
+
+
+def run_apart(check: Check, context: Context) -> Iterator[Result]:
+    """The same in a process of its own: one that breaks the GPU's context, or hangs, ends alone."""
+    file = context.out / f".{check.name}.json"
+    file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), str(context.model or "")]
+    log = context.out / "logs" / f"{check.name}.txt"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("wb") as output:
+        try:
+            ended = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, timeout=CHECK_TIMEOUT_S, check=False, env=os.environ
+            ).returncode
+        except subprocess.TimeoutExpired:
+            yield Result("FAIL", check.name, f"not over after {CHECK_TIMEOUT_S:g} s", "-")
+            return
+    if not file.exists():
+        tail = log.read_text(errors="replace")[-_CHILD_OUTPUT:]
+        yield Result("FAIL", check.name, f"its process ended with {ended}", "0", log=tail)
+        return
+    yield from (Result(**row) for row in json.loads(file.read_text(encoding="utf-8")))
+    file.unlink()
+
+
+def write_results(context: Context, results: list[dict[str, object]]) -> Path:
+    """results.json and results.txt, and one archive with them, the logs and the audio. Its path."""
+    moment = datetime.now(UTC)
+    header = {"date": moment.isoformat(), "device": context.device, "gpus": context.gpus, "model": str(context.model)}
+    (context.out / "results.json").write_text(json.dumps({**header, "results": results}, indent=2) + "\n")
+    lines = [" ".join(str(row[key]) for key in ("status", "name", "value", "limit")) for row in results]
+    (context.out / "results.txt").write_text("\n".join(lines) + "\n")
+    archive = context.out / f"gpu-check-{moment:%Y%m%d-%H%M%S}.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(context.out.rglob("*")):
+            if path.is_file() and path.suffix in (".json", ".txt", ".log", ".wav"):
+                tar.add(path, path.relative_to(context.out.parent))
+    return archive
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""All checks of `make gpu`, in the order in which they run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+
+from benchmarks.gpu.checks import Check, Context, Finding, Part, Run
+
+_MODEL = ("gpu", "vllm", "transformers", "model")
+_TABLE: tuple[tuple[Part, str, str, tuple[str, ...]], ...] = (
+    # part, name, function in benchmarks.gpu, needs
+    ("torch", "environment.versions", "environment:versions", ()),
+    ("torch", "environment.driver", "environment:driver", ("gpu",)),
+    ("torch", "environment.capability", "environment:capability", ("gpu",)),
+    ("torch", "environment.compilers", "environment:compilers", ()),
+    ("torch", "environment.shared_memory", "environment:shared_memory", ("gpu",)),
+    ("torch", "environment.read_only_root", "environment:read_only", ("gpu", "root")),
+    ("torch", "token2wav.attention", "wave:velocity", ("transformers",)),
+    ("torch", "token2wav.parity", "wave:parity", ("transformers",)),
+    ("torch", "token2wav.batch", "wave:batch", ("transformers",)),
+    ("torch", "token2wav.windows", "wave:windows", ("transformers",)),
+    ("torch", "token2wav.memory", "wave:memory", ("transformers",)),
+    ("torch", "token2wav.graphs", "wave:graphs", ("gpu", "transformers")),
+    ("torch", "token2wav.syncs", "wave:syncs", ("gpu", "transformers")),
+    ("torch", "token2wav.speed", "wave:speed", ("gpu", "transformers")),
+    ("torch", "token2wav.out_of_memory", "wave:out_of_memory", ("gpu", "transformers")),
+    ("whole", "environment.flashinfer", "environment:flashinfer", ("gpu", "vllm")),
+    ("whole", "environment.fork", "environment:fork", ("vllm",)),
+    ("whole", "sharing.arithmetic", "sharing:arithmetic", ()),
+    ("whole", "rows_out", "rows:rows_out", ("vllm", "transformers")),
+    ("whole", "rows_in", "rows:rows_in", ("vllm", "transformers")),
+    ("whole", "syncs", "rows:syncs", ("gpu", "vllm", "transformers")),
+    ("whole", "start", "serving:start", ("vllm",)),
+    ("whole", "speed", "serving:speed", ("gpu", "vllm")),
+    ("whole", "sharing.starts", "sharing:starts", ("gpu", "vllm")),
+    ("whole", "faults", "serving:faults", ("vllm",)),
+    ("whole", "tensor_parallel", "rows:tensor_parallel", ("2 gpus", "vllm")),
+    ("whole", "published", "published:answers", _MODEL),
+    ("whole", "published.golden", "published:golden", _MODEL),
+)
+
+
+def _find(place: str) -> Run:
+    """The function, imported when it runs: what a part needs may be missing where only the other one runs."""
+    module, _, name = place.partition(":")
+
+    def run(context: Context) -> Finding | Iterable[Finding]:
+        found: Finding | Iterable[Finding] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name)(context)
+        return found
+
+    return run
+
+
+CHECKS = tuple(Check(name, part, _find(place), needs) for part, name, place, needs in _TABLE)

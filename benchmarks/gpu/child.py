@@ -1,0 +1,24 @@
+"""One check in a process of its own: python -m benchmarks.gpu.child NAME OUT MODEL. Writes OUT/.NAME.json."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.gpu.__main__ import choose, make_context
+from benchmarks.gpu.checks import run_check
+
+
+def main() -> int:
+    """0; what failed is in the results."""
+    name, out, model = sys.argv[1:4]
+    context = make_context(Path(out), Path(model) if model else None)
+    check = next(one for one in choose("all", [name]) if one.name == name)
+    rows = [result.to_row() for result in run_check(check, context)]
+    (Path(out) / f".{name}.json").write_text(json.dumps(rows), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""What others published of the 7B model's answers, and how ours is held against it. Pure; golden.json has the figures.
+
+Audio: the codes are given, so that token2wav is checked alone. The start noise decides each sample. transformers draws
+it on the device of the model, and the fixture does not say which that was; our stages draw it on the CPU. So an audio
+of the right length and loudness whose samples differ is OTHER_NOISE: neither a pass nor a defect.
+
+Text: a question on an audio and an image. Both are on the internet; a check without them is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).parent / "golden.json"
+# Those of transformers' own test.
+_SAMPLE_RTOL, _SAMPLE_ATOL, _RMS_RTOL = 1e-3, 5e-3, 1e-2
+_LOUDNESS_FACTOR = 1.25
+"""Other noise moves the loudness a little; wrong rotary embeddings halved it (huggingface/transformers #47328)."""
+
+
+class Verdict(enum.Enum):
+    """How an answer compares."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    FAIL = "fail"
+    OTHER_NOISE = "other noise"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict with what was measured."""
+
+    verdict: Verdict
+    value: str
+    limit: str
+
+
+@dataclass(frozen=True)
+class GoldenAudio:
+    """Codec tokens and facts of the audio that they make."""
+
+    source: str
+    model: str
+    voice: str
+    seed: int
+    codes: tuple[int, ...]
+    samples: int
+    """At 24 kHz."""
+    rms: float
+    stride: int
+    last_strided: tuple[float, ...]
+    """The last of every `stride`-th sample, counted from the first."""
+
+
+@dataclass(frozen=True)
+class GoldenText:
+    """A question and the answers that the published model gave to it on several devices."""
+
+    source: str
+    model: str
+    audio_url: str
+    image_url: str
+    question: str
+    system: str
+    max_tokens: int
+    prompt_begins: tuple[int, ...]
+    """Token ids at the head of the prompt: audio first, then the image, then the question."""
+    answers: tuple[str, ...]
+
+
+@lru_cache
+def golden_audio() -> GoldenAudio:
+    """Returns what is known of the audio fixture."""
+    facts = _read("audio")
+    runs = facts.pop("codes_by_run")
+    codes = tuple(itertools.chain.from_iterable([code] * count for code, count in runs))
+    return GoldenAudio(**{**facts, "codes": codes, "last_strided": tuple(facts["last_strided"])})
+
+
+@lru_cache
+def golden_text() -> GoldenText:
+    """Returns the question and its answers."""
+    facts = _read("text")
+    return GoldenText(**{**facts, "prompt_begins": tuple(facts["prompt_begins"]), "answers": tuple(facts["answers"])})
+
+
+def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
+    """Hold an audio (24 kHz, in [-1, 1]) that token2wav made of golden.codes against the fixture."""
+    values = [float(sample) for sample in samples]
+    if len(values) != golden.samples:
+        return Finding(Verdict.FAIL, f"{len(values)} samples", f"{golden.samples} samples")
+    rms = math.sqrt(math.fsum(value * value for value in values) / len(values))
+    value, limit = f"rms {rms:.5f}", f"rms {golden.rms:.5f}"
+    if not math.isfinite(rms) or not 1 / _LOUDNESS_FACTOR <= rms / golden.rms <= _LOUDNESS_FACTOR:
+        return Finding(Verdict.FAIL, value, f"{limit} within a factor of {_LOUDNESS_FACTOR}")
+    tail = values[:: golden.stride][-len(golden.last_strided) :]
+    largest = max(abs(ours - theirs) for ours, theirs in zip(tail, golden.last_strided, strict=True))
+    is_near = all(
+        abs(ours - theirs) <= _SAMPLE_ATOL + _SAMPLE_RTOL * abs(theirs)
+        for ours, theirs in zip(tail, golden.last_strided, strict=True)
+    )
+    is_equal = is_near and abs(rms - golden.rms) <= _RMS_RTOL * golden.rms
+    verdict = Verdict.PASS if is_equal else Verdict.OTHER_NOISE
+    return Finding(verdict, f"{value}, samples off by {largest:.4f}", f"{limit}, samples off by {_SAMPLE_ATOL}")
+
+
+def judge_text(text: str, golden: GoldenText) -> Finding:
+    """Hold the greedy answer to golden.question against those that were published; a cut answer may lack its end."""
+    answer = text.strip().rstrip(".")
+    is_known = any(answer == known.rstrip(".") for known in golden.answers)
+    verdict = Verdict.PASS if is_known else Verdict.FAIL
+    return Finding(verdict, repr(text.strip()), f"one of {len(golden.answers)} published answers")
+
+
+def find_missing_media(audio: Path | None, image: Path | None, golden: GoldenText) -> str | None:
+    """Returns why the text check must be skipped, None if both files are there."""
+    wanted = (("audio", audio, golden.audio_url), ("image", image, golden.image_url))
+    missing = [f"{name} ({url})" for name, path, url in wanted if path is None or not path.is_file()]
+    return f"no file with the {' and the '.join(missing)}; fetch it and give its path" if missing else None
+
+
+def _read(part: str) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))[part]
+    return facts

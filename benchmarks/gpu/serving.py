@@ -1,0 +1,187 @@
+"""Stage servers on a GPU: how long they take to start, how fast they answer, and what a fault does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.checks import Context, Finding, at_most, equal
+from benchmarks.gpu.engines import (
+    environment,
+    gpu_memory_by_stage,
+    load_sample,
+    serve,
+    wait_until,
+)
+from benchmarks.gpu.environment import nvidia_files
+
+START_LIMIT_S = 1800.0
+"""The startup probe's patience."""
+AT_ONCE = (1, 8, 32, 64)
+PROMPT = "Tell me in three sentences what the weather is like."
+ENGINE_DEAD_EXIT = 70
+_FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
+"""Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
+ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
+
+
+def start(context: Context) -> Iterator[Finding]:
+    """Each stage cold, then warm from the caches that the cold start left; peak memory; no CUDA in the stage server."""
+    pipeline, checkpoint = load_sample(context)
+    caches = tempfile.mkdtemp(prefix="omni-gpu-caches-")
+    variables = {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TRITON_CACHE_DIR": f"{caches}/triton"}
+    variables |= {"TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor"}
+    try:
+        for round_name in ("cold", "warm"):
+            with environment(**variables), serve(context, pipeline, checkpoint, f"start-{round_name}") as running:
+                local, seconds = running
+                memory = gpu_memory_by_stage(local) if context.on_gpu else {}
+                for stage, taken in seconds.by_stage.items():
+                    data = {"seconds": taken, "gpu_bytes": memory.get(stage, 0)}
+                    yield at_most(taken, START_LIMIT_S, name=f"{round_name}.{stage}", unit="s", data=data)
+                if round_name == "warm":
+                    yield _no_cuda(context, [process.session for process in local._processes])
+    finally:
+        shutil.rmtree(caches, ignore_errors=True)
+
+
+def _no_cuda(context: Context, servers: list[int]) -> Finding:
+    if not context.on_gpu:
+        return Finding("", name="server_without_cuda", skipped="needs a GPU")
+    opened = sorted({file for pid in servers for file in nvidia_files(pid) if "uvm" in file})
+    return Finding(", ".join(opened) or "none open", "no /dev/nvidia-uvm", ok=not opened, name="server_without_cuda")
+
+
+def speed(context: Context) -> Iterator[Finding]:
+    """1, 8, 32 and 64 requests at once: first audio, real-time factor, idle GPU, load of the stage servers' loops."""
+    pipeline, checkpoint = load_sample(context, stream=True)
+    with serve(context, pipeline, checkpoint, "speed") as (local, _):
+        servers = {process.name: process.session for process in local._processes}
+        for count in AT_ONCE:
+            busy = _Busy(servers)
+            with busy:
+                answers = asyncio.run(_ask(local.endpoint, count))
+            seconds = max(answer["done"] for answer in answers)
+            audio = sum(answer["audio_s"] for answer in answers)
+            first = statistics.median(answer["first_audio"] for answer in answers)
+            steps = statistics.median(answer["talker_step_ms"] for answer in answers)
+            data = {
+                "first_audio_s": first,
+                "step_ms": steps,
+                "rtf": seconds / max(audio, 1e-9),
+                "gpu_idle_percent": busy.gpu_idle_percent,
+                "loop_load": busy.loads,
+            }
+            context.say(f"{count} at once: {data}")
+            words = (
+                f"step {steps:.1f} ms, first audio {first:.2f} s, RTF {data['rtf']:.2f}, GPU idle "
+                f"{busy.gpu_idle_percent:.0f} %, busiest loop {max(busy.loads.values(), default=0):.2f}"
+            )
+            complete = all(answer["audio_s"] > 0 for answer in answers)
+            yield Finding(words, "all answered", ok=complete, name=f"{count}_at_once", data=data)
+
+
+async def _ask(endpoint: str, count: int) -> list[dict[str, float]]:
+    from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished
+
+    began = time.perf_counter()
+
+    async def one(client: AsyncOmniClient, index: int) -> dict[str, float]:
+        answer = {"first_audio": 0.0, "audio_s": 0.0, "talker_step_ms": 0.0}
+        async for event in client.generate(chat=f"{PROMPT} {index}", seed=index, timeout=600):
+            if isinstance(event, AudioChunk):
+                answer["first_audio"] = answer["first_audio"] or time.perf_counter() - began
+            elif isinstance(event, StageFinished):
+                timings, usage = event.timings, event.usage
+                answer["audio_s"] += usage.audio_samples / 24_000
+                if event.stage == "talker" and usage.completion_tokens > 1:
+                    span = timings.last_output_ns - timings.first_output_ns
+                    answer["talker_step_ms"] = span / 1e6 / (usage.completion_tokens - 1)
+        answer["done"] = time.perf_counter() - began
+        return answer
+
+    async with AsyncOmniClient(endpoint) as client:
+        return list(await asyncio.gather(*(one(client, index) for index in range(count))))
+
+
+class _Busy:
+    """How busy GPU 0 and each stage server's process are while a block runs."""
+
+    def __init__(self, servers: dict[str, int]) -> None:
+        self._servers = servers
+        self._stop = threading.Event()
+        self._samples: list[int] = []
+        self.loads: dict[str, float] = {}
+        """Stage -> CPU seconds of its server for each second: the loop's thread is nearly all of them."""
+
+    @property
+    def gpu_idle_percent(self) -> float:
+        """By NVML's samples; not a number without any."""
+        return 100 - statistics.mean(self._samples) if self._samples else float("nan")
+
+    def __enter__(self) -> None:
+        self._began, self._before = time.monotonic(), self._cpu()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        passed = time.monotonic() - self._began
+        self.loads = {stage: (now - self._before[stage]) / passed for stage, now in self._cpu().items()}
+
+    def _cpu(self) -> dict[str, float]:
+        import psutil
+
+        times = {stage: psutil.Process(pid).cpu_times() for stage, pid in self._servers.items()}
+        return {stage: one.user + one.system for stage, one in times.items()}
+
+    def _watch(self) -> None:
+        from vllm.utils.import_utils import import_pynvml
+
+        nvml: Any = import_pynvml()
+        nvml.nvmlInit()
+        try:
+            device = nvml.nvmlDeviceGetHandleByIndex(0)
+            while not self._stop.wait(0.1):
+                self._samples.append(nvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        finally:
+            nvml.nvmlShutdown()
+
+
+def faults(context: Context) -> Iterator[Finding]:
+    """Too little memory fails one request; a device-side assertion ends the stage with code 70, and it restarts."""
+    pipeline, checkpoint = load_sample(context)
+    with environment(PYTHONPATH=f"{_FAULT.parent}:{os.environ.get('PYTHONPATH', '')}"):
+        with serve(context, pipeline, checkpoint, "faults") as (local, _):
+            yield equal(asyncio.run(_code(local.endpoint, OOM_SEED)), "INTERNAL", name="out_of_memory")
+            yield equal(asyncio.run(_code(local.endpoint, 7)), "OK", name="the_next_request")
+            if not context.on_gpu:
+                yield Finding("", name="device_assertion", skipped="needs a GPU")
+                return
+            token2wav = next(process for process in local._processes if process.name == "token2wav")
+            yield equal(asyncio.run(_code(local.endpoint, ASSERT_SEED)), "UNAVAILABLE", name="device_assertion.call")
+            ended = wait_until(lambda: token2wav.poll() is not None, 30)
+            yield equal(token2wav.poll() if ended else "runs", ENGINE_DEAD_EXIT, name="device_assertion.exit")
+        with serve(context, pipeline, checkpoint, "faults-again") as (local, _):
+            yield equal(asyncio.run(_code(local.endpoint, 7)), "OK", name="restarted")
+
+
+async def _code(endpoint: str, seed: int) -> str:
+    """The gRPC code that a request with this seed ends with."""
+    from omni_proto.client import AsyncOmniClient, OmniRequestError
+
+    async with AsyncOmniClient(endpoint) as client:
+        try:
+            await client.run(chat=PROMPT, seed=seed, timeout=300)
+        except OmniRequestError as error:
+            return str(error.code.name)
+    return "OK"

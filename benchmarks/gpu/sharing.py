@@ -1,0 +1,79 @@
+"""Three engines on one GPU with the documented settings, in every order of start; memory as planned and as seen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.checks import Context, Finding, at_most
+from benchmarks.gpu.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
+from benchmarks.gpu.sizes import Release, pipeline_memory
+from omni_cli.local import LocalOptions, LocalPipeline
+from omni_proto.gpu_memory import GIB, find_problems
+from omni_proto.pipeline import load_pipeline
+
+DATA = Path(__file__).parents[2] / "tests" / "data" / "published"
+DOCUMENTED = {"qwen25-omni-one-gpu": ("7b", 78), "qwen25-omni-3b": ("3b", 22)}
+"""Samples whose stages share a GPU: the release, and the GiB that a GPU sold with 80 or 24 GB has at least."""
+
+
+def load_release(size: str) -> Release:
+    """Of "7b" or "3b"."""
+    config = json.loads((DATA / f"qwen25_omni_{size}.config.json").read_text(encoding="utf-8"))
+    tensors = json.loads((DATA / f"qwen25_omni_{size}_tensors.json").read_text(encoding="utf-8"))
+    return Release(config, {name: module["bytes"] for name, module in tensors["modules"].items()})
+
+
+def arithmetic(_: Context) -> Iterator[Finding]:
+    """The samples' shares hold what the stages need, by vLLM's formulas, whichever starts first."""
+    for name, (size, gib) in DOCUMENTED.items():
+        stages = pipeline_memory(load_release(size), load_pipeline(SAMPLES / f"{name}.yaml"), device_bytes=gib * GIB)
+        problems = [f"{problem.stage} {problem.words}" for problem in find_problems(stages, gib * GIB)]
+        share = sum(stage.share for stage in stages)
+        words = "; ".join(problems) or f"{sum(stage.total for stage in stages) / GIB:.1f} GiB in shares of {share:.2f}"
+        yield Finding(words, f"<={gib} GiB", ok=not problems, name=name)
+
+
+def starts(context: Context) -> Iterator[Finding]:
+    """Every order, each stage started when the one before it is ready, and all at once."""
+    pipeline, checkpoint = load_sample(context)
+    names = [stage.name for stage in pipeline.spec.stages]
+    total = torch.cuda.get_device_properties(0).total_memory
+    shares = {stage.name: stage.engine_args.gpu_memory_utilization or 1.0 for stage in pipeline.spec.stages}
+    for order in [*itertools.permutations(names), ()]:
+        logs = context.out / "logs" / f"sharing-{'-'.join(order) or 'together'}"
+        logs.mkdir(parents=True, exist_ok=True)
+        options = LocalOptions(model_path=str(checkpoint), log_dir=logs, start_timeout_s=1800)
+        with _InOrder(pipeline, options, order) as local:
+            local.start(Seconds())
+            memory = gpu_memory_by_stage(local)
+        label = "_".join(order) or "together"
+        context.say(f"{label}: {memory}")
+        for stage, used in memory.items():
+            limit = shares[stage] * total
+            yield at_most(used / 1e9, limit / 1e9, name=f"{label}.{stage}", unit="GB", data={"bytes": used})
+
+
+class _InOrder(LocalPipeline):
+    """A local pipeline whose stages start one after another, in a given order; all at once without one."""
+
+    def __init__(self, pipeline: object, options: LocalOptions, order: tuple[str, ...]) -> None:
+        super().__init__(pipeline, options)  # type: ignore[arg-type]
+        self._order = order
+
+    def _start_stage(self, config: object, environment: dict[str, str]) -> None:
+        if not self._order:
+            super()._start_stage(config, environment)  # type: ignore[arg-type]
+            return
+        self._waiting = {**getattr(self, "_waiting", {}), config.stage: (config, environment)}  # type: ignore[attr-defined]
+        if len(self._waiting) < len(self._order):
+            return
+        for name in self._order:
+            super()._start_stage(*self._waiting[name])
+            process = self._processes[-1]
+            wait_until(lambda process=process: process.read_address() or process.poll() is not None, 1800)
+            self.check()

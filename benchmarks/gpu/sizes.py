@@ -1,0 +1,138 @@
+"""What the stages of Qwen2.5-Omni hold on a GPU, computed from the published configuration and a pipeline's engineArgs.
+
+Weights and KV cache are exact; activations and CUDA graphs are upper estimates until a GPU has measured them, which the
+check `sharing` of `make gpu` does. docs/gpu-sizing.md's tables are these numbers, held by a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, StageMemory, TextShape
+from omni_proto.pipeline import OmniPipeline, Stage
+
+PIXELS = 12_845_056
+"""Largest image, in pixels (preprocessor_config.json, max_pixels): vLLM profiles with one of that size."""
+AUDIO_FRAMES = 30_000
+"""Longest audio, in mel frames (preprocessor_config.json, chunk_length 300 s)."""
+CODES = 4096
+"""Longest reply of the talker, in codec tokens."""
+WAVE_BYTES_PER_CODE = 460 << 10
+"""Peak of token2wav's vocoder for each codec token, float32, measured on meta tensors (peak.py): the transformer's is
+less than half of that, and the two never run at the same time."""
+WAVE_BASE_BYTES = 512 * MIB
+"""cuDNN's workspaces and the allocator's rounding: an allowance."""
+GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
+"""CUDA graphs of one stage for each request of maxNumSeqs: an allowance; vLLM captures up to twice maxNumSeqs."""
+BATCHED_TOKENS = 8192
+SEQUENCES = 256
+"""vLLM's defaults for a server on a GPU with 70 GiB or more are 8,192 and 1,024; ours are bounded by the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A published checkpoint: its config.json and the bytes of its modules' tensors."""
+
+    config: Mapping[str, Any]
+    module_bytes: Mapping[str, int]
+
+
+def text_shape(config: Mapping[str, Any]) -> TextShape:
+    """Of a decoder's part of config.json."""
+    return TextShape(
+        hidden=max(config["hidden_size"], config.get("embedding_size", 0)),
+        intermediate=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_size=_head_size(config),
+        vocabulary=config["vocab_size"],
+    )
+
+
+def kv_shape(config: Mapping[str, Any], element_bytes: int = 2) -> KvShape:
+    """Of a decoder's part of config.json."""
+    return KvShape(
+        config["num_hidden_layers"], config["num_key_value_heads"], _head_size(config), element_bytes=element_bytes
+    )
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
+    """The decoder's part of config.json of the thinker, or of the talker."""
+    config = release.config
+    found: Mapping[str, Any]
+    found = config["thinker_config"]["text_config"] if component == "thinker" else config["talker_config"]
+    return found
+
+
+def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
+    """The wider of the thinker's two encoders, on the largest image and on the longest audio.
+
+    Per position of a layer: input, residual, normed, queries, keys, values, output, and the feed-forward's tensors.
+    """
+    vision, audio = thinker["vision_config"], thinker["audio_config"]
+    patches = PIXELS // vision["patch_size"] ** 2
+    image = patches * (8 * vision["hidden_size"] + 3 * vision["intermediate_size"])
+    # The first convolution runs at the full rate, all else at half of it.
+    sound = AUDIO_FRAMES * 2 * audio["d_model"] + AUDIO_FRAMES // 2 * (
+        8 * audio["d_model"] + 2 * audio["encoder_ffn_dim"]
+    )
+    return max(image, sound) * element_bytes
+
+
+def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
+    """What a stage of this pipeline holds. `weights`: bytes, where they are not the published ones (quantized).
+
+    Without kvCacheMemoryMib the KV cache is what the stage's share leaves.
+    """
+    component = stage.component.rsplit("/", 1)[-1]
+    args = stage.engine_args
+    share = DEFAULT_SHARE if args.gpu_memory_utilization is None else args.gpu_memory_utilization
+    held = release.module_bytes[component] if weights is None else weights
+    if component == "token2wav":
+        return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
+    sequences = args.max_num_seqs or SEQUENCES
+    activations = text_shape(decoder_config(release, component)).activation_bytes(
+        batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS, sequences=sequences
+    )
+    if component == "thinker":
+        activations = max(activations, encoder_bytes(release.config["thinker_config"]))
+    graphs = 0 if args.enforce_eager else sequences * GRAPH_BYTES_PER_SEQUENCE
+    memory = StageMemory(stage.name, held, activations=activations, graphs=graphs, share=share)
+    if args.kv_cache_memory_mib is not None:
+        cache = args.kv_cache_memory_mib * MIB
+    else:
+        cache = max(0, int(share * device_bytes) - memory.total)
+    return StageMemory(stage.name, held, cache, activations, graphs, share=share)
+
+
+def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: int) -> list[StageMemory]:
+    """What each stage holds, in the pipeline's order."""
+    return [stage_memory(release, stage, device_bytes=device_bytes) for stage in pipeline.spec.stages]
+
+
+def awq_bytes(release: Release) -> int:
+    """The thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 with a scale and a zero.
+
+    Embeddings, norms, the output layer and the encoders stay as they are.
+    """
+    text = decoder_config(release, "thinker")
+    hidden, heads, groups = text["hidden_size"], text["num_attention_heads"], text["num_key_value_heads"]
+    size = _head_size(text)
+    linear = text["num_hidden_layers"] * (
+        2 * hidden * heads * size + 2 * hidden * groups * size + 3 * hidden * text["intermediate_size"]
+    )
+    bits = 4 + (16 + 4) / 128
+    return release.module_bytes["thinker"] - 2 * linear + int(linear * bits / 8)
+
+
+def format_row(memory: StageMemory, device_bytes: int) -> str:
+    """One line of a table: weights, KV cache, activations and graphs, CUDA, sum, share asked for, all in GiB."""
+    parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)
+    cells = " | ".join(f"{part / GIB:.1f}" for part in parts)
+    return f"| {memory.name} | {cells} | {memory.share:g} | {memory.share * device_bytes / GIB:.1f} |"

@@ -1,0 +1,166 @@
+"""`python -m benchmarks.operator_tenants`: one tenant's many pipelines beside another tenant's change.
+
+A namespace holds thousands of pipelines of three stages, and hundreds of ConfigMaps of a mebibyte that carry a
+pipeline's label and are nobody's. While these are made, and after, another namespace's pipeline is edited: measured is
+how long until its Deployment shows the edit, what memory the operator takes, and whether it stays alive.
+
+    python -m benchmarks.operator_tenants [--pipelines 2000] [--rate 4] [--config-maps 300] [--edits 40]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.__main__ import record
+from benchmarks.operator_load import MANY, MIB, ROOT, measure_restart, say
+from benchmarks.report import Report, Row
+from benchmarks.stored import RESULTS
+from support.controlplane.api import Api, eventually
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import PIPELINE_LABEL, build_pipeline
+
+CROWD, TENANT, NAME = "crowd", "tenant", "mine"
+
+BUDGETS: Mapping[str, float] = {
+    "edit_p95_s": 3.0,
+    "edit_after_p95_s": 3.0,
+    "rss_peak_mib": 300,
+    "rss_after_restart_peak_mib": 300,
+    "unhealthy_answers": 0,
+}
+
+
+class Peak:
+    """Samples the operator's memory and health until closed."""
+
+    def __init__(self, operator: OperatorProcess) -> None:
+        self._operator = operator
+        self._done = threading.Event()
+        self.rss = self.unhealthy = 0
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._done.wait(0.5):
+            self.rss = max(self.rss, self._operator.rss_bytes())
+            self.unhealthy += self._operator.http("health", "/healthz")[0] != 200
+
+    def close(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def edit_many(tenant: Api, count: int, pause_s: float) -> list[float]:
+    """Seconds from each edit of the tenant's pipeline until its Deployment shows it."""
+    took = []
+    for number in range(count):
+        replicas = 2 + number % 2
+        stages = tenant.get("OmniPipeline", NAME)["spec"]["stages"]
+        stages[0]["replicas"] = replicas
+        began = time.monotonic()
+        tenant.patch("OmniPipeline", NAME, {"spec": {"stages": stages}})
+
+        def is_applied(wanted: int = replicas) -> bool:
+            found = tenant.list("Deployment", labels=f"{PIPELINE_LABEL}={NAME}")
+            return any(item["spec"]["replicas"] == wanted for item in found)
+
+        eventually(is_applied, timeout_s=120, every_s=0.05, why="the edit is applied")
+        took.append(time.monotonic() - began)
+        time.sleep(pause_s)
+    return took
+
+
+def fill(crowd: Api, pipelines: int, rate: float) -> None:
+    """Make the crowd's pipelines, `rate` a second at most."""
+    started = time.monotonic()
+    for index in range(pipelines):
+        time.sleep(max(0.0, started + index / rate - time.monotonic()))
+        crowd.create(build_pipeline(f"p{index}"))
+
+
+def percentile(values: list[float], percent: int) -> float:
+    return round(sorted(values)[min(len(values) - 1, len(values) * percent // 100)], 3)
+
+
+def measure(directory: Path, pipelines: int, rate: float, config_maps: int, edits: int) -> dict[str, float]:
+    crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
+    with ControlPlane(directory / "control-plane", crds=crds) as plane:
+        crowd, tenant = plane.create_namespace(CROWD), plane.create_namespace(TENANT)
+        for index in range(config_maps):
+            metadata = {"name": f"foreign-{index}", "labels": {PIPELINE_LABEL: "p0"}}
+            crowd.create(
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"x": "x" * (MIB - 4096)}}
+            )
+        say("ConfigMaps are there")
+        with OperatorProcess(plane.kubeconfig, directory, MANY) as operator:
+            peak = Peak(operator)
+            tenant.create(build_pipeline(NAME))
+            wait_idle(operator)
+            empty_mib = operator.rss_bytes() / MIB
+            cpu_s = operator.cpu_s()
+            filling = threading.Thread(target=fill, args=(crowd, pipelines, rate))
+            filling.start()
+            during = edit_many(tenant, edits, pause_s=max(0.1, pipelines / rate / edits / 2))
+            filling.join()
+            say(f"{pipelines} pipelines are made, {operator.rss_bytes() / MIB:.0f} MiB")
+            wait_idle(operator, quiet_s=5, timeout_s=1800)
+            cpu_ms = (operator.cpu_s() - cpu_s) * 1000
+            after = edit_many(tenant, edits, pause_s=0.1)
+            peak.close()
+            figures = {
+                "edit_p50_s": percentile(during, 50),
+                "edit_p95_s": percentile(during, 95),
+                "edit_after_p95_s": percentile(after, 95),
+                "cpu_ms_per_pipeline": round(cpu_ms / pipelines, 1),
+                "rss_before_mib": round(empty_mib, 1),
+                "rss_at_rest_mib": round(operator.rss_bytes() / MIB, 1),
+                "rss_peak_mib": round(peak.rss / MIB, 1),
+                "unhealthy_answers": peak.unhealthy,
+            }
+        with OperatorProcess(plane.kubeconfig, directory, MANY) as second:
+            peak = Peak(second)
+            figures |= measure_restart(second, pipelines)
+            peak.close()
+            figures["rss_after_restart_peak_mib"] = round(peak.rss / MIB, 1)
+            figures["unhealthy_answers"] += peak.unhealthy
+        return figures
+
+
+def make_report(pipelines: int, rate: float, config_maps: int, edits: int) -> Report:
+    with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
+        figures = measure(Path(temporary), pipelines, rate, config_maps, edits)
+    rows: list[Row] = []
+    for name, value in figures.items():
+        budget = BUDGETS.get(name)
+        rows.append({"figure": name, "value": value, "at most": budget, "met": budget is None or value <= budget})
+    note = f"{pipelines} pipelines, {rate:g} a second, {config_maps} foreign ConfigMaps of 1 MiB"
+    return Report({"figures": rows}, [], [note])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator_tenants", description=__doc__.splitlines()[0])
+    parser.add_argument("--pipelines", type=int, default=2000)
+    parser.add_argument("--rate", type=float, default=4.0, help="pipelines created a second")
+    parser.add_argument("--config-maps", type=int, default=300)
+    parser.add_argument("--edits", type=int, default=40)
+    options = parser.parse_args()
+    report, problems = record(
+        "operator-tenants",
+        lambda: make_report(options.pipelines, options.rate, options.config_maps, options.edits),
+        RESULTS,
+    )
+    over = [f"{row['figure']} over its budget" for row in report.tables["figures"] if not row["met"]]
+    for problem in [*problems, *over]:
+        print(f"FAILED {problem}", file=sys.stderr)
+    return int(bool(problems or over))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Result files: the last committed result of a case, and where a new one goes.
+
+A run that fails never replaces the result that it was held against: it is written to CASE.rejected.json (which git
+ignores). Who wants a lower figure to stand moves that file over CASE.json and says why in the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The result of a case that the folder holds at git's HEAD: results of runs since then are not what a run is held
+    against, or a figure could sink a little with each. Without git or a commit: the file as it is. None if there is
+    none."""
+    file = folder / f"{name}.json"
+    shown = _git_show(file) if folder.is_dir() else None
+    if shown is None and file.exists():
+        shown = file.read_text(encoding="utf-8")
+    return None if shown is None else dict(json.loads(shown))
+
+
+def write_result(name: str, folder: Path, result: dict[str, Any], *, accepted: bool) -> Path:
+    """Write a result where it belongs, and remove a rejected one that it follows. Its path."""
+    file, rejected = folder / f"{name}.json", folder / f"{name}.rejected.json"
+    rejected.unlink(missing_ok=True)
+    written = file if accepted else rejected
+    written.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def _git_show(file: Path) -> str | None:
+    command = ["git", "-C", str(file.parent), "show", f"HEAD:./{file.name}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,114 @@
+"""Decides whether a run's ratios hold: against their bounds, and against the last committed result. Pure.
+
+Only ratios are judged. Seconds and GB/s are a machine's; a ratio of two sides that took turns on one machine also says
+something on another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure to be judged. Higher is better, unless it has `at_most`."""
+
+    name: str
+    value: float
+    at_least: float | None = None
+    """Its floor."""
+    at_most: float | None = None
+    """Its ceiling."""
+    goal: bool = False
+    """The bound is not reached yet, and the docs say so: it is shown and does not fail the run."""
+    tolerance: float = 0.15
+    """How much worse than the last result it may be, as a share of that result."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it keeps its bound; None without one. NaN keeps none."""
+        if self.at_least is not None:
+            return self.value >= self.at_least
+        return None if self.at_most is None else self.value <= self.at_most
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A ratio beside the last result's."""
+
+    ratio: Ratio
+    last: float | None
+    """Its value in the last result, if that had it."""
+
+    @property
+    def to_last(self) -> float | None:
+        """This value over the last one; None if there is nothing to divide by."""
+        return self.ratio.value / self.last if self.last is not None and self.last > 0 else None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a bound that is no goal is not kept."""
+        return self.ratio.met is False and not self.ratio.goal
+
+    @property
+    def has_regressed(self) -> bool:
+        """Whether it is worse than the last value by more than its tolerance."""
+        if self.to_last is None:
+            return False
+        if math.isnan(self.to_last):
+            return True
+        if self.ratio.at_most is not None:
+            return self.to_last > 1 + self.ratio.tolerance
+        return self.to_last < 1 - self.ratio.tolerance
+
+    def to_row(self) -> dict[str, Any]:
+        """As it stands in the result file."""
+        ratio, to_last = self.ratio, self.to_last
+        return {
+            "name": ratio.name,
+            "value": ratio.value,
+            "bound": describe_bound(ratio),
+            "met": ratio.met,
+            "last": self.last,
+            "to_last": None if to_last is None else round(to_last, 3),
+            "tolerance": ratio.tolerance,
+        }
+
+
+def describe_bound(ratio: Ratio) -> str | None:
+    """The bound in words."""
+    word = "goal: " if ratio.goal else ""
+    if ratio.at_least is not None:
+        return f"{word}>= {ratio.at_least:g}"
+    return None if ratio.at_most is None else f"{word}<= {ratio.at_most:g}"
+
+
+def judge(ratios: Sequence[Ratio], last: Mapping[str, float]) -> list[Verdict]:
+    """Each ratio beside the last result's of its name."""
+    return [Verdict(ratio, last.get(ratio.name)) for ratio in ratios]
+
+
+def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> list[str]:
+    """Why the run fails, a line each; empty if it does not. A ratio that the last result had and this run lacks is one:
+    else a regression could hide by not being measured."""
+    problems = []
+    for verdict in verdicts:
+        ratio = verdict.ratio
+        if verdict.is_broken:
+            problems.append(f"{ratio.name}: {ratio.value:g} does not keep {describe_bound(ratio)}")
+        if verdict.has_regressed:
+            problems.append(
+                f"{ratio.name}: {ratio.value:g} is {verdict.to_last:.2f} of the last result, {verdict.last:g}; "
+                f"the tolerance is {ratio.tolerance:.0%}"
+            )
+    measured = {verdict.ratio.name for verdict in verdicts}
+    problems += [f"{name}: in the last result, and not measured now" for name in last if name not in measured]
+    return problems
+
+
+def read_last(result: Mapping[str, Any] | None) -> dict[str, float]:
+    """Ratios by name of a result file's content; nothing without one."""
+    return {} if result is None else {row["name"]: float(row["value"]) for row in result.get("ratios", [])}
