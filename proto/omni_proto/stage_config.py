@@ -67,13 +67,20 @@ class EngineArgs(ConfigModel):
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Memory of the KV cache in MiB, instead of a share of the device (gpuMemoryUtilization)."""
+    """Memory of the KV cache in MiB. Default: what gpuMemoryUtilization leaves beside weights and activations."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the device's memory that the engine may use."""
+    """Share of each GPU's memory that the stage may use. That much must be free when the stage starts, whatever
+    kvCacheMemoryMib says. Default: 0.92, vLLM's. Stages that share a GPU need both fields (docs/gpu-sizing.md)."""
     enforce_eager: bool | None = None
     """Run without CUDA graphs and compilation."""
     enable_prefix_caching: bool | None = None
     """Reuse the KV cache of equal prefixes. Refused for stages whose hidden states are read."""
+    enable_prompt_embeds: bool | None = None
+    """Accept embeddings in place of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
+    text requests. Only for an entry stage whose rows no other stage reads."""
+    mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Processed images and sounds that the engine keeps, in MiB, so that a medium that comes again is not processed
+    again. Memory beside limits.maxInflightBytes. Default: 0, none is kept."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -134,6 +141,23 @@ class Limits(ConfigModel):
     """Most bytes of one gRPC message; chunks of tensors take about 1 MiB, and every channel stops at 8 MiB."""
 
 
+class MediaLimits(ConfigModel):
+    """Bounds of a request's images and sounds, held against what their headers say before anything is decoded."""
+
+    max_image_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 16 << 20
+    """Most pixels of an image, width times height."""
+    max_image_scans: Annotated[int, Field(ge=1, le=1000)] = 50
+    """Most scans of a progressive JPEG; programs write about ten, and each costs a pass over the picture."""
+    max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    """Longest sound, in seconds. The model may hear less at once."""
+    max_audio_rate_hz: Annotated[int, Field(ge=4000, le=768_000)] = 192_000
+    """Most samples a second of a sound; the fewest are 4,000."""
+    max_audio_channels: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most channels of a sound."""
+    max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20
+    """Most bytes of a request's media once decoded: 3 a pixel, 4 a sample of each channel."""
+
+
 class Timeouts(ConfigModel):
     """Times in seconds."""
 
@@ -143,6 +167,8 @@ class Timeouts(ConfigModel):
     """Longest time between two steps of an engine with unfinished requests. Default: the component's."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
+    prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    """Longest time for decoding a request's media, and again for making the engine's input of them."""
     drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
 
@@ -244,6 +270,8 @@ class StageConfig(ConfigModel):
     """Sampling of requests that do not say."""
     limits: Limits = Limits()
     """Limits of the pod."""
+    media: MediaLimits = MediaLimits()
+    """Bounds of images and sounds; only the entry stage reads any."""
     timeouts: Timeouts = Timeouts()
     """Times."""
     listen: Listen = Listen()

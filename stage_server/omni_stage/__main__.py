@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.registry import require_component
 from omni_stage.service.logs import adopt_logger, configure_logging
-from omni_stage.service.termination import ExitCode, write_termination
+from omni_stage.service.protobuf_backend import require_upb
+from omni_stage.service.termination import ExitCode, report_start_failure, write_termination
 
 if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
@@ -45,6 +48,12 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         write_termination("InvalidConfiguration", str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_logging(config.stage, "json" if log_format == "json" else "text")
+    try:
+        # Before vLLM is imported, which takes seconds.
+        require_upb()
+        require_component(config.component)
+    except ConfigurationError as error:
+        return report_start_failure(error)
     from omni_stage.vllm_adapter.env import apply_environment
     from omni_stage.vllm_adapter.model_infos import copy_model_infos
 

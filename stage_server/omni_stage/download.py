@@ -10,6 +10,7 @@ shards of 5 GB costs hours and fills the disk. Here the part keeps the file's na
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -31,6 +32,8 @@ from omni_stage.errors import OmniStageError
 
 PARTS: Final = ".omni-parts"
 """Folder in the checkpoint's directory; engines do not look into it."""
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+LARGER: Final = "give model.cache a larger claim, or the nodes larger disks"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
 _GIT_SHA1: Final = re.compile(r"[0-9a-f]{40}\Z")
 
@@ -73,8 +76,8 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
         return False
 
 
-def download_file(directory: Path, file: RemoteFile, hub_host: str, token: str | None) -> None:
-    """Fetch a file into the directory, or what of it is missing. The token is sent to hub_host only.
+def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
+    """Fetch a file into the directory, or what of it is missing. The token is sent to the hub (a URL) only.
 
     Raises FetchError if what came is not what the hub announced, and what the hub's client and the disk raise.
     """
@@ -90,7 +93,7 @@ def download_file(directory: Path, file: RemoteFile, hub_host: str, token: str |
                 # It ended between our look and our turn: this part is ours, and empty.
                 part.unlink(missing_ok=True)
                 return
-            _receive(stream, file, hub_host, token)
+            _receive(stream, file, hub, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next try fetches it anew", field="model.uri")
@@ -123,8 +126,7 @@ def check_room(directory: Path, files: list[RemoteFile]) -> None:
     needed, free = missing_bytes(directory, files), shutil.disk_usage(directory).free
     if needed > free:
         raise FetchError(
-            f"the download needs {needed >> 20} MiB more, the volume has {free >> 20} MiB; "
-            "give model.cache a larger claim, or the nodes larger disks",
+            f"the download needs {needed >> 20} MiB more, and the volume of {directory} has {free >> 20} MiB; {LARGER}",
             field="model.cache",
         )
 
@@ -137,7 +139,7 @@ def safe_path(name: str) -> PurePosixPath:
     return path
 
 
-def _receive(stream: BinaryIO, file: RemoteFile, hub_host: str, token: str | None) -> None:
+def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) -> None:
     have = stream.seek(0, os.SEEK_END)
     if have > file.size:
         stream.truncate(0)
@@ -145,7 +147,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub_host: str, token: str | Non
     if have:
         _log.info("goes on", extra={"file": file.name, "at": have, "bytes": file.size})
     # A signed address elsewhere carries its own right of access: the token is none of its business.
-    own_host = urlsplit(file.url).netloc == hub_host
+    own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}
     try:
         http_get(file.url, stream, resume_size=have, headers=headers, expected_size=file.size)
@@ -157,6 +159,12 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub_host: str, token: str | Non
         raise FetchError(f"the hub's storage answered {code} for {file.name}; try again", field="model.uri") from error
     stream.flush()
     os.fsync(stream.fileno())
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Scheme and host: a redirect to http would send the token in the clear."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 def _is_intact(part: Path, file: RemoteFile) -> bool:

@@ -145,6 +145,13 @@ class StepTimeoutError(OmniStageError):
     reason = reasons.ERROR_REASON_STEP_TIMEOUT
 
 
+class PrepareTimeoutError(OmniStageError):
+    """Decoding the request's media, or making the engine's input of them, took too long."""
+
+    code = StatusCode.DEADLINE_EXCEEDED
+    reason = reasons.ERROR_REASON_PREPARE_TIMEOUT
+
+
 class QueueTimeoutError(OmniStageError):
     """The request waited too long in the engine's queue."""
 

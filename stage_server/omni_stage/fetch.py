@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
@@ -32,7 +31,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from omni_stage.download import FetchError, RemoteFile, check_room, download_file, find_file, has_file
+from omni_stage.download import FULL, LARGER, FetchError, RemoteFile, check_room, download_file, find_file, has_file
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.termination import ExitCode, write_termination
@@ -158,6 +157,11 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     except OmniStageError:
         raise
     except Exception as error:  # the hub's client lets through what its HTTP library and the disk raise
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise FetchError(
+                f"{request.dest} is full ({error.strerror}); {LARGER}, and the next try goes on where this one stopped",
+                field="model.cache",
+            ) from error
         raise FetchError(
             f"fetching {repository} failed ({type(error).__name__}: {_first_line(error)}); "
             "is the hub reachable, and is there room?",
@@ -218,12 +222,11 @@ def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, fr
 
 
 def _download(request: FetchRequest, repository: str, commit: str, names: Collection[str], token: str | None) -> None:
-    host = urlsplit(constants.ENDPOINT).netloc
     prefixes = weight_prefixes(request.component)
     wanted = {name for name in names if any(fnmatch(name, pattern) for pattern in (*PATTERNS, ALL_WEIGHTS))}
     if prefixes and INDEX in names:
         index = find_file(repository, commit, INDEX, token)
-        download_file(request.dest / _FULL_INDEX_FOLDER, index, host, token)
+        download_file(request.dest / _FULL_INDEX_FOLDER, index, constants.ENDPOINT, token)
         selected = _reduce_index(request.dest, repository, prefixes)
         wanted = {name for name in wanted if not fnmatch(name, ALL_WEIGHTS)} - {INDEX} | selected
 
@@ -233,7 +236,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
             # Asked for anew: its turn may come hours later, and signed addresses expire.
-            download_file(request.dest, ask(file.name), host, token)
+            download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
         files = list(pool.map(ask, sorted(wanted)))

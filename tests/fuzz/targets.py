@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import torch
 from google.protobuf.message import DecodeError
+from PIL import Image
 
 from omni_proto.client.errors import OmniRequestError, error_from_rpc, error_from_status
 from omni_proto.client.events import event_from_response
@@ -21,18 +22,22 @@ from omni_proto.tensors import (
     TensorSpec,
     decode_generate_request,
     deserialize_generate_response,
+    prompt_embeds_spec,
     schema_from_proto,
     schema_hash,
     schema_to_proto,
     tensor_prompt,
 )
 from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
+from omni_stage.models.component import ImagePart
 from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
 from omni_stage.service.convert import build_prompt
 from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.edge_input import check_edge, to_torch
 from omni_stage.service.errors import MAX_MESSAGE_CHARS, STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
-from omni_stage.service.plan import plan_request
+from omni_stage.service.media_plan import receive_media
+from omni_stage.service.plan import media_rules, plan_request
+from omni_stage.service.prompt_embeds import EMBEDS_COPIES
 from omni_stage.service.reading import RequestReader
 from omni_stage.service.wire import deserialize_request
 from support.scripted_stages import ScriptedComponent
@@ -41,6 +46,7 @@ SCHEMA = TensorSchema(
     "fuzz/edge", 1, (TensorSpec("x", "bfloat16", (2,)), TensorSpec("ids", "int64"), TensorSpec("m", "bool"))
 )
 MAX_ROWS = 64
+EMBEDS = prompt_embeds_spec(8, "bfloat16")
 MAX_TRAILER_BYTES = 7000
 """HTTP/2 peers cap headers at 8 KiB in all, and the status travels base64-encoded beside the message."""
 LIMITS = PayloadLimits(max_payload_bytes=1 << 16)
@@ -129,11 +135,19 @@ def plan(data: bytes) -> None:
         return
     for entry in (True, False):
         try:
-            planned = plan_request(start, config(entry=entry), component(entry=entry), 128)
+            planned = plan_request(start, config(entry=entry), component(entry=entry), 128, EMBEDS if entry else None)
             if planned.reserved_bytes < 0 or planned.output_rows > 128:
                 raise AssertionError("reserves what cannot be")
-            if planned.prompt is not None:
-                build_prompt(planned.prompt, {media_id: bytearray(9) for media_id in planned.prompt.announced})
+            if planned.prompt is not None and planned.prompt.embeds:
+                if planned.edge is None or planned.reserved_bytes > 128 * 8 * 4 * EMBEDS_COPIES + planned.output_bytes:
+                    raise AssertionError("takes embeddings that it has no room for")
+            elif planned.prompt is not None:
+                rules = media_rules(config(entry=entry), component(entry=entry), 128)
+                assert rules is not None
+                received = {media_id: bytearray(9) for media_id in planned.prompt.announced}
+                receive_media(planned.prompt.media, received, rules)
+                blank = ImagePart(Image.new("RGB", (1, 1)))
+                build_prompt(planned.prompt, [blank] * len(planned.prompt.media))
         except (OmniStageError, OmniProtoError) as error:
             check_told(error)
 

@@ -1,15 +1,19 @@
 """`make soak`: mixed load on a tiny pipeline of real stages while a hand breaks networks, engines and stages at random.
 
-    PYTHONPATH=tests python -m soak --minutes 30 --json benchmarks/results/soak.json
+    PYTHONPATH=tests:. python -m soak --minutes 30 --json benchmarks/results/soak.json
+    PYTHONPATH=tests:. python -m soak --minutes 180 --no-kills    # for leaks: every process lives as long as the soak
+    PYTHONPATH=tests:. python -m soak --hostile --minutes 5       # hostile callers in place of faults (hostile.py)
 
 Fails if a call outlives its deadline by more than 2 s, ends with a code that no fault explains, or answers otherwise
-than it did before the first fault; or if, after the last fault, the pipeline does not serve or holds anything.
+than it did before the first fault; if, after the last fault, the pipeline does not serve or holds anything; or if a
+process (stage server, engine, helper) grew by more than memory.py allows.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -22,14 +26,16 @@ from pathlib import Path
 
 from omni_proto.client import AsyncOmniClient
 from soak.faults import FaultHand
+from soak.hostile import run_hostile
 from soak.load import Load
+from soak.memory import EVERY_S, MemoryLog
 from soak.pipeline import SoakPipeline
 
 QUIET_S = 10.0
 RECOVERY_S = 30.0
 
 
-async def soak(minutes: float, workers: int, seed: int, folder: Path) -> dict[str, object]:
+async def soak(minutes: float, workers: int, seed: int, folder: Path, *, kills: bool = True) -> dict[str, object]:
     """Run it. The report; its `problems` is empty if all went well."""
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
@@ -39,22 +45,24 @@ async def soak(minutes: float, workers: int, seed: int, folder: Path) -> dict[st
         client = await stack.enter_async_context(AsyncOmniClient(pipeline.proxies["thinker"].target))
         load = Load(client, rng)
         await load.learn()
-        before = pipeline.memory_mib()
-        hand = FaultHand(pipeline, random.Random(seed + 1))
+        hand = FaultHand(pipeline, random.Random(seed + 1), kills=kills)
+        memory = MemoryLog()
         began = time.monotonic()
         stop = asyncio.Event()
         tasks = [asyncio.create_task(load.work(stop)) for _ in range(workers)]
         faults = asyncio.create_task(hand.work(stop))
+        watch = asyncio.create_task(watch_memory(pipeline, memory, stop))
         await asyncio.sleep(minutes * 60)
         stop.set()
         await faults
+        await watch
         await asyncio.gather(*tasks)
         seconds = time.monotonic() - began
         problems = [*load.problems, *hand.problems]
         if not await load.is_served(within_s=RECOVERY_S):
             problems.append(f"the pipeline does not serve {RECOVERY_S:g} s after the last fault")
         await asyncio.sleep(QUIET_S)
-        problems += pipeline.leftovers()
+        problems += [*pipeline.leftovers(), *memory.problems()]
         return {
             "minutes": round(seconds / 60, 2),
             "workers": workers,
@@ -65,9 +73,18 @@ async def soak(minutes: float, workers: int, seed: int, folder: Path) -> dict[st
             "longest_over_deadline_s": round(load.longest_over_s, 3),
             "faults": dict(sorted(hand.counts.items())),
             "restarts": dict(pipeline.restarts),
-            "memory_mib": {"before": before, "after": pipeline.memory_mib()},
+            "kills": kills,
+            "memory": memory.report(),
             "problems": problems[:50],
         }
+
+
+async def watch_memory(pipeline: SoakPipeline, log: MemoryLog, stop: asyncio.Event) -> None:
+    """Sample every process until told to stop."""
+    while not stop.is_set():
+        await asyncio.to_thread(pipeline.sample_memory, log)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), EVERY_S)
 
 
 def main() -> int:
@@ -75,10 +92,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-kills", action="store_true", help="break networks only; every process lives on")
+    parser.add_argument("--hostile", action="store_true", help="hostile callers in place of faults")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="omni-soak-") as folder:
-        report = asyncio.run(soak(args.minutes, args.workers, args.seed, Path(folder)))
+        if args.hostile:
+            report = asyncio.run(run_hostile(args.minutes, Path(folder)))
+        else:
+            report = asyncio.run(soak(args.minutes, args.workers, args.seed, Path(folder), kills=not args.no_kills))
     report["machine"] = {
         "cpus": os.cpu_count(),
         "load_at_end": round(os.getloadavg()[0], 1),
@@ -89,7 +111,7 @@ def main() -> int:
     sys.stdout.write(text)
     if args.json:
         args.json.write_text(text, encoding="utf-8")
-    return 1 if report["problems"] else 0
+    return 1 if report["problems"] or report.get("slow") else 0
 
 
 if __name__ == "__main__":

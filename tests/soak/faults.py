@@ -33,11 +33,13 @@ PROCESS_SHARE = 0.12
 class FaultHand:
     """Breaks and mends until it is told to stop."""
 
-    def __init__(self, pipeline: SoakPipeline, rng: random.Random) -> None:
+    def __init__(self, pipeline: SoakPipeline, rng: random.Random, *, kills: bool = True) -> None:
+        """Without `kills` it breaks networks only, and every process lives as long as the soak."""
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._pipeline = pipeline
         self._rng = rng
+        self._process_share = PROCESS_SHARE if kills else 0.0
         self._process_faults: dict[str, Callable[[str], Awaitable[None]]] = {
             "engine killed": self._kill_engine,
             "engine stopped for a while": self._stop_engine,
@@ -49,7 +51,7 @@ class FaultHand:
         """One fault at a time. All is well when this returns."""
         while not stop.is_set():
             stage = self._rng.choice(list(self._pipeline.processes))
-            if self._rng.random() < PROCESS_SHARE:
+            if self._rng.random() < self._process_share:
                 name = self._rng.choice(list(self._process_faults))
                 self.counts[name] += 1
                 await self._process_faults[name](stage)

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from soak.memory import MemoryLog, sample_tree
 from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
 from support.tcp_proxy import TcpProxy
 
@@ -28,7 +29,7 @@ class SoakPipeline:
         """Write the checkpoint, start the stages, wait until they are ready."""
         from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
-        checkpoint = write_tiny_checkpoint(self._folder / "model")
+        checkpoint = write_tiny_checkpoint(self._folder / "model", dtype="float32")
         ports = pick_chain_ports()
         self.proxies = {stage: TcpProxy(f"127.0.0.1:{port}") for stage, port in ports.items()}
         configs = chain_configs(
@@ -57,9 +58,10 @@ class SoakPipeline:
         for proxy in self.proxies.values():
             proxy.close()
 
-    def memory_mib(self) -> dict[str, int]:
-        """Resident memory of the stage servers; those that were restarted begin anew."""
-        return {stage: process.rss_bytes() >> 20 for stage, process in self.processes.items()}
+    def sample_memory(self, log: MemoryLog) -> None:
+        """Add the resident memory of every stage's processes, as it is now."""
+        for stage, process in self.processes.items():
+            log.add(stage, sample_tree(process.pid, time.time()))
 
     def leftovers(self) -> list[str]:
         """What a stage still holds though nobody asks for anything."""

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import grpc.aio
@@ -25,6 +25,9 @@ from omni_proto.client.retry import compute_retry_wait_s
 from omni_proto.client.timing import check_timeout, remaining_s
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -97,6 +100,7 @@ class AsyncOmniClient:
         text: str | None = None,
         chat: str | ChatMessage | Sequence[ChatMessage] | None = None,
         token_ids: Sequence[int] | None = None,
+        prompt_embeds: Buffer | None = None,
         sampling: Sampling | None = None,
         seed: int | None = None,
         modalities: Sequence[str] = (),
@@ -106,12 +110,18 @@ class AsyncOmniClient:
         include_codec_tokens: bool = False,
         include_timings: bool = False,
         allow_partial: bool = False,
+        priority: int = 0,
+        cache_salt: str = "",
         timeout: float | None = None,
         request_id: str | None = None,
         traceparent: str | None = None,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Event, None]:
-        """Run a request; its events as they come. Exactly one of text, chat and token_ids.
+        """Run a request; its events as they come. Exactly one of text, chat, token_ids and prompt_embeds.
+
+        prompt_embeds: a C-contiguous buffer [rows, hidden size] such as a numpy array, float32 or float16, or uint16
+        with the bits of bfloat16. It needs google-crc32c and a stage that takes embeddings (get_stage().prompt_embeds).
+        priority: -1000 to 1000, lower is served earlier. cache_salt: cached prefixes are shared only within a salt.
 
         timeout bounds all attempts together, in seconds; None leaves it to the pipeline. Closing the generator cancels
         the call and all stages: leave early through `contextlib.aclosing`. Before Accepted, UNAVAILABLE,
@@ -128,8 +138,12 @@ class AsyncOmniClient:
             include_codec_tokens=include_codec_tokens,
             include_timings=include_timings,
             allow_partial=allow_partial,
+            priority=priority,
+            cache_salt=cache_salt,
         )
-        prepared = prepare_request(text=text, chat=chat, token_ids=token_ids, options=options)
+        prepared = prepare_request(
+            text=text, chat=chat, token_ids=token_ids, prompt_embeds=prompt_embeds, options=options
+        )
         headers = call_metadata(request_id, traceparent, metadata)
         return self._events(prepared, headers, check_timeout(timeout))
 

@@ -6,14 +6,19 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.channel import MAX_MESSAGE_BYTES
+from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat
 from omni_proto.errors import ArgumentError
+from omni_proto.media_header import MediaHeaderError, read_header
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
 """Media of a Start, all together; what is beyond follows in MediaChunks."""
@@ -44,6 +49,8 @@ class GenerateOptions:
     include_codec_tokens: bool = False
     include_timings: bool = False
     allow_partial: bool = False
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +60,18 @@ class PreparedRequest:
     start: Start
     media: tuple[tuple[int, bytes], ...]
     """Media that follow Start: (media_id, content)."""
+    embeds: EmbedsPrompt | None = None
+    """Embeddings that follow Start."""
 
     def messages(self) -> Iterator[GenerateRequest]:
-        """Start, the media in chunks, End."""
+        """Start, the media or the embeddings in chunks, End."""
         yield GenerateRequest(start=self.start)
         for media_id, data in self.media:
             for offset in range(0, len(data), MEDIA_CHUNK_BYTES):
                 piece = data[offset : offset + MEDIA_CHUNK_BYTES]
                 yield GenerateRequest(media=prompt_pb2.MediaChunk(media_id=media_id, offset=offset, data=piece))
+        if self.embeds is not None:
+            yield from self.embeds.messages()
         yield GenerateRequest(end=End())
 
 
@@ -69,14 +80,17 @@ def prepare_request(
     text: str | None,
     chat: str | ChatMessage | Sequence[ChatMessage] | None,
     token_ids: Sequence[int] | None,
+    prompt_embeds: Buffer | None = None,
     options: GenerateOptions,
 ) -> PreparedRequest:
-    """The messages of a request with exactly one of text, chat and token_ids. Raises ArgumentError naming the field."""
-    given = [name for name, value in (("text", text), ("chat", chat), ("token_ids", token_ids)) if value is not None]
+    """The messages of a request with exactly one of the four prompts. Raises ArgumentError naming the field."""
+    prompts = {"text": text, "chat": chat, "token_ids": token_ids, "prompt_embeds": prompt_embeds}
+    given = [name for name, value in prompts.items() if value is not None]
     if len(given) != 1:
-        raise ArgumentError(f"give exactly one of text, chat and token_ids, got {' and '.join(given) or 'none'}")
+        raise ArgumentError(f"give exactly one of {', '.join(prompts)}, got {' and '.join(given) or 'none'}")
     start = _start(options)
     media: tuple[tuple[int, bytes], ...] = ()
+    embeds: EmbedsPrompt | None = None
     if text is not None:
         start.text = text
     elif chat is not None:
@@ -88,10 +102,13 @@ def prepare_request(
             start.token_ids.ids.extend(token_ids)
         except (TypeError, ValueError) as error:
             raise ArgumentError("token_ids must be integers from 0 to 4294967295") from error
+    elif prompt_embeds is not None:
+        embeds = embeds_prompt(prompt_embeds)
+        start.prompt_embeds.CopyFrom(embeds.header)
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
         raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
-    return PreparedRequest(start, media)
+    return PreparedRequest(start, media, embeds)
 
 
 def call_metadata(
@@ -138,7 +155,10 @@ def sampling_type(name: str) -> str:
 
 
 def _start(options: GenerateOptions) -> Start:
-    start = Start(allow_partial=options.allow_partial)
+    try:
+        start = Start(allow_partial=options.allow_partial, priority=options.priority, cache_salt=options.cache_salt)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError("priority must be an integer from -1000 to 1000, cache_salt text") from error
     for stage, values in (options.sampling or {}).items():
         if not isinstance(values, Mapping):
             raise ArgumentError(f"sampling[{stage}] must map parameter names to values, got {type(values).__name__}")
@@ -179,6 +199,14 @@ def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int,
     return tuple(chunked)
 
 
+def _decoded_bytes(data: bytes) -> int:
+    """By the medium's header; 0 if that makes no sense: the stage says what is wrong."""
+    try:
+        return read_header(data).decoded_bytes
+    except MediaHeaderError:
+        return 0
+
+
 def _content_part(part: Part, *, inline: bool, media_id: int) -> prompt_pb2.ContentPart:
     if isinstance(part, str):
         return prompt_pb2.ContentPart(text=part)
@@ -188,4 +216,5 @@ def _content_part(part: Part, *, inline: bool, media_id: int) -> prompt_pb2.Cont
     else:
         media.chunked.media_id = media_id
         media.chunked.total_bytes = len(part.data)
+        media.chunked.decoded_bytes = _decoded_bytes(part.data)
     return prompt_pb2.ContentPart(image=media) if part.kind == "image" else prompt_pb2.ContentPart(audio=media)

@@ -12,6 +12,7 @@ from omni_proto.stage_config import (
     DownstreamStage,
     InputEdge,
     Listen,
+    MediaLimits,
     ModelSource,
     Output,
     StageConfig,
@@ -136,8 +137,12 @@ def compile_stages(
             tensor_parallel_size=max(1, gpus_of(stage)),
             default_sampling=stage.default_sampling,
             limits=stage.limits,
+            media=MediaLimits() if stage.inputs else pipeline.spec.media,
             timeouts=Timeouts(
-                request=pipeline.spec.timeouts.request, step=stage.timeouts.step, queue=stage.timeouts.queue
+                request=pipeline.spec.timeouts.request,
+                step=stage.timeouts.step,
+                queue=stage.timeouts.queue,
+                prepare=stage.timeouts.prepare,
             ),
             listen=listen_for(stage),
         )

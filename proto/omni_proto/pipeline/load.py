@@ -19,7 +19,9 @@ from omni_proto.pipeline.resource import KIND, OmniPipeline
 from omni_proto.pipeline.strict_yaml import StrictLoader
 
 MAX_PIPELINE_BYTES = 256 << 10
-"""Most bytes of a pipeline file; the resource itself is at most 64 KiB."""
+"""Most bytes of a pipeline file, comments and blanks included."""
+MAX_SPEC_BYTES = 64 << 10
+"""Most bytes of a spec as compact JSON: its children are many times as large, and everyone's operator holds them."""
 
 
 def load_pipeline(path: Path) -> OmniPipeline:
@@ -82,11 +84,25 @@ def type_document(document: Mapping[str, Any], source: str = "pipeline") -> Omni
 
     Raises PipelineError with every wrong field.
     """
+    check_spec_size(document.get("spec"), source)
     raw = json.dumps({key: value for key, value in document.items() if key != "status"})
     try:
         return OmniPipeline.model_validate_json(raw, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise PipelineError(source, _list_problems(error)) from error
+
+
+def check_spec_size(spec: Any, source: str) -> None:
+    """Raises PipelineError for a spec of more than MAX_SPEC_BYTES."""
+    size = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
+    if size > MAX_SPEC_BYTES:
+        raise spec_too_large(size, source)
+
+
+def spec_too_large(size: int, source: str) -> PipelineError:
+    """The error of a spec of that many bytes."""
+    words = f"is {size} bytes as JSON, over the limit of {MAX_SPEC_BYTES}; shorten annotations, labels and lists"
+    return PipelineError(source, [Problem("spec", words)])
 
 
 def _list_problems(error: ValidationError) -> list[Problem]:

@@ -34,6 +34,7 @@ from omni_proto.stage_config import (
     EdgeMode,
     EngineArgs,
     Limits,
+    MediaLimits,
     Output,
     SamplingDefaults,
     StageName,
@@ -125,6 +126,8 @@ class StageTimeouts(ConfigModel):
     """Longest time between two engine steps with unfinished requests. Default: the component's."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's."""
+    prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    """Longest time for decoding a request's media, and again for making the engine's input of them."""
 
 
 class Stage(PodSettings):
@@ -211,6 +214,8 @@ class PipelineSpec(ConfigModel):
     """Pod settings of every stage that does not say."""
     entry: Entry = Entry()
     """How clients reach the pipeline."""
+    media: MediaLimits = MediaLimits()
+    """Bounds of the images and sounds of a request."""
     timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
     """Times of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)

@@ -168,11 +168,6 @@ _ENGINE_ARGS = (
         values=("self.maxNumBatchedTokens", "self.maxNumSeqs"),
         field=".maxNumBatchedTokens",
     ),
-    Rule(
-        summary="`kvCacheMemoryMib` and `gpuMemoryUtilization` exclude one another",
-        rule="!(has(self.kvCacheMemoryMib) && has(self.gpuMemoryUtilization))",
-        words="kvCacheMemoryMib and gpuMemoryUtilization both say how large the KV cache is; remove one",
-    ),
 )
 
 _SAMPLING = Rule(

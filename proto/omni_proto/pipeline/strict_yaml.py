@@ -8,6 +8,10 @@ from typing import Any
 
 import yaml
 
+MAX_DIGITS = 64
+"""Of a whole number. The API takes 64 bits; Python's own limit is a ValueError at 4,300 digits."""
+_PREFIX = re.compile(r"^[-+]?(?:0[bxo])?")
+
 
 class StrictLoader(yaml.SafeLoader):
     """SafeLoader that refuses a key given twice, and aliases, with which a small file can grow without bound.
@@ -22,14 +26,26 @@ class StrictLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    raise _error(f"key {key.value[:64]!r} is given twice", node)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        if len(text) > MAX_DIGITS or not any(digit.isalnum() for digit in _PREFIX.sub("", text)):
+            raise _error(f"{text[:24]!r} is no whole number of at most {MAX_DIGITS} digits", node)
+        return super().construct_yaml_int(node)
 
     def construct_boolean(self, node: yaml.ScalarNode) -> bool:
         return str(self.construct_scalar(node)).lower() in ("y", "yes", "true", "on")
+
+
+def _error(problem: str, node: yaml.Node) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 _DIGITS = "-+.0123456789"
@@ -49,3 +65,4 @@ for _tag, _pattern, _starts in _RESOLVERS:
         f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), [*_starts, *([""] if _tag == "null" else [])]
     )
 StrictLoader.add_constructor("tag:yaml.org,2002:bool", StrictLoader.construct_boolean)
+StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_integer)

@@ -22,6 +22,10 @@ MAX_ROW_DIMENSIONS: Final = 8
 MAX_ROW_BYTES: Final = 4 * 1024 * 1024
 """Most bytes of one row: a row never spans messages, and a message holds at most 8 MiB."""
 MAX_TENSORS: Final = 64
+PROMPT_EMBEDS: Final = "prompt_embeds"
+"""Name of the tensor that `Start.prompt_embeds` announces."""
+PROMPT_EMBEDS_DTYPES: Final = ("float32", "float16", "bfloat16")
+"""What its elements may be, whatever the engine computes in."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")
@@ -211,6 +215,11 @@ def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
     return tensors_pb2.TensorHeader(
         name=spec.name, dtype=dtype_info(spec.dtype).proto, row_shape=spec.row_shape, max_rows=max_rows
     )
+
+
+def prompt_embeds_spec(hidden_size: int, dtype: str) -> TensorSpec:
+    """A prompt of embeddings in place of tokens. Raises SchemaError for a dtype that does not travel."""
+    return TensorSpec(PROMPT_EMBEDS, dtype, (hidden_size,), "One input embedding for each position of the prompt.")
 
 
 def tensor_prompt(

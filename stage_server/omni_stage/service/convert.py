@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, SamplingDefaults
-from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
+from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, ImagePart, TextPart, UserPrompt
-from omni_stage.service.media import decode_audio, decode_image
+from omni_stage.service.media_plan import MediaRules, MediaSlot, check_media, plan_medium
 
 ROLES = ("system", "user", "assistant")
-MAX_INLINE_MEDIA_BYTES = 4 << 20
-MAX_MESSAGES = 1024
 MAX_PARTS = 1024
+"""Of all messages of a chat together: what a conversation costs does not depend on how it is cut."""
+_LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """More than any chat template adds to a message."""
 _TEMPLATE_OVERHEAD_TOKENS = 512
@@ -78,18 +78,6 @@ def check_sampling_names(sampling: Mapping[str, sampling_pb2.SamplingParams], st
 
 
 @dataclass(frozen=True, slots=True)
-class MediaSlot:
-    """One image or sound of a prompt: where its bytes are."""
-
-    field: str
-    is_image: bool
-    media_type: str
-    data: bytes
-    media_id: int | None
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class PromptPlan:
     """A user's prompt before its media arrived."""
 
@@ -99,6 +87,8 @@ class PromptPlan:
     media: tuple[MediaSlot, ...]
     max_prompt_tokens: int
     """No tokenizer makes more of it: a token is at least one byte."""
+    embeds: bool = False
+    """Whether embeddings follow in place of text, chat and token ids."""
 
     @property
     def announced(self) -> dict[int, int]:
@@ -107,12 +97,22 @@ class PromptPlan:
 
     @property
     def media_bytes(self) -> int:
-        """Encoded bytes of all media."""
-        return sum(slot.size for slot in self.media)
+        """Bytes that the stage holds for all media: encoded, decoded and as the engine's input."""
+        return sum(slot.held_bytes for slot in self.media)
 
 
-def plan_prompt(start: stage_service_pb2.Start, limits: Limits, max_model_len: int) -> PromptPlan:
-    """Validate the prompt of an entry stage.
+def is_light(start: stage_service_pb2.Start) -> bool:
+    """Whether planning takes well below a millisecond: no media, whose headers are read, and few parts."""
+    messages = start.chat.messages
+    if len(messages) > _LIGHT_PARTS or sum(len(message.parts) for message in messages) > _LIGHT_PARTS:
+        return False
+    return all(part.WhichOneof("part") == "text" for message in messages for part in message.parts)
+
+
+def plan_prompt(
+    start: stage_service_pb2.Start, limits: Limits, max_model_len: int, media: MediaRules | None = None
+) -> PromptPlan:
+    """Validate the prompt of an entry stage; `media` is None where the model takes text alone.
 
     Raises InvalidRequestError, InvalidMediaError, PromptTooLongError, RequestTooLargeError.
     """
@@ -124,34 +124,29 @@ def plan_prompt(start: stage_service_pb2.Start, limits: Limits, max_model_len: i
         return PromptPlan(start.text, None, None, (), min(len(start.text.encode()) + 8, max_model_len))
     if kind == "token_ids":
         return _plan_tokens(start.token_ids.ids, max_model_len)
+    if kind == "prompt_embeds":
+        return PromptPlan(None, None, None, (), min(start.prompt_embeds.max_rows, max_model_len), embeds=True)
     if kind == "chat":
-        return _plan_chat(start.chat, limits, max_model_len)
-    raise InvalidRequestError("the entry stage takes text, chat or token_ids as input", field="start.input")
+        return _plan_chat(start.chat, limits, max_model_len, media)
+    raise InvalidRequestError(
+        "the entry stage takes text, chat, token_ids or prompt_embeds as input", field="start.input"
+    )
 
 
-def build_prompt(plan: PromptPlan, received: Mapping[int, bytearray]) -> UserPrompt:
-    """The prompt with its media decoded; received holds the chunked ones. CPU work: run in a thread.
-
-    Raises InvalidMediaError.
-    """
+def build_prompt(plan: PromptPlan, decoded: Sequence[ImagePart | AudioPart] = ()) -> UserPrompt:
+    """The prompt; `decoded` are the media of the plan, in its order."""
     if plan.chat is None:
         return UserPrompt(text=plan.text, token_ids=plan.token_ids)
-    slots = iter(plan.media)
-    messages = []
-    for message in plan.chat.messages:
-        parts = [
-            TextPart(part.text) if part.WhichOneof("part") == "text" else _decode(next(slots), received)
-            for part in message.parts
+    media = iter(decoded)
+    return UserPrompt(
+        messages=[
+            ChatMessage(
+                message.role,
+                [TextPart(part.text) if part.WhichOneof("part") == "text" else next(media) for part in message.parts],
+            )
+            for message in plan.chat.messages
         ]
-        messages.append(ChatMessage(message.role, parts))
-    return UserPrompt(messages=messages)
-
-
-def _decode(slot: MediaSlot, received: Mapping[int, bytearray]) -> ImagePart | AudioPart:
-    data = slot.data if slot.media_id is None else bytes(received[slot.media_id])
-    if slot.is_image:
-        return decode_image(data, slot.media_type, slot.field)
-    return decode_audio(data, slot.media_type, slot.field)
+    )
 
 
 def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
@@ -168,13 +163,8 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
     return PromptPlan(None, None, tuple(ids), (), len(ids))
 
 
-def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int) -> PromptPlan:
-    if not 1 <= len(chat.messages) <= MAX_MESSAGES:
-        raise InvalidRequestError(
-            f"a chat has 1 to {MAX_MESSAGES} messages, got {len(chat.messages)}",
-            field="start.chat.messages",
-            limit=MAX_MESSAGES,
-        )
+def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
+    _check_size(chat, limits)
     media: list[MediaSlot] = []
     chars = tokens = 0
     for number, message in enumerate(chat.messages):
@@ -183,12 +173,6 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int) 
             raise InvalidRequestError(
                 f"role must be one of {', '.join(ROLES)}", field=f"{path}.role", limit=", ".join(ROLES)
             )
-        if not 1 <= len(message.parts) <= MAX_PARTS:
-            raise InvalidRequestError(
-                f"a message has 1 to {MAX_PARTS} parts, got {len(message.parts)}",
-                field=f"{path}.parts",
-                limit=MAX_PARTS,
-            )
         tokens += _MESSAGE_OVERHEAD_TOKENS
         for index, part in enumerate(message.parts):
             kind = part.WhichOneof("part")
@@ -196,57 +180,47 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int) 
                 chars += len(part.text)
                 tokens += len(part.text.encode())
             elif kind in ("image", "audio"):
-                is_image = kind == "image"
-                media.append(
-                    _plan_medium(
-                        part.image if is_image else part.audio, f"{path}.parts[{index}].{kind}", is_image, limits
-                    )
-                )
+                field = f"{path}.parts[{index}].{kind}"
+                if rules is None:
+                    raise InvalidRequestError("this model reads text only; leave images and sounds out", field=field)
+                media.append(plan_medium(part.image if kind == "image" else part.audio, field, kind == "image", rules))
             else:
                 raise InvalidRequestError("a part holds text, an image or audio", field=f"{path}.parts[{index}]")
     _check_chars(chars, limits, "start.chat")
-    _check_media(media, limits)
+    if rules is not None:
+        check_media(media, rules)
     upper = max_model_len if media else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
     return PromptPlan(None, chat, None, tuple(media), upper)
 
 
-def _plan_medium(message: prompt_pb2.Media, field: str, is_image: bool, limits: Limits) -> MediaSlot:
-    source = message.WhichOneof("source")
-    if source == "data":
-        if len(message.data) > MAX_INLINE_MEDIA_BYTES:
-            raise RequestTooLargeError(
-                f"inline media has {len(message.data)} bytes, at most {MAX_INLINE_MEDIA_BYTES}; send it as MediaChunks",
-                field=field,
-                limit=f"{MAX_INLINE_MEDIA_BYTES} bytes",
+def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
+    """How many messages, parts and media there are, before any is read. Raises InvalidRequestError and its kin."""
+    if not 1 <= len(chat.messages) <= MAX_PARTS:
+        raise InvalidRequestError(
+            f"a chat has 1 to {MAX_PARTS} messages, got {len(chat.messages)}",
+            field="start.chat.messages",
+            limit=MAX_PARTS,
+        )
+    parts = 0
+    for number, message in enumerate(chat.messages):
+        if not message.parts:
+            raise InvalidRequestError(
+                "a message has at least one part", field=f"start.chat.messages[{number}].parts", limit=MAX_PARTS
             )
-        slot = MediaSlot(field, is_image, message.media_type, message.data, None, len(message.data))
-    elif source == "chunked":
-        slot = MediaSlot(
-            field, is_image, message.media_type, b"", message.chunked.media_id, message.chunked.total_bytes
+        parts += len(message.parts)
+    if parts > MAX_PARTS:
+        raise InvalidRequestError(
+            f"the messages of a chat have at most {MAX_PARTS} parts together, got {parts}; join texts",
+            field="start.chat.messages",
+            limit=MAX_PARTS,
         )
-    else:
-        raise InvalidMediaError("a medium has data or chunked", field=field)
-    if slot.size == 0:
-        raise InvalidMediaError("a medium holds no bytes", field=field)
-    if slot.size > limits.max_media_bytes:
+    media = sum(part.WhichOneof("part") in ("image", "audio") for message in chat.messages for part in message.parts)
+    if media > limits.max_media_per_request:
         raise RequestTooLargeError(
-            f"a medium has {slot.size} bytes, at most {limits.max_media_bytes} (limits.maxMediaBytes)",
-            field=field,
-            limit=f"{limits.max_media_bytes} bytes",
-        )
-    return slot
-
-
-def _check_media(media: Sequence[MediaSlot], limits: Limits) -> None:
-    if len(media) > limits.max_media_per_request:
-        raise RequestTooLargeError(
-            f"the request has {len(media)} media, at most {limits.max_media_per_request} (limits.maxMediaPerRequest)",
+            f"the request has {media} media, at most {limits.max_media_per_request} (limits.maxMediaPerRequest)",
             field="start.chat",
             limit=limits.max_media_per_request,
         )
-    ids = [slot.media_id for slot in media if slot.media_id is not None]
-    if len(set(ids)) != len(ids):
-        raise InvalidRequestError("two media have the same media_id", field="start.chat")
 
 
 def _check_chars(count: int, limits: Limits, field: str) -> None:

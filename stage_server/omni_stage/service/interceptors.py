@@ -19,6 +19,8 @@ from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
 QUIET_S = 0.01
+DISCARDING = 64
+"""Refused calls that are read from at a time."""
 
 _log = logging.getLogger(__name__)
 _Behavior = Callable[[Any, Any], Awaitable[Any]]
@@ -33,6 +35,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, stage: str, metrics: StageMetrics) -> None:
         self._stage = stage
         self._metrics = metrics
+        self._discarding = 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -67,7 +70,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 code, info = grpc_code(status.code), error_info(status)
                 reason = info.reason if info else ""
                 if counted:
-                    await _discard(request)
+                    await self._discard(request)
                 await _abort(context, status)
             finally:
                 if counted:
@@ -79,20 +82,25 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return call
 
+    async def _discard(self, messages: AsyncIterator[Any]) -> None:
+        """Read what the caller is just sending.
 
-async def _discard(messages: AsyncIterator[Any]) -> None:
-    """Read what the caller is just sending.
-
-    grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended. A caller
-    that sends nothing for a moment, as one that waits for Accepted, is not kept waiting: its deadline may be near.
-    """
-    try:
-        async with asyncio.timeout(DISCARD_S):
-            while True:
-                async with asyncio.timeout(QUIET_S):
-                    await anext(messages)
-    except (TimeoutError, StopAsyncIteration):
-        return
+        grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended. A caller
+        that sends nothing for a moment, as one that waits for Accepted, is not kept waiting: its deadline may be near.
+        What is read has no place any more: in a flood of refusals most are not read.
+        """
+        if self._discarding >= DISCARDING:
+            return
+        self._discarding += 1
+        try:
+            async with asyncio.timeout(DISCARD_S):
+                while True:
+                    async with asyncio.timeout(QUIET_S):
+                        await anext(messages)
+        except (TimeoutError, StopAsyncIteration):
+            return
+        finally:
+            self._discarding -= 1
 
 
 async def _abort(context: Any, status: status_pb2.Status) -> None:

@@ -87,6 +87,11 @@ class StageMetrics:
             "1 while the engine is loaded, lives and makes steps; 0 while it loads, when it hangs and when it died.",
             registry=registry,
         )
+        self.compiled_check_failed = Gauge(
+            "omni_stage_compiled_check_failed",
+            "1 if compiled code or CUDA graphs failed the check at start-up: the stage serves without them, slower.",
+            registry=registry,
+        )
         self._start_counters(config)
 
     def _start_counters(self, config: StageConfig) -> None:

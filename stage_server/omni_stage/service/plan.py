@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
-from omni_proto.tensors import EdgeAssembler
+from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import Component
+from omni_stage.models.component import Component, TakesMedia
 from omni_stage.service import modalities
 from omni_stage.service.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
 from omni_stage.service.edge_input import check_edge
+from omni_stage.service.media_plan import MediaRules
 from omni_stage.service.modalities import plan_modalities
+from omni_stage.service.prompt_embeds import EMBEDS_COPIES, plan_embeds
 
 _ENCODINGS = frozenset(
     (
@@ -24,6 +26,8 @@ _ENCODINGS = frozenset(
     )
 )
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1000
+MAX_CACHE_SALT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class RequestPlan:
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
     edge: EdgeAssembler | None
-    """Receives the input edge's tensors; None if the input is a prompt."""
+    """Receives the tensors of the input edge, or those of a prompt of embeddings; None for every other prompt."""
     streamed: bool
     """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults
@@ -43,12 +47,19 @@ class RequestPlan:
     encoding: sampling_pb2.AudioEncoding
     include: sampling_pb2.Include
     allow_partial: bool
+    priority: int
+    cache_salt: str
     input_bytes: int
-    """Bytes that the input may hold: tensors by their headers, media as encoded."""
+    """Bytes that the input may hold: tensors by their headers (prompt embeddings twice), media as media_plan says."""
     output_rows: int
     """Most rows that the stage publishes."""
     output_bytes: int
     """Bytes that published rows may hold until downstream stages took them."""
+
+    @property
+    def media_bytes(self) -> int:
+        """Of input_bytes, what media may hold."""
+        return self.prompt.media_bytes if self.prompt else 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -57,10 +68,18 @@ class RequestPlan:
 
 
 def plan_request(
-    start: stage_service_pb2.Start, config: StageConfig, component: Component, max_model_len: int
+    start: stage_service_pb2.Start,
+    config: StageConfig,
+    component: Component,
+    max_model_len: int,
+    prompt_embeds: TensorSpec | None = None,
 ) -> RequestPlan:
-    """Validate Start against the stage. Raises OmniStageError with the path of the wrong field; touches nothing."""
-    prompt, edge = _plan_input(start, config, component, max_model_len)
+    """Validate Start against the stage; `prompt_embeds` is the engine's, see StageEngine.
+
+    Raises OmniStageError with the path of the wrong field; touches nothing.
+    """
+    prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
+    _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)
     if start.HasField("seed") and start.seed > MAX_SEED:
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
@@ -83,10 +102,19 @@ def plan_request(
         encoding=start.audio.encoding,
         include=start.include,
         allow_partial=start.allow_partial,
-        input_bytes=(prompt.media_bytes if prompt else 0) + (edge.max_bytes if edge else 0),
+        priority=start.priority,
+        cache_salt=start.cache_salt,
+        input_bytes=_input_bytes(prompt, edge),
         output_rows=rows,
         output_bytes=rows * row_bytes,
     )
+
+
+def media_rules(config: StageConfig, component: Component, max_model_len: int) -> MediaRules | None:
+    """What the stage holds media against; None if its model takes none."""
+    if not isinstance(component, TakesMedia):
+        return None
+    return MediaRules(config.limits, config.media, component, max_model_len)
 
 
 def reads_stream(config: StageConfig) -> bool:
@@ -104,7 +132,12 @@ def downstream_start(
 ) -> stage_service_pb2.Start:
     """The Start for a downstream stage, without its input: what concerns that stage and those below it."""
     message = stage_service_pb2.Start(
-        modalities=requested, audio=start.audio, include=start.include, allow_partial=plan.allow_partial
+        modalities=requested,
+        audio=start.audio,
+        include=start.include,
+        allow_partial=plan.allow_partial,
+        priority=plan.priority,
+        cache_salt=plan.cache_salt,
     )
     if start.HasField("seed"):
         message.seed = start.seed
@@ -120,13 +153,40 @@ def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> li
     return [number for number in declared if not start.modalities or number in start.modalities]
 
 
+def _check_queueing(start: stage_service_pb2.Start) -> None:
+    if abs(start.priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="start.priority", limit=MAX_PRIORITY
+        )
+    if len(start.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError(
+            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes; send a hash of what is longer",
+            field="start.cache_salt",
+            limit=f"{MAX_CACHE_SALT_BYTES} bytes",
+        )
+
+
+def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
+    tensors = edge.max_bytes if edge else 0
+    if prompt is None:
+        return tensors
+    return prompt.media_bytes + EMBEDS_COPIES * tensors
+
+
 def _plan_input(
-    start: stage_service_pb2.Start, config: StageConfig, component: Component, max_model_len: int
+    start: stage_service_pb2.Start,
+    config: StageConfig,
+    component: Component,
+    max_model_len: int,
+    prompt_embeds: TensorSpec | None,
 ) -> tuple[PromptPlan | None, EdgeAssembler | None]:
     if config.input is None:
         if start.edge_schema_hash:
             raise InvalidRequestError("an entry stage reads no edge", field="start.edge_schema_hash")
-        return plan_prompt(start, config.limits, max_model_len), None
+        prompt = plan_prompt(start, config.limits, max_model_len, media_rules(config, component, max_model_len))
+        if prompt.embeds:
+            return prompt, plan_embeds(start.prompt_embeds, prompt_embeds, config, max_model_len)
+        return prompt, None
     if start.WhichOneof("input") != "tensors":
         raise InvalidRequestError(
             f"stage {config.stage!r} reads the tensors of stage {config.input.source!r}; call the entry stage instead",

@@ -169,7 +169,9 @@ class RequestRun:
         if step.text and Output.TEXT in self._plan.own:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
-            prompt = step.prompt_token_ids if self._component.writes_text else None
+            # Of embeddings the engine reports zeros, which are nobody's token ids.
+            has_ids = self._component.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
+            prompt = step.prompt_token_ids if has_ids else None
             await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
         if Output.AUDIO in self._plan.own:
             for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):

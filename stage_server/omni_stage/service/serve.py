@@ -16,19 +16,23 @@ from typing import TYPE_CHECKING
 import prometheus_client
 
 from omni_proto.stage_config import StageConfig
+from omni_stage.engine.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
-from omni_stage.service.admission import Admission, default_byte_budget
+from omni_stage.errors import OmniStageError
+from omni_stage.models.component import TakesMedia
+from omni_stage.service.admission import Admission
 from omni_stage.service.channels import DownstreamChannels
 from omni_stage.service.drain import drain
 from omni_stage.service.health import StageHealth
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.metrics_server import MetricsServer
+from omni_stage.service.places import Places, count_start_places
 from omni_stage.service.plan import reads_stream
-from omni_stage.service.server import MetricsServer, bind, build_health_server, build_main_server
+from omni_stage.service.server import bind, build_health_server, build_main_server
 from omni_stage.service.servicer import StageRuntime, StageServicer
 from omni_stage.service.stage_info import installed_versions
-from omni_stage.service.termination import ExitCode, write_termination
+from omni_stage.service.termination import ExitCode, report_start_failure, write_termination
 from omni_stage.service.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -49,10 +53,15 @@ class Ports:
     metrics: int
 
     def write(self, path: Path) -> None:
-        """Write the ports as JSON, all at once: a reader never sees half a file."""
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
-        Path(file.name).replace(path)
+        """Write the ports as JSON, all at once: a reader never sees half a file. Raises OmniStageError."""
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+                json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise OmniStageError(
+                f"cannot write {path}: {error.strerror}; give --address-file another place, or make room"
+            ) from error
 
 
 class StageServer:
@@ -85,14 +94,17 @@ class StageServer:
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
         await probes.start()
         self._stack.push_async_callback(probes.stop, 0.2)
-        metrics = MetricsServer(config.listen.host, config.listen.metrics_port, self._registry)
-        self._stack.callback(metrics.close)
+        metrics = MetricsServer(self._registry)
+        self._stack.push_async_callback(metrics.close)
+        metrics_port = await metrics.start(config.listen.host, config.listen.metrics_port)
         engine = await asyncio.to_thread(build_engine, config)
         self._engine = engine
         await engine.start()
         runtime = self.runtime = self._build_runtime(engine)
         self._stack.push_async_callback(runtime.channels.close)
-        main = build_main_server(config, StageServicer(runtime), self.health, self.metrics)
+        self._stack.callback(runtime.media.close)
+        self._stack.callback(runtime.planners.shutdown, wait=False)
+        main = build_main_server(config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all)
         grpc_port = bind(
             main,
             config.listen.host,
@@ -105,12 +117,13 @@ class StageServer:
         if certificate is not None:
             watch = asyncio.create_task(certificate.watch())
             self._stack.callback(watch.cancel)
+        self.metrics.compiled_check_failed.set(float(engine.compiled_check_failed))
         runtime.engine_ready = True
         await self.health.set_ready(True)
         self.metrics.ready.set_function(lambda: float(self.health.ready))
         self.metrics.engine_healthy.set_function(lambda: float(self.health.alive and not engine.is_dead))
-        self.ports = Ports(grpc_port, health_port, metrics.port)
-        _log.info("ready", extra={"grpc": grpc_port, "health": health_port, "metrics": metrics.port})
+        self.ports = Ports(grpc_port, health_port, metrics_port)
+        _log.info("ready", extra={"grpc": grpc_port, "health": health_port, "metrics": metrics_port})
         return self.ports
 
     async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> ExitCode:
@@ -139,6 +152,13 @@ class StageServer:
         finally:
             for task in (*waits, watchdog):
                 task.cancel()
+
+    def warm_media(self) -> None:
+        """Start what decodes media where the model takes any, so that the first request does not wait for it."""
+        runtime = self.runtime
+        if runtime is not None and isinstance(runtime.engine.component, TakesMedia):
+            task = asyncio.create_task(runtime.media.warm())
+            self._stack.callback(task.cancel)
 
     async def close(self) -> None:
         """Close the ports and end the engine."""
@@ -177,7 +197,8 @@ class StageServer:
         return ExitCode.ENGINE_DEAD
 
     def _build_runtime(self, engine: StageEngine) -> StageRuntime:
-        admission = self.admission
+        admission, limits = self.admission, self.config.limits
+        places = count_start_places(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
         if reads_stream(self.config):
             admission.max_streamed = engine.max_streamed
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
@@ -192,6 +213,7 @@ class StageServer:
                 grace_s=self.config.timeouts.request,
             ),
             metrics=self.metrics,
+            starting=Places("calls without Start", places),
         )
 
 
@@ -214,23 +236,14 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
         ports = started.result()
         if address_file is not None:
             ports.write(address_file)
+        server.warm_media()
         # Engines install handlers of their own while they load.
         _install_signals(loop, stop, abort)
         return await server.serve(stop, abort)
     except OmniStageError as error:
-        return _report_start_failure(error)
+        return report_start_failure(error)
     finally:
         await server.close()
-
-
-def _report_start_failure(error: OmniStageError) -> ExitCode:
-    _log.critical("the stage cannot start: %s", error, extra={"field": error.details.field})
-    if isinstance(error, ConfigurationError):
-        write_termination("InvalidConfiguration", str(error), error.details.field)
-        return ExitCode.BAD_CONFIGURATION
-    reason = "EngineDead" if isinstance(error, EngineDeadStageError) else "StartFailed"
-    write_termination(reason, str(error), error.details.field)
-    return ExitCode.ENGINE_DEAD if isinstance(error, EngineDeadStageError) else ExitCode.FAILED
 
 
 def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort: asyncio.Event) -> None:

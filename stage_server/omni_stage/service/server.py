@@ -1,18 +1,12 @@
-"""The ports of a stage: StageService with health and reflection, the health-only port, and metrics."""
+"""The ports of a stage: StageService with health and reflection, and the health-only port."""
 
 from __future__ import annotations
 
 import logging
-import socket
-import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry, start_http_server
 
 from omni_proto.channel import server_options
 from omni_proto.stage_config import StageConfig
@@ -22,34 +16,69 @@ from omni_stage.service.health import StageHealth
 from omni_stage.service.interceptors import CallInterceptor
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.servicer import StageServicer
+from omni_stage.service.side_calls import (
+    HEALTH_IN_ALL,
+    HEALTH_PER_PEER,
+    MAIN_IN_ALL,
+    MAIN_PER_PEER,
+    SideCallInterceptor,
+)
 from omni_stage.service.wire import SERVICE_NAME
 
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
-
-WATCHER_HEADROOM = 256
-"""Calls beside Generate that hold a slot: health watchers, reflection, callers that are about to be refused."""
+MAX_CONNECTIONS = 16_384
+"""Of a port: an idle one costs about 15 KiB. gRPC refuses those beyond."""
+HANDSHAKE_TIMEOUT_S = 10
+"""Until TLS is agreed and the first settings have come; a connection without them is closed."""
+IDLE_S = 60
+"""A connection without calls is closed."""
+HEALTH_MESSAGE_BYTES = 64 * 1024
 
 _log = logging.getLogger(__name__)
 
 
-def main_options(config: StageConfig) -> list[tuple[str, int | str]]:
-    """Options of the main port: everyone's, with the stage's own message size and longest request."""
+_CONNECTIONS = {
+    "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS,
+    "grpc.server_handshake_timeout_ms": HANDSHAKE_TIMEOUT_S * 1000,
+    "grpc.max_connection_idle_ms": IDLE_S * 1000,
+}
+
+
+def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int | str]]:
+    """Options of the main port: everyone's, with the stage's own message size and longest request, and bounds."""
     size = config.limits.max_message_bytes
     options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
-    options |= {"grpc.max_receive_message_length": size, "grpc.max_send_message_length": size}
-    return list(options.items())
+    # Above what one connection may have in work: a call beyond is refused with a reason, and does not wait in silence.
+    streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER)
+    options |= {
+        "grpc.max_receive_message_length": size,
+        "grpc.max_send_message_length": size,
+        "grpc.max_concurrent_streams": streams,
+    }
+    return list((options | _CONNECTIONS).items())
+
+
+def health_options() -> list[tuple[str, int | str]]:
+    """Options of the health-only port: small messages, short connections."""
+    options: dict[str, int | str] = {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": HEALTH_MESSAGE_BYTES,
+        "grpc.max_concurrent_streams": 4 * HEALTH_PER_PEER,
+        "grpc.max_connection_age_ms": 60_000,
+        "grpc.max_connection_age_grace_ms": 5_000,
+    }
+    return list((options | _CONNECTIONS).items())
 
 
 def build_main_server(
-    config: StageConfig, servicer: StageServicer, health_state: StageHealth, metrics: StageMetrics
+    config: StageConfig, servicer: StageServicer, health_state: StageHealth, metrics: StageMetrics, start_places: int
 ) -> grpc.aio.Server:
-    """The server of StageService, not started and not bound."""
+    """The server of StageService, not started and not bound.
+
+    It has no bound on calls of all kinds: watches of health would take the places of requests. Each kind has its own.
+    """
     server = grpc.aio.server(
-        interceptors=(CallInterceptor(config.stage, metrics),),
-        options=main_options(config),
-        # Hard stop for floods; admission answers long before with a reason and RetryInfo.
-        maximum_concurrent_rpcs=4 * config.limits.max_concurrent_requests + WATCHER_HEADROOM,
+        interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics)),
+        options=main_options(config, start_places),
     )
     name, methods = stage_handlers(servicer)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
@@ -60,7 +89,9 @@ def build_main_server(
 
 def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
     """The health-only server: kubelet's probe has no client certificate, and load must not starve it."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        interceptors=(SideCallInterceptor(HEALTH_IN_ALL, HEALTH_PER_PEER),), options=health_options()
+    )
     health_pb2_grpc.add_HealthServicer_to_server(health_state.probes, server)
     return server
 
@@ -82,43 +113,6 @@ def bind(
     if bound == 0:
         raise _cannot_bind(host, port, field, credentials is not None)
     return bound
-
-
-class MetricsServer:
-    """/metrics over HTTP, on a thread of its own, in Prometheus' text format whatever else a scraper would take.
-
-    The client library (0.26) writes OpenMetrics samples without colons in their names: vllm:num_requests_waiting would
-    be vllm_num_requests_waiting, which no dashboard of vLLM knows.
-    """
-
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        self._server, self._thread = _start_http(host, port, registry)
-        self.port: int = self._server.server_port
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5)
-
-
-def _start_http(host: str, port: int, registry: CollectorRegistry) -> tuple[WSGIServer, threading.Thread]:
-    address = host.strip("[]")
-    if address == "::" and not socket.has_dualstack_ipv6():
-        address = "0.0.0.0"
-    try:
-        server, thread = start_http_server(port, addr=address, registry=registry)
-    except OSError as error:
-        raise _cannot_bind(host, port, "listen.metricsPort") from error
-    server.set_app(_without_accept(server.get_app()))
-    return server, thread
-
-
-def _without_accept(app: WSGIApplication) -> WSGIApplication:
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        return app({name: value for name, value in environ.items() if name != "HTTP_ACCEPT"}, start_response)
-
-    return answer
 
 
 def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:

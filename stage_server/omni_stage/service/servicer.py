@@ -7,28 +7,35 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
 
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import PROMPT_EMBEDS
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
-from omni_stage.models.component import EdgeInput, StageRequest, UserPrompt
+from omni_stage.models.component import AudioPart, EdgeInput, ImagePart, StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.service.admission import Admission
 from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.call_metadata import forwarded_metadata
 from omni_stage.service.channels import DownstreamChannels
-from omni_stage.service.convert import build_prompt
+from omni_stage.service.convert import PromptPlan, build_prompt, is_light
 from omni_stage.service.deadlines import Deadline
 from omni_stage.service.downstream import EdgeCall, EdgeContext
 from omni_stage.service.edge_input import to_torch
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.logs import request_id_var
+from omni_stage.service.media_plan import receive_media
+from omni_stage.service.media_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.plan import RequestPlan, downstream_start, plan_request, requested_below
+from omni_stage.service.places import START_GRACE_S, Places, peer_address
+from omni_stage.service.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
+from omni_stage.service.prompt_embeds import build_embeds
 from omni_stage.service.reading import RequestReader
 from omni_stage.service.responses import ResponseWriter
 from omni_stage.service.run import RequestRun
@@ -38,6 +45,8 @@ from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0
 """Time for a call's first message, which may hold some MiB of media."""
+PLANNERS: Final = 2
+"""Threads that look at large requests before they are admitted."""
 
 
 @dataclass(slots=True)
@@ -50,6 +59,10 @@ class StageRuntime:
     in_flight: InFlight
     channels: DownstreamChannels
     metrics: StageMetrics
+    starting: Places
+    """Of calls whose Start has not come: nothing is reserved for them yet."""
+    media: MediaPool = field(default_factory=MediaPool)
+    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PLANNERS, "plan"))
     engine_ready: bool = False
     """Set once the engine loaded and answered its warm-up request."""
 
@@ -95,12 +108,14 @@ class StageServicer:
         # 1. Start, and nothing that is large yet.
         self._check_engine()
         reader = RequestReader()
-        start = await _read_start(messages, reader)
+        start = await _read_start(messages, reader, runtime.starting, peer_address(context.peer()))
         # 2. Decide what it asks for; the edge's schema is part of that.
-        plan = plan_request(start, config, runtime.engine.component, runtime.engine.max_model_len)
+        plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
         # 3. Admit: from here on its bytes are reserved.
-        with runtime.admission.admit(plan.reserved_bytes, streamed=plan.streamed) as admitted:
+        with runtime.admission.admit(
+            plan.reserved_bytes, media_bytes=plan.media_bytes, streamed=plan.streamed, priority=plan.priority
+        ) as admitted:
             writer = ResponseWriter(config.stage, context, meter)
             calls = self._calls(start, plan, writer, deadline, context)
             request_id = request_id_var.get()
@@ -138,6 +153,14 @@ class StageServicer:
                 stages = writer.summarize(config.stages)
                 summary = events_pb2.Summary(request_id=request_id, stages=stages, total_ns=timeline.now())
                 await writer.send(summary=summary)
+
+    async def _plan(self, start: stage_service_pb2.Start) -> RequestPlan:
+        """Beside the loop what takes longer than a blink: other calls, and health checks, go on meanwhile."""
+        engine = self._runtime.engine
+        plan = partial(plan_request, start, self._config, engine.component, engine.max_model_len, engine.prompt_embeds)
+        if is_light(start):
+            return plan()
+        return await asyncio.get_running_loop().run_in_executor(self._runtime.planners, plan)
 
     def _check_engine(self) -> None:
         if self._runtime.engine.is_dead:
@@ -193,17 +216,15 @@ class StageServicer:
     async def _stage_request(
         self, plan: RequestPlan, received: RequestReader | EdgeStream, want_tensors: bool
     ) -> StageRequest:
-        """The engine's request. Decoding of media runs in a thread. Raises InvalidMediaError, TensorError."""
+        """The engine's request. Raises InvalidMediaError, PrepareTimeoutError, TensorError."""
         source: UserPrompt | EdgeInput | EdgeStream
         if isinstance(received, EdgeStream):
             source = received
+        elif plan.prompt is not None and plan.prompt.embeds:
+            # Popped: from here on the rows are held by the payload alone.
+            source = UserPrompt(prompt_embeds=build_embeds(received.tensors.pop(PROMPT_EMBEDS)))
         elif plan.prompt is not None:
-            media = {media_id: buffer.data for media_id, buffer in received.media.items()}
-            if plan.prompt.media:
-                source = await asyncio.to_thread(build_prompt, plan.prompt, media)
-            else:
-                source = build_prompt(plan.prompt, media)
-            received.media = {}
+            source = build_prompt(plan.prompt, await self._decode(plan.prompt, received))
         elif plan.edge is not None:
             source = EdgeInput(to_torch(received.tensors))
         else:
@@ -214,15 +235,37 @@ class StageServicer:
             sampling=plan.sampling,
             voice=plan.voice,
             want_tensors=want_tensors,
+            priority=plan.priority,
+            cache_salt=plan.cache_salt,
         )
 
+    async def _decode(self, prompt: PromptPlan, reader: RequestReader) -> list[ImagePart | AudioPart]:
+        """The prompt's media. Raises InvalidMediaError and its kin, PrepareTimeoutError."""
+        runtime, config, engine = self._runtime, self._config, self._runtime.engine
+        rules = media_rules(config, engine.component, engine.max_model_len)
+        if rules is None or not prompt.media:
+            return []
+        data = {media_id: buffer.data for media_id, buffer in reader.media.items()}
+        reader.media = {}
+        slots = await asyncio.get_running_loop().run_in_executor(
+            runtime.planners, receive_media, prompt.media, data, rules
+        )
+        del data
+        return await runtime.media.decode(slots, rules, config.timeouts.prepare)
 
-async def _read_start(messages: AsyncIterator[WireMessage], reader: RequestReader) -> stage_service_pb2.Start:
-    """The first message. A call that brings none holds one of the server's places without being admitted."""
+
+async def _read_start(
+    messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
+) -> stage_service_pb2.Start:
+    """The first message. If it does not come soon the call needs one of the places, and may lose it to another."""
+    place = None
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
-            message = await _next(messages, reader)
+        async with asyncio.timeout(START_TIMEOUT_S) as scope:
+            with places.hold(peer, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as place:
+                message = await _next(messages, reader)
     except TimeoutError as error:
+        if place is not None and place.lost:
+            raise places.refusal() from error
         raise DeadlineExceededError(
             f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
         ) from error

@@ -7,7 +7,7 @@ from functools import cache
 
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import StageConfig
-from omni_proto.tensors import schema_hash, schema_to_proto
+from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service import modalities
 from omni_stage.service.admission import Admission
@@ -62,4 +62,5 @@ def describe_stage(
             max_message_bytes=config.limits.max_message_bytes,
         ),
         voices=component.voices,
+        prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
     )

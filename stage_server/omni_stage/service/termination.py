@@ -8,6 +8,8 @@ import os
 from enum import IntEnum
 from pathlib import Path
 
+from omni_stage.errors import ConfigurationError, EngineDeadStageError, OmniStageError
+
 TERMINATION_LOG_VARIABLE = "OMNI_TERMINATION_LOG"
 DEFAULT_TERMINATION_LOG = Path("/dev/termination-log")
 MAX_MESSAGE_BYTES = 1024
@@ -48,3 +50,14 @@ def write_termination(reason: str, message: str, field: str = "") -> None:
         path.write_text(encode_termination(reason, message, field), encoding="utf-8")
     except OSError as error:
         _log.warning("cannot write the termination message", extra={"path": str(path), "error": error.strerror})
+
+
+def report_start_failure(error: OmniStageError) -> ExitCode:
+    """Log why the stage cannot start and leave it for kubelet. Returns the exit code that says so."""
+    _log.critical("the stage cannot start: %s", error, extra={"field": error.details.field})
+    if isinstance(error, ConfigurationError):
+        write_termination("InvalidConfiguration", str(error), error.details.field)
+        return ExitCode.BAD_CONFIGURATION
+    reason = "EngineDead" if isinstance(error, EngineDeadStageError) else "StartFailed"
+    write_termination(reason, str(error), error.details.field)
+    return ExitCode.ENGINE_DEAD if isinstance(error, EngineDeadStageError) else ExitCode.FAILED

@@ -12,6 +12,7 @@ from omni_proto.tensors import (
     decode_generate_request,
     serialize_generate_request,
 )
+from omni_stage.service.field_count import MAX_FIELDS, has_too_many_fields
 
 _SERVICE = stage_service_pb2.DESCRIPTOR.services_by_name["StageService"]
 SERVICE_NAME = str(_SERVICE.full_name)
@@ -33,6 +34,8 @@ class OutgoingChunk:
 
 def deserialize_request(data: bytes) -> WireMessage:
     """One message of the caller. Never raises: gRPC would end the call without saying why."""
+    if has_too_many_fields(data):
+        return WireError(f"it has more than {MAX_FIELDS} fields; a chat has at most 1,024 parts")
     try:
         return decode_generate_request(data)
     except WireError as error:

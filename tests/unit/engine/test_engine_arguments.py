@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from omni_proto.stage_config import EngineArgs, ModelSource, StageConfig, Timeouts
+from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
 from omni_stage.engine.arguments import CPU_KV_CACHE_BYTES, OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component, EngineKind
@@ -23,6 +23,7 @@ class Described:
     kind: EngineKind = EngineKind.AUTOREGRESSIVE
     id: str = "test/described"
     queue_timeout_s: float | None = None
+    takes_prompt_embeds: bool = False
 
     def engine_kwargs(self) -> dict[str, Any]:
         return dict(self.kwargs)
@@ -37,6 +38,8 @@ def build(
     on_cpu: bool = True,
     gpus: int = 1,
     timeouts: Timeouts | None = None,
+    source: str | None = None,
+    limits: Limits | None = None,
     **described: Any,
 ) -> OmniEngineArgs:
     config = StageConfig(
@@ -47,6 +50,8 @@ def build(
         engine_args=user or EngineArgs(),
         tensor_parallel_size=gpus,
         timeouts=timeouts or Timeouts(),
+        input=InputEdge(source=source) if source else None,
+        limits=limits or Limits(),
     )
     return build_engine_args(config, cast(Component, Described(**described)), on_cpu=on_cpu)
 
@@ -72,7 +77,10 @@ def test_vllm_kwargs_hold_only_what_is_said() -> None:
         "additional_config": {},
         "tensor_parallel_size": 1,
         "async_scheduling": False,
+        "enforce_eager": True,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        "mm_processor_cache_gb": 0.0,
+        "scheduling_policy": "priority",
     }
 
 
@@ -90,10 +98,64 @@ def test_every_argument_is_one_of_vllms() -> None:
         pytest.param(None, {"on_cpu": False}, None, id="a GPU's share is vLLM's choice"),
         pytest.param(EngineArgs(kv_cache_memory_mib=8), {}, 8 << 20, id="said in MiB"),
         pytest.param(EngineArgs(gpu_memory_utilization=0.5), {}, None, id="said as a share"),
+        pytest.param(
+            EngineArgs(gpu_memory_utilization=0.5, kv_cache_memory_mib=8), {}, 8 << 20, id="both, to share a GPU"
+        ),
     ],
 )
 def test_kv_cache_memory(user: EngineArgs | None, options: dict[str, Any], expected: int | None) -> None:
     assert build(user, **options).kv_cache_memory_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("user", "options", "expected"),
+    [
+        pytest.param(None, {"on_cpu": True}, True, id="a CPU compiles only when asked to"),
+        pytest.param(EngineArgs(enforce_eager=False), {"on_cpu": True}, False, id="asked to"),
+        pytest.param(None, {"on_cpu": False}, None, id="a GPU does as vLLM does"),
+        pytest.param(EngineArgs(enforce_eager=True), {"on_cpu": False}, True, id="a GPU told not to"),
+    ],
+)
+def test_enforce_eager(user: EngineArgs | None, options: dict[str, Any], expected: bool | None) -> None:
+    assert build(user, **options).enforce_eager is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, 0.0, id="none by default"),
+        pytest.param({"user": EngineArgs(mm_processor_cache_mib=512)}, 0.5, id="said in MiB"),
+        pytest.param({"kwargs": {"mm_processor_cache_gb": 2.0}}, 2.0, id="the component's"),
+        pytest.param(
+            {"user": EngineArgs(mm_processor_cache_mib=0), "kwargs": {"mm_processor_cache_gb": 2.0}},
+            0.0,
+            id="switched off by the user",
+        ),
+    ],
+)
+def test_cache_of_processed_media(options: dict[str, Any], expected: float) -> None:
+    assert build(**options).vllm_kwargs(worker_cls="w", scheduler_cls="s")["mm_processor_cache_gb"] == expected
+
+
+def test_prompt_embeds_are_off_unless_said() -> None:
+    assert "enable_prompt_embeds" not in build().vllm_kwargs(worker_cls="w", scheduler_cls="s")
+    user = EngineArgs(enable_prompt_embeds=True)
+    assert build(user, takes_prompt_embeds=True).vllm_kwargs(worker_cls="w", scheduler_cls="s")["enable_prompt_embeds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        pytest.param({}, "component test/described takes no prompt embeddings", id="component"),
+        pytest.param({"kwargs": CAPTURING}, "reads this stage's rows, which are made of token ids", id="captured rows"),
+        pytest.param({"source": "thinker"}, "reads the tensors of stage thinker", id="a later stage"),
+        pytest.param({"kind": EngineKind.DIFFUSION, "source": "talker"}, "tensors of stage talker", id="diffusion"),
+    ],
+)
+def test_prompt_embeds_are_refused_where_they_have_no_place(options: dict[str, Any], because: str) -> None:
+    with pytest.raises(ConfigurationError, match=because) as caught:
+        build(EngineArgs(enable_prompt_embeds=True), **({"takes_prompt_embeds": "kwargs" in options} | options))
+    assert caught.value.details.field == "engineArgs.enablePromptEmbeds"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +191,61 @@ def test_a_diffusion_stage_pools_and_limits_its_queue() -> None:
     assert args.additional_config == {"omni_diffusion": {"max_batch": 2, "queue_timeout_s": 30.0}}
     user = build(timeouts=Timeouts(queue=5.0), kwargs=additional, **described)
     assert user.additional_config["omni_diffusion"]["queue_timeout_s"] == 5.0
+
+
+DIFFUSION_KWARGS = {
+    "max_model_len": 16384,
+    "max_num_batched_tokens": 16384,
+    "max_num_seqs": 32,
+    "enforce_eager": True,
+    "additional_config": {"omni_diffusion": {"step_work": 4096}},
+}
+
+
+@pytest.mark.parametrize(
+    ("user", "settings", "batched_tokens"),
+    [
+        pytest.param(None, {"step_work": 4096, "max_batch": 32}, 16384, id="the component's"),
+        pytest.param(
+            EngineArgs(max_num_seqs=4, max_num_batched_tokens=1000),
+            {"step_work": 1000, "max_batch": 4},
+            16384,
+            id="smaller steps, though vLLM must let the longest request through",
+        ),
+        pytest.param(
+            EngineArgs(max_num_batched_tokens=50_000),
+            {"step_work": 50_000, "max_batch": 32},
+            50_000,
+            id="larger steps",
+        ),
+        pytest.param(
+            EngineArgs(enforce_eager=True),
+            {"step_work": 4096, "max_batch": 32, "cuda_graphs": False},
+            16384,
+            id="no graphs of the model's own",
+        ),
+        pytest.param(
+            EngineArgs(enforce_eager=False), {"step_work": 4096, "max_batch": 32}, 16384, id="graphs, as by default"
+        ),
+    ],
+)
+def test_a_diffusion_stages_steps_are_bounded(
+    user: EngineArgs | None, settings: dict[str, Any], batched_tokens: int
+) -> None:
+    args = build(user, kind=EngineKind.DIFFUSION, kwargs=DIFFUSION_KWARGS)
+    assert args.additional_config["omni_diffusion"] == settings
+    assert args.max_num_batched_tokens == batched_tokens
+    assert args.enforce_eager, "vLLM has nothing to compile or capture here"
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
+    from omni_stage.vllm_adapter.scheduler import LIMITS_KEY
+
+    args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))
+    assert args.additional_config[LIMITS_KEY] == {"max_tensor_bytes": 2 << 20, "max_payload_bytes": 2 << 20}
+    if kind is EngineKind.DIFFUSION:
+        assert args.additional_config["omni_diffusion"]["embedding_budget_bytes"] == 1 << 20
 
 
 @pytest.mark.parametrize(
@@ -206,4 +323,5 @@ def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 def test_good_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
     config = load_model_config(tmp_path)
+    assert config.name == "Qwen2ForCausalLM"
     assert (config.model_type, config.architectures) == ("qwen2", ("Qwen2ForCausalLM",))

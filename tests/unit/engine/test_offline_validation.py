@@ -18,7 +18,7 @@ from omni_stage.engine.offline_inputs import (
 )
 from omni_stage.engine.omni_llm import AsyncOmniLLM
 from omni_stage.engine.stage_llm import check_source
-from omni_stage.errors import ConfigurationError, InvalidRequestError
+from omni_stage.errors import ConfigurationError, InvalidRequestError, NonFiniteTensorError
 from omni_stage.models.component import ChatMessage, EdgeInput, TextPart, UserPrompt
 
 ONE = SamplingDefaults(max_tokens=1)
@@ -36,6 +36,16 @@ CHAT = [ChatMessage("user", [TextPart("hi")])]
 )
 def test_prompts(prompt: Any, expected: UserPrompt) -> None:
     assert parse_prompt(prompt) == expected
+
+
+def test_embeddings_are_a_prompt() -> None:
+    rows = torch.ones(3, 4)
+    prompt = parse_prompt(rows)
+    assert prompt.prompt_embeds is not None
+    assert torch.equal(prompt.prompt_embeds.to_tensor(), rows)
+    check_source(prompt, stage("a"))
+    with pytest.raises(NonFiniteTensorError):
+        parse_prompt(rows / 0)
 
 
 @pytest.mark.parametrize("prompt", [b"hi", 3, None, ["hi"], [1, "a"], [True], {"text": "hi"}])

@@ -87,6 +87,8 @@ def test_neutral_values_pass() -> None:
 def test_a_request_that_waits_for_its_upstream_is_no_work() -> None:
     ledger = WorkLedger()
     with ledger.open("a") as work:
+        assert len(ledger) == 0, "nothing to do for it until the core has it"
+        work.begin()
         assert len(ledger) == 1
         work.rest()
         assert len(ledger) == 0

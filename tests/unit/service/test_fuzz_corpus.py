@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from fuzz.fuzz_edge import CORPUS, check_input
+import random
+
+import pytest
+
+from fuzz.fuzz_edge import CORPUS, MEDIA_FROM, check_input
+from fuzz.media_targets import TARGETS
 
 
 def test_nothing_in_the_corpus_is_a_crash() -> None:
@@ -10,3 +15,10 @@ def test_nothing_in_the_corpus_is_a_crash() -> None:
     assert len(inputs) > 50
     for path in inputs:
         check_input(path.read_bytes())
+
+
+@pytest.mark.parametrize("number", range(len(TARGETS)), ids=[target.__name__ for target in TARGETS])
+def test_damaged_media_are_refused_and_no_more(number: int) -> None:
+    numbers = random.Random(number)
+    for _ in range(150):
+        check_input(bytes((MEDIA_FROM + number,)) + numbers.randbytes(numbers.randint(0, 60)))

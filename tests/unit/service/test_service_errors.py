@@ -122,7 +122,7 @@ async def test_bad_start_names_its_field(
         assert answer.detail(error_details_pb2.BadRequest).field_violations[0].field == field
     else:
         assert answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert stage.metric("omni_stage_requests_total", code=answer.code.name, reason=reason) == 1
+    await stage.wait_for_metric("omni_stage_requests_total", 1, code=answer.code.name, reason=reason)
 
 
 def media(media_id: int = 1, offset: int = 0, data: bytes = b"abcd") -> pb.GenerateRequest:
@@ -161,7 +161,7 @@ async def test_protocol_violations_are_named(kit: Any, lab: SimpleNamespace, mes
     assert answer.info.reason == "PROTOCOL_VIOLATION"
     assert says in answer.message
     assert stage.engine.requests == []
-    assert stage.metric("omni_stage_inflight_bytes") == 0
+    await stage.wait_for_metric("omni_stage_inflight_bytes", 0)
 
 
 async def test_bytes_that_are_no_message(kit: Any, lab: SimpleNamespace) -> None:
@@ -352,8 +352,7 @@ async def test_retry_before_accepted_succeeds(kit: Any, lab: SimpleNamespace) ->
     async def make_room() -> None:
         # The metric is what an outsider can see of the refusal.
         refusal = {"code": "RESOURCE_EXHAUSTED", "reason": "TOO_MANY_REQUESTS"}
-        while middle.metric("omni_stage_requests_total", **refusal) != 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await middle.wait_for_metric("omni_stage_requests_total", 1, **refusal)
         middle.server.admission.max_requests = 4
 
     answer, _ = await asyncio.gather(lab.ask(first), make_room())

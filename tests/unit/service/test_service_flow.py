@@ -33,8 +33,8 @@ async def test_one_stage_answers_in_order(kit: Any, lab: SimpleNamespace) -> Non
     assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (3, 2)
     summary = answer.of("summary")[0]
     assert [outcome.stage for outcome in summary.stages] == ["thinker"]
-    assert stage.metric("omni_stage_requests_total", code="OK", reason="") == 1
-    assert stage.metric("omni_stage_inflight_bytes") == 0
+    await stage.wait_for_metric("omni_stage_requests_total", 1, code="OK", reason="")
+    await stage.wait_for_metric("omni_stage_inflight_bytes", 0)
 
 
 async def test_timings_are_ordered(kit: Any, lab: SimpleNamespace) -> None:

@@ -139,6 +139,7 @@ async def test_reflection_lists_the_service(kit: Any, lab: SimpleNamespace) -> N
 async def test_metrics_over_http(kit: Any, lab: SimpleNamespace) -> None:
     stage = await kit.serve()
     await lab.ask(stage)
+    await stage.wait_for_metric("omni_stage_requests_total", 1, code="OK", reason="")
     url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
     text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
     assert 'omni_stage_requests_total{code="OK",reason=""} 1.0' in text
@@ -224,6 +225,30 @@ async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any, lab: SimpleNamesp
     serving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await serving
+
+
+@pytest.mark.parametrize(("dies", "reason"), [(True, "EngineDead"), (False, "StepTimeout")])
+async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
+    kit: Any, lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
+) -> None:
+    """The operator retells it in Events and the status."""
+    note, canary = tmp_path / "termination", "canarino7f3a"
+    monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
+    stage = await kit.serve(lab.wait_forever, timeouts={"step": 30 if dies else 0.3})
+    serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
+    call = stage.stub.Generate(
+        iter([lab.start(canary, cache_salt=canary), lab.END]), timeout=20, metadata=(("x-request-id", canary),)
+    )
+    task = asyncio.create_task(lab.collect(call))
+    await asyncio.wait_for(stage.engine.started.wait(), 10)
+    stage.engine.is_dead = dies
+    assert (await task).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    if dies:
+        assert await asyncio.wait_for(serving, 20) is ExitCode.ENGINE_DEAD
+    serving.cancel()
+    said = note.read_text()
+    assert json.loads(said)["reason"] == reason
+    assert canary not in said
 
 
 async def test_engine_that_is_loading(kit: Any, lab: SimpleNamespace) -> None:

@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import struct
-import zlib
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from PIL import Image
 
 from omni_proto import errors as proto_errors
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage import errors
-from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError, InvalidMediaError
-from omni_stage.service.admission import parse_cgroup_limit, parse_memory_total
+from omni_stage.engine.byte_budget import parse_cgroup_limit, parse_memory_total
+from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
 from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
-from omni_stage.service.media import MAX_AUDIO_SAMPLES, decode_audio, decode_image
 from omni_stage.service.termination import encode_termination
 from omni_stage.service.watchdog import Verdict, judge
-
-
-def huge_png(width: int, height: int) -> bytes:
-    """A PNG that says it is huge and holds almost nothing."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
-def jpeg() -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (5, 6)).save(buffer, "JPEG")
-    return buffer.getvalue()
 
 
 def test_details_of_a_peer_that_do_not_parse_are_none() -> None:
@@ -56,63 +34,6 @@ def test_details_of_a_peer_that_do_not_parse_are_none() -> None:
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers)
     status, _ = status_of_call(error, stage="talker", request_id="r")
     assert error_info(status).reason == "DOWNSTREAM_UNAVAILABLE"
-
-
-def test_images_become_rgb(lab: SimpleNamespace) -> None:
-    assert decode_image(lab.png(), "image/png", "f").image.size == (4, 3)
-    decoded = decode_image(jpeg(), "", "f").image
-    assert (decoded.mode, decoded.size) == ("RGB", (5, 6))
-
-
-@pytest.mark.parametrize("container", ["WAV", "FLAC"])
-def test_sounds_become_mono(lab: SimpleNamespace, container: str) -> None:
-    part = decode_audio(lab.wav(800, 2, 8000, container), "", "f")
-    assert (part.samples.shape, part.samples.dtype.name, part.sampling_rate_hz) == ((800,), "float32", 8000)
-
-
-def lying_wav(lab: SimpleNamespace) -> bytes:
-    data = bytearray(lab.wav(16))
-    data[40:44] = struct.pack("<I", 0x7FFFFFF0)
-    return bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("kind", "data", "media_type"),
-    [
-        pytest.param("image", b"GIF89a....", "", id="not an image"),
-        pytest.param("image", b"", "", id="empty image"),
-        pytest.param("image", "png[:40]", "", id="truncated image"),
-        pytest.param("image", "png", "image/jpeg", id="type disagrees"),
-        pytest.param("image", "wav", "", id="sound as image"),
-        pytest.param("image", huge_png(60_000, 60_000), "", id="image bomb"),
-        pytest.param("audio", "png", "", id="image as sound"),
-        pytest.param("audio", "wav[:20]", "", id="truncated sound"),
-        pytest.param("audio", "wav0", "", id="sound without samples"),
-        pytest.param("audio", "channels", "", id="too many channels"),
-        pytest.param("audio", "rate", "", id="sampling rate out of range"),
-        pytest.param("audio", "long", "", id="sound bomb"),
-    ],
-)
-def test_media_that_are_refused(lab: SimpleNamespace, kind: str, data: bytes | str, media_type: str) -> None:
-    named = {
-        "png": lambda: lab.png(),
-        "png[:40]": lambda: lab.png()[:40],
-        "wav": lambda: lab.wav(),
-        "wav[:20]": lambda: lab.wav()[:20],
-        "wav0": lambda: lab.wav(0),
-        "channels": lambda: lab.wav(8, 9),
-        "rate": lambda: lab.wav(8, 1, 500),
-        "long": lambda: lab.wav(MAX_AUDIO_SAMPLES + 1, 1, 16_000, "FLAC"),
-    }
-    content = named[data]() if isinstance(data, str) else data
-    with pytest.raises(InvalidMediaError) as caught:
-        (decode_image if kind == "image" else decode_audio)(content, media_type, "the.field")
-    assert caught.value.details.field.startswith("the.field")
-
-
-def test_wav_that_lies_about_its_length(lab: SimpleNamespace) -> None:
-    part = decode_audio(lying_wav(lab), "", "f")
-    assert len(part.samples) <= 16
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from support.polling import until
 
 
 @dataclass
@@ -176,7 +177,7 @@ async def test_an_upstream_that_fails_ends_the_talker(
         assert (answer.code.name, answer.info.metadata["stage"]) == ("INTERNAL", "thinker")
     await asyncio.wait_for(pair.talker.engine.ended.wait(), 5)
     assert len(pair.talker.engine.aborted) == 1
-    await until(lambda: not pair.talker.server.admission.requests)
+    await until(lambda: not pair.talker.server.admission.requests, 10)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -229,7 +230,7 @@ async def test_streamed_requests_are_admitted_as_the_kv_allows(
     pair = await start_pair(think)
     pair.talker.server.admission.max_streamed = 1
     first = asyncio.create_task(lab.ask(pair.thinker))
-    await until(lambda: pair.talker.server.admission.streamed == 1)
+    await until(lambda: pair.talker.server.admission.streamed == 1, 10)
     second = await lab.ask(pair.thinker)
     assert second.responses == [], "the client may try again"
     assert (second.code.name, second.info.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_REQUESTS")
@@ -303,7 +304,7 @@ async def test_what_breaks_in_the_middle_ends_the_engines_request(
     answer = await lab.collect(call_talker(pair, lab, [chunk(lab, "x", 0, 2), *broken(lab)]))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert [kind for _, kind in answer.kinds] == ["accepted"]
-    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests))
+    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 10)
     assert pair.talker.server.admission.requests == pair.talker.server.admission.bytes == 0
 
 
@@ -319,15 +320,15 @@ async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], lab
 
     call = call_talker(pair, lab, messages(), timeout_s=0.8 if way == "deadline" else 30)
     if way == "cancel":
-        await until(lambda: bool(pair.reads))
+        await until(lambda: bool(pair.reads), 10)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await lab.collect(call)
     else:
         answer = await lab.collect(call)
         assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: len(pair.talker.engine.aborted) == 1)
-    await until(lambda: not pair.talker.server.admission.requests)
+    await until(lambda: len(pair.talker.engine.aborted) == 1, 10)
+    await until(lambda: not pair.talker.server.admission.requests, 10)
 
 
 def talker_start(lab: SimpleNamespace) -> pb.GenerateRequest:
@@ -346,10 +347,3 @@ def call_talker(pair: Pair, lab: SimpleNamespace, messages: Any, timeout_s: floa
     if isinstance(messages, list):
         messages = iter([talker_start(lab), *messages])
     return generate(messages, timeout=timeout_s)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state that must come."""
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - states of the server, which sets no event
-            await asyncio.sleep(0.005)

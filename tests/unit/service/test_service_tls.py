@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from omni_proto.stage_config import ServerTls, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.service import tls
 from support.certificates import DAY, Authority, MountedSecret, Pair, tls_files
+from support.polling import until
 
 CA = Authority("ours")
 OTHER = Authority("somebody else's")
@@ -96,12 +96,6 @@ async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int
         return x509.load_der_x509_certificate(shown).serial_number
 
     return await asyncio.to_thread(shake_hands)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - a file is looked at from time to time
-            await asyncio.sleep(0.01)
 
 
 # Who is let in ------------------------------------
@@ -187,7 +181,7 @@ async def test_rotation_reaches_new_connections_and_leaves_streams_alone(
         await asyncio.wait_for(stage.engine.started.wait(), 10)
         assert await shown_serial(stage) == PAIR.serial
         secret.write(tls_files(renewed))
-        await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp())
+        await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp(), 20)
         assert await shown_serial(stage) == renewed.serial
         go_on.set()
         answer = await task
@@ -224,18 +218,18 @@ async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
     stage = await kit.serve(listen=listen(secret))
     with caplog.at_level(logging.INFO, logger="omni_stage.service.tls"):
         secret.write(files)
-        await until(lambda: stage.registry.get_sample_value(REJECTED) == 1)
+        await until(lambda: stage.registry.get_sample_value(REJECTED) == 1, 20)
         await asyncio.sleep(0.1)
         assert await shown_serial(stage) == PAIR.serial
         secret.write(tls_files(PAIR))
-        await until(lambda: stage.registry.get_sample_value(REJECTED) == 0)
+        await until(lambda: stage.registry.get_sample_value(REJECTED) == 0, 20)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "of Secret entry-cert" in errors[0]
     assert "BEGIN" not in caplog.text
     renewed = CA.issue(lasts=9 * DAY)
     secret.write(tls_files(renewed))
-    await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp())
+    await until(lambda: stage.registry.get_sample_value(EXPIRY) == renewed.not_after.timestamp(), 20)
     assert await shown_serial(stage) == renewed.serial
 
 

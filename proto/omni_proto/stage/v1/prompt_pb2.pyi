@@ -41,12 +41,14 @@ class Media(_message.Message):
     def __init__(self, media_type: _Optional[str] = ..., data: _Optional[bytes] = ..., chunked: _Optional[_Union[MediaReference, _Mapping]] = ...) -> None: ...
 
 class MediaReference(_message.Message):
-    __slots__ = ("media_id", "total_bytes")
+    __slots__ = ("media_id", "total_bytes", "decoded_bytes")
     MEDIA_ID_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECODED_BYTES_FIELD_NUMBER: _ClassVar[int]
     media_id: int
     total_bytes: int
-    def __init__(self, media_id: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+    decoded_bytes: int
+    def __init__(self, media_id: _Optional[int] = ..., total_bytes: _Optional[int] = ..., decoded_bytes: _Optional[int] = ...) -> None: ...
 
 class MediaChunk(_message.Message):
     __slots__ = ("media_id", "offset", "data")

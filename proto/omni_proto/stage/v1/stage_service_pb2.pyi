@@ -23,7 +23,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., media: _Optional[_Union[_prompt_pb2.MediaChunk, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., tensor: _Optional[_Union[_tensors_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "tensors", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash")
+    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt")
     class SamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class Start(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODALITIES_FIELD_NUMBER: _ClassVar[int]
@@ -42,10 +43,13 @@ class Start(_message.Message):
     INCLUDE_FIELD_NUMBER: _ClassVar[int]
     ALLOW_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     EDGE_SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: _prompt_pb2.ChatPrompt
     token_ids: _prompt_pb2.TokenPrompt
     tensors: _tensors_pb2.TensorPrompt
+    prompt_embeds: _tensors_pb2.TensorHeader
     sampling: _containers.MessageMap[str, _sampling_pb2.SamplingParams]
     seed: int
     modalities: _containers.RepeatedScalarFieldContainer[_sampling_pb2.Modality]
@@ -53,7 +57,9 @@ class Start(_message.Message):
     include: _sampling_pb2.Include
     allow_partial: bool
     edge_schema_hash: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: _Optional[bool] = ..., edge_schema_hash: _Optional[str] = ...) -> None: ...
+    priority: int
+    cache_salt: str
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: _Optional[bool] = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("upstream_finish_reason",)
@@ -86,7 +92,7 @@ class GetStageRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStageResponse(_message.Message):
-    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices")
+    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +113,7 @@ class GetStageResponse(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VOICES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     stage: str
     component: str
@@ -120,7 +127,8 @@ class GetStageResponse(_message.Message):
     stages: _containers.RepeatedScalarFieldContainer[str]
     limits: StageLimits
     voices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ...) -> None: ...
+    prompt_embeds: _tensors_pb2.TensorSpec
+    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ...) -> None: ...
 
 class StageLimits(_message.Message):
     __slots__ = ("max_model_len", "max_concurrent_requests", "max_inflight_bytes", "max_media_bytes", "max_message_bytes")

@@ -1,0 +1,125 @@
+"""TCP connections of a plain port under bounds: in all, of one peer, and in time.
+
+Libraries for HTTP wait for a request's header as long as its sender likes. Here a connection has a life: who has not
+had an answer by then is cut. A port that is full cuts the oldest connection of the peer that holds most of them, so
+that whoever hoards connections loses them to whoever uses one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final, TypeVar, cast
+
+from omni_proto.peer_table import PeerTable
+
+IN_ALL: Final = 256
+"""Connections of a port."""
+PER_PEER: Final = 32
+"""Connections of a port from one address."""
+LIFE_S: Final = 15.0
+"""From a connection's begin to its end, whatever was asked for: longer than a scrape may take."""
+BACKLOG: Final = 1024
+
+Connection = TypeVar("Connection")
+
+
+class ConnectionTable(PeerTable[Connection]):
+    """The connections of a port, by peer."""
+
+    def __init__(self, in_all: int = IN_ALL, per_peer: int = PER_PEER) -> None:
+        super().__init__()
+        self._in_all = in_all
+        self._per_peer = per_peer
+
+    def enter(self, peer: str, connection: Connection) -> Connection | None:
+        """Add a connection. Returns the one that has to go for it, which is in the table no longer; None mostly."""
+        self.add(peer, connection)
+        if self.held_by(peer) > self._per_peer:
+            loser = peer
+        elif len(self) > self._in_all:
+            loser = self.largest()
+        else:
+            return None
+        victim = self.oldest_of(loser)
+        self.remove(loser, victim)
+        return victim
+
+
+class BoundedConnections:
+    """Makes the protocols of a server: each passes all on to one that `factory` makes, within the bounds."""
+
+    def __init__(
+        self,
+        factory: Callable[[], asyncio.Protocol],
+        *,
+        in_all: int = IN_ALL,
+        per_peer: int = PER_PEER,
+        life_s: float = LIFE_S,
+    ) -> None:
+        self._factory = factory
+        self.table: ConnectionTable[_Bounded] = ConnectionTable(in_all, per_peer)
+        self.life_s = life_s
+
+    def __call__(self) -> asyncio.Protocol:
+        """The protocol of a new connection."""
+        return _Bounded(self._factory(), self)
+
+
+class _Bounded(asyncio.Protocol):
+    def __init__(self, inner: asyncio.Protocol, bounds: BoundedConnections) -> None:
+        self._inner = inner
+        self._bounds = bounds
+        self._peer = ""
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self._peer = str(address[0]) if address else ""
+        self._inner.connection_made(transport)
+        self._end = asyncio.get_running_loop().call_later(self._bounds.life_s, self.cut)
+        victim = self._bounds.table.enter(self._peer, self)
+        if victim is not None:
+            victim.cut()
+
+    def cut(self) -> None:
+        """End the connection at once, whatever is in flight on it."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        self._bounds.table.remove(self._peer, self)
+        self._transport = None
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """A listening socket; host "" or "::" (also "[::]") is every address, of both families where there is IPv6.
+
+    Raises OSError.
+    """
+    host = host.strip("[]")
+    if host not in ("", "::"):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    # One socket for both: two would get two ports for port 0.
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=BACKLOG)

@@ -1,0 +1,72 @@
+"""One image or sound: encoded bytes to pixels or samples, into memory of exactly the size that its header told."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import soundfile
+from PIL import Image
+
+from omni_stage.media.resample import resample_blocks
+
+WORK_BYTES_PER_PIXEL: Final = 16
+"""While an image is decoded, at most: a progressive CMYK JPEG's coefficients (8), the picture (4), and
+that as RGB (4)."""
+_STRIP_PIXELS: Final = 1 << 20
+_BLOCK_FRAMES: Final = 1 << 16
+
+
+class UndecodableError(Exception):
+    """The bytes cannot be decoded. The message is for the caller and quotes nothing."""
+
+
+def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
+    """A PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3]. Raises UndecodableError."""
+    height, width, _ = out.shape
+    with warnings.catch_warnings():
+        # Pillow warns of large images; ours is bounded by its header.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
+            if image.size != (width, height):
+                raise UndecodableError("the image is not as large as its header says")
+            image.load()
+            picture = image if image.mode == "RGB" else image.convert("RGB")
+    rows = max(1, _STRIP_PIXELS // width)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        out[top:bottom] = np.asarray(picture.crop((0, top, width, bottom)))
+
+
+def decode_sound(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
+    """A WAV or FLAC as mono at `to_hz` into `out`, float32; channels are averaged. The samples that it has there.
+
+    `max_frames`, `rate_hz` and `channels` are the header's. Raises UndecodableError.
+    """
+    with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        if (sound.samplerate, sound.channels) != (rate_hz, channels):
+            raise UndecodableError("the sound is not what its header says")
+        samples = resample_blocks(_mono_blocks(sound, max_frames), rate_hz, to_hz)
+    if samples.size == 0:
+        raise UndecodableError("the sound is empty")
+    out[: samples.size] = samples
+    return samples.size
+
+
+def _mono_blocks(sound: soundfile.SoundFile, max_frames: int) -> Iterator[np.ndarray]:
+    taken = 0
+    while True:
+        block: np.ndarray = sound.read(frames=_BLOCK_FRAMES, dtype="float32", always_2d=True)
+        taken += len(block)
+        if taken > max_frames:
+            raise UndecodableError("the sound is longer than its header says")
+        if len(block):
+            if not np.isfinite(block).all():
+                raise UndecodableError("the sound holds NaN or infinity")
+            with np.errstate(over="ignore"):  # the largest floats: clipped like all that is too loud
+                yield np.clip(block.mean(axis=1, dtype=np.float32), -1.0, 1.0)
+        if len(block) < _BLOCK_FRAMES:
+            return

@@ -1,0 +1,64 @@
+"""/metrics over HTTP: one answer a connection, within bounds, in Prometheus' text format whatever a scraper would take.
+
+The client library (0.26) writes OpenMetrics samples without colons in their names: vllm:num_requests_waiting would be
+vllm_num_requests_waiting, which no dashboard of vLLM knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_listener
+from omni_stage.errors import ConfigurationError
+
+STOP_S = 1.0
+
+
+class MetricsServer:
+    """Answers scrapes on the running event loop. `start`, then `close`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._http = web.Server(self._answer, access_log=None)
+        self._server: asyncio.Server | None = None
+        # One: what waits is bounded by the connections, and collecting beside requests costs a core at most.
+        self._collector = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self.port = 0
+        """The port, once started."""
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind, port 0 for any free one. The port. Raises ConfigurationError."""
+        try:
+            listener = open_listener(host, port)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port} (listen.metricsPort); is the port taken?", field="listen.metricsPort"
+            ) from error
+        bounded = BoundedConnections(self._http)
+        self._server = await asyncio.get_running_loop().create_server(bounded, sock=listener, backlog=BACKLOG)
+        self.port = int(listener.getsockname()[1])
+        return self.port
+
+    async def close(self) -> None:
+        """Stop answering."""
+        if self._server is not None:
+            self._server.close()
+        await self._http.shutdown(STOP_S)
+        self._collector.shutdown(wait=False, cancel_futures=True)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.path not in ("/metrics", "/"):
+            response = web.Response(status=404, text="only /metrics is here\n")
+        elif request.method not in ("GET", "HEAD"):
+            response = web.Response(status=405, text="only GET is answered\n", headers={"Allow": "GET, HEAD"})
+        else:
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self._collector, generate_latest, self._registry)
+            response = web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+            response.enable_compression()
+        response.force_close()
+        return response

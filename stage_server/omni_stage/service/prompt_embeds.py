@@ -1,0 +1,95 @@
+"""A prompt of embeddings: what Start announces, checked before Accepted, and the payload once its rows are there."""
+
+from __future__ import annotations
+
+from omni_proto.errors import SchemaError
+from omni_proto.stage.v1 import tensors_pb2
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import (
+    PROMPT_EMBEDS,
+    PROMPT_EMBEDS_DTYPES,
+    EdgeAssembler,
+    ReceivedTensor,
+    TensorSchema,
+    TensorSpec,
+    dtype_from_proto,
+    prompt_embeds_spec,
+)
+from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError
+from omni_stage.payloads import DEFAULT_LIMITS, PromptEmbedsPayload
+from omni_stage.payloads.checks import compute_checksum
+
+EMBEDS_COPIES = 2
+"""How often the stage server holds the embeddings of a request: as received (then as the payload), and as the tensor
+that vLLM keeps with the request."""
+_FIELD = "start.prompt_embeds"
+
+
+def plan_embeds(
+    header: tensors_pb2.TensorHeader, accepted: TensorSpec | None, config: StageConfig, max_model_len: int
+) -> EdgeAssembler:
+    """What receives the rows that the header announces. `accepted`: what the engine takes, None if it takes none.
+
+    Raises InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError.
+    """
+    if accepted is None:
+        raise InvalidRequestError(_refusal(config), field=_FIELD)
+    hidden_size = accepted.row_shape[0]
+    if header.name != PROMPT_EMBEDS:
+        raise InvalidTensorError(
+            f"the tensor must be named {PROMPT_EMBEDS}", field=f"{_FIELD}.name", limit=PROMPT_EMBEDS
+        )
+    dtype = _dtype_name(header.dtype)
+    if tuple(header.row_shape) != (hidden_size,):
+        raise InvalidTensorError(
+            f"a row must have the shape [{hidden_size}], the model's hidden size",
+            field=f"{_FIELD}.row_shape",
+            limit=hidden_size,
+        )
+    if header.max_rows == 0:
+        raise InvalidRequestError("the prompt has no rows; give at least one", field=f"{_FIELD}.max_rows")
+    if header.max_rows >= max_model_len:
+        raise PromptTooLongError(
+            f"the prompt may have {header.max_rows} rows; the engine's longest sequence, output included, is "
+            f"{max_model_len}",
+            field=f"{_FIELD}.max_rows",
+            limit=f"{max_model_len - 1} rows",
+        )
+    spec = prompt_embeds_spec(hidden_size, dtype)
+    size, most = header.max_rows * spec.row_bytes, DEFAULT_LIMITS.max_tensor_bytes
+    if size > most:
+        raise RequestTooLargeError(
+            f"the embeddings may have {size} bytes, at most {most} are allowed; shorten the prompt",
+            field=_FIELD,
+            limit=f"{most} bytes",
+        )
+    return EdgeAssembler(TensorSchema("omni/prompt_embeds", 1, (spec,)), [header])
+
+
+def build_embeds(received: ReceivedTensor) -> PromptEmbedsPayload:
+    """The payload of the rows that came. One copy of them. Raises InvalidRequestError if there are none."""
+    if received.rows == 0:
+        raise InvalidRequestError("no row of the prompt came; send at least one", field=_FIELD)
+    data = bytes(received.data)
+    return PromptEmbedsPayload(
+        data=data, shape=list(received.shape), dtype=received.spec.dtype, checksum=compute_checksum(data)
+    )
+
+
+def _dtype_name(value: int) -> str:
+    try:
+        name = dtype_from_proto(value).name
+    except SchemaError:
+        name = ""
+    if name not in PROMPT_EMBEDS_DTYPES:
+        listed = ", ".join(PROMPT_EMBEDS_DTYPES)
+        raise InvalidTensorError(f"the dtype must be one of {listed}", field=f"{_FIELD}.dtype", limit=listed)
+    return name
+
+
+def _refusal(config: StageConfig) -> str:
+    refused = f"stage {config.stage!r} takes no prompt embeddings"
+    if config.downstream:
+        readers = ", ".join(repr(edge.stage) for edge in config.downstream)
+        return f"{refused}: stage {readers} reads its rows, which are made of token ids; send text, chat or token_ids"
+    return f"{refused}; send text, chat or token_ids, or have the stage's engineArgs.enablePromptEmbeds set to true"

@@ -1,0 +1,115 @@
+"""32 callers that mean harm, in a process of their own: `python -m soak.callers TARGET SECONDS`.
+
+Bombs, lies and damage inside of Start and in chunks, announced and not; more parts than a chat has; silence by the
+minute; and half of them leave before they are answered. What they got is written to stdout as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+
+from omni_proto.channel import channel_options
+from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_stage.service.errors import STATUS_DETAILS_KEY
+from support.hostile_media import CORPUS, flac, flat_png, many_scans
+
+CALLERS = 32
+PIECE = 1 << 20
+END = pb.GenerateRequest(end=pb.End())
+Request = tuple[pb.GenerateRequest, list[bytes]]
+"""Start, and what follows in chunks."""
+GENERATE = "/omni_proto.stage.v1.StageService/Generate"
+
+
+def media_request(media: list[tuple[bool, bytes]], *, chunked: bool, announced: int = 0) -> Request:
+    """Start, and what follows in chunks."""
+    start = pb.Start(modalities=[sampling_pb2.MODALITY_TEXT])
+    start.sampling["thinker"].max_tokens = 1
+    message = start.chat.messages.add(role="user")
+    sent = []
+    for number, (is_image, data) in enumerate(media):
+        medium = prompt_pb2.Media(data=b"" if chunked else data)
+        if chunked:
+            medium.chunked.CopyFrom(
+                prompt_pb2.MediaReference(media_id=number, total_bytes=len(data), decoded_bytes=announced)
+            )
+            sent.append(data)
+        message.parts.add(**{"image" if is_image else "audio": medium})
+    return pb.GenerateRequest(start=start), sent
+
+
+def requests() -> list[Request]:
+    """What callers send, in turns."""
+    made = [(medium.is_image, medium.make()) for medium in CORPUS]
+    found = [media_request([one], chunked=False) for one in made if len(one[1]) <= 4 << 20]
+    found += [media_request([one], chunked=True, announced=announced) for one in made for announced in (0, 1000)]
+    found += [
+        media_request([(False, flac(300))] * 6, chunked=False),
+        media_request([(True, flat_png(4096, 4096))] * 4, chunked=False),
+        media_request([(True, many_scans(45, 4000))] * 2, chunked=False),
+    ]
+    many = pb.Start()
+    for _ in range(1024):
+        many.chat.messages.add(role="user").parts.extend([prompt_pb2.ContentPart(text="a")] * 512)
+    found += [(pb.GenerateRequest(start=many), [])] * 3
+    return found
+
+
+async def send(request: pb.GenerateRequest, chunks: list[bytes]) -> AsyncIterator[pb.GenerateRequest]:
+    yield request
+    for number, data in enumerate(chunks):
+        for offset in range(0, len(data), PIECE):
+            piece = prompt_pb2.MediaChunk(media_id=number, offset=offset, data=data[offset : offset + PIECE])
+            yield pb.GenerateRequest(media=piece)
+    yield END
+
+
+async def harm(target: str, number: int, pool: list[Request], until: float, codes: Counter[str]) -> None:
+    """One caller, again and again."""
+    rng = random.Random(number)
+    async with grpc.aio.insecure_channel(target, options=[*channel_options(), ("caller", number)]) as channel:
+        generate = channel.stream_stream(
+            GENERATE,
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        while time.monotonic() < until:
+            call = generate(send(*rng.choice(pool)), timeout=20)
+            leaves = rng.random() < 0.5
+            try:
+                async with asyncio.timeout(rng.uniform(0, 0.5) if leaves else 25):
+                    async for _ in call:
+                        pass
+                codes["OK"] += 1
+            except TimeoutError:
+                call.cancel()
+                codes["left"] += 1
+            except grpc.aio.AioRpcError as error:
+                told = STATUS_DETAILS_KEY in dict(error.trailing_metadata() or ())
+                # Without details it is gRPC's word on this side: the stage ended a call that was still being sent.
+                codes[error.code().name if told else "ended while sending"] += 1
+
+
+async def main(target: str, seconds: float) -> None:
+    """All of them at once."""
+    codes: Counter[str] = Counter()
+    pool = requests()
+    until = time.monotonic() + seconds
+    await asyncio.gather(*(harm(target, number, pool, until, codes) for number in range(CALLERS)))
+    sys.stdout.write(json.dumps(dict(sorted(codes.items()))))
+
+
+if __name__ == "__main__":
+    # Their own work is not the stage's: it must not take its cores.
+    os.nice(19)
+    asyncio.run(main(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,178 @@
+"""`make soak HOSTILE=1`: honest callers of text and speech beside 32 that mean harm (callers.py), for some minutes.
+
+Fails if an honest call fails or answers otherwise than before, if the honest callers' p95 is more than twice what it is
+alone, if memory of the entry and its decoders grows by more than its byte budget and a tenth, if a hostile call
+ends with INTERNAL, or if a stage dies or holds anything afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from omni_proto.client import AsyncOmniClient, OmniRequestError
+from soak.load import KINDS
+from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
+
+BUDGET = 1 << 30
+HONEST = ("text", "speech")
+SLOWER = 2.0
+MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
+SETTINGS = {"limits": {"maxInflightBytes": BUDGET}, "timeouts": {"step": 10.0, "drainNotice": 0.5, "request": 60.0}}
+SAMPLE_S = 0.25
+TESTS = Path(__file__).parents[1]
+IDLE_S = 20.0
+
+
+@dataclass
+class Honest:
+    """What one kind of honest caller saw: seconds of each call, by phase."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def p95(self, phase: str) -> float:
+        """Seconds; nearest rank."""
+        times = sorted(self.seconds[phase])
+        return times[min(len(times) - 1, int(0.95 * len(times)))]
+
+
+async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, honest: Honest) -> None:
+    """Ask the same, again and again."""
+    arguments: dict[str, Any] = KINDS[kind].arguments
+    expected: str | None = None
+    while time.monotonic() < until:
+        began = time.monotonic()
+        try:
+            result = await client.run(**arguments, sampling=KINDS[kind].sampling, timeout=30)
+        except OmniRequestError as error:
+            honest.problems.append(f"{kind}, {phase}: {error.code.name} {error}"[:300])
+            continue
+        honest.seconds.setdefault(phase, []).append(time.monotonic() - began)
+        expected = expected or result.text
+        if result.text != expected:
+            honest.problems.append(f"{kind}, {phase}: another answer")
+
+
+def rss_mib(process: StageProcess) -> float:
+    """Resident memory of the stage server and what decodes for it, what they share counted once (PSS); not of its
+    engine and its template, whose memory is the model's and vLLM's."""
+    server = psutil.Process(process.pid)
+    decoders = [child for child in server.children() if "omni_stage.media.worker" in _command(child)]
+    total = 0.0
+    for one in (server, *decoders):
+        with suppress(psutil.NoSuchProcess):
+            total += one.memory_full_info().pss
+    return total / (1 << 20)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
+    """Run it. The report; its `problems` and `slow` are empty if all went well."""
+    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+    checkpoint = write_tiny_checkpoint(folder / "model", dtype="float32")
+    configs = chain_configs(pick_chain_ports(), model={"path": str(checkpoint)}, engineArgs=MODEL, **SETTINGS)
+    with ExitStack() as stack:
+        stages = {name: stack.enter_context(StageProcess([config], folder)) for name, config in configs.items()}
+        for stage in stages.values():
+            stage.start(wait=False)
+        for stage in stages.values():
+            await asyncio.to_thread(stage.wait_ready)
+        return await judge(minutes, stages)
+
+
+async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
+    """The honest alone for a third of the time, then with the others."""
+    entry = stages["thinker"]
+    target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
+    honest = {kind: Honest() for kind in HONEST}
+    async with AsyncOmniClient(target) as client:
+
+        async def phase(name: str, seconds: float) -> None:
+            until = time.monotonic() + seconds
+            await asyncio.gather(*(call(client, kind, name, until, honest[kind]) for kind in HONEST))
+
+        await phase("first", 5)
+        await phase("alone", minutes * 20)
+        before = peak = rss_mib(entry)
+        callers = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "soak.callers",
+            target,
+            str(minutes * 60),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent)))},
+        )
+        told = asyncio.create_task(callers.communicate())
+        load = asyncio.create_task(phase("attacked", minutes * 60))
+        while not load.done():
+            peak = max(peak, await asyncio.to_thread(rss_mib, entry))
+            await asyncio.sleep(SAMPLE_S)
+        await load
+        output, _ = await told
+        await phase("afterwards", 3)
+    outcomes = json.loads(output or b"{}")
+    problems = [problem for one in honest.values() for problem in one.problems]
+    problems += [f"{count} hostile calls ended with {code}" for code, count in outcomes.items() if "INTERNAL" in code]
+    slow = [
+        f"{kind}: p95 {one.p95('attacked'):.3f} s, alone {one.p95('alone'):.3f} s"
+        for kind, one in honest.items()
+        if one.p95("attacked") > SLOWER * one.p95("alone")
+    ]
+    budget_mib = BUDGET / (1 << 20)
+    if peak - before > 1.1 * budget_mib:
+        problems.append(f"the entry grew by {peak - before:.0f} MiB; its budget is {budget_mib:.0f} MiB")
+    problems += [f"stage {name} ended" for name, stage in stages.items() if stage.poll() is not None]
+    problems += await asyncio.to_thread(leftovers, stages)
+    return {
+        "minutes": minutes,
+        "hostile": outcomes,
+        "honest": {
+            kind: {
+                phase: {
+                    "calls": len(times),
+                    "median_s": round(statistics.median(times), 3),
+                    "p95_s": round(one.p95(phase), 3),
+                }
+                for phase, times in one.seconds.items()
+            }
+            for kind, one in honest.items()
+        },
+        "entry_rss_mib": {"before": round(before), "peak": round(peak), "budget": round(budget_mib)},
+        "slow": slow,
+        "problems": problems[:50],
+    }
+
+
+def leftovers(stages: dict[str, StageProcess]) -> list[str]:
+    """What a stage still holds though nobody asks for anything."""
+    deadline = time.monotonic() + IDLE_S
+    names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes")
+    while True:
+        left = [
+            f"{stage}: {name} is {value:g}"
+            for stage, process in stages.items()
+            for name in names
+            if process.poll() is None and (value := process.metric(stage, name))
+        ]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.2)

@@ -1,0 +1,51 @@
+"""Keepalive pings that nobody takes for a flood: a call without a word for ten minutes, with the product's options.
+
+A server that counts too many pings ends the connection with GOAWAY (ENHANCE_YOUR_CALM, "too_many_pings"), and the call
+with it. That ours does so is shown by a peer that floods it: gRPC's own clients cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from omni_proto.channel import channel_options
+from omni_proto.stage.v1 import stage_service_pb2_grpc
+from support.raw_http2 import RawConnection
+
+SILENCE_S = 600.0
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve(lab.wait_forever, timeouts={"request": 800})
+    began = time.monotonic()
+    async with grpc.aio.insecure_channel(stage.target, options=channel_options()) as channel:
+        call = stage_service_pb2_grpc.StageServiceStub(channel).Generate(iter([lab.start(), lab.END]), timeout=700)
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                answer = await lab.collect(call)
+        except TimeoutError:
+            return
+    pytest.fail(f"ended after {time.monotonic() - began:.0f} s: {answer.code.name} {answer.message}")
+
+
+async def test_a_flood_of_pings_ends_its_own_connection(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+
+    def flood() -> bool:
+        with RawConnection(stage.server.ports.grpc) as peer:
+            for _ in range(10):
+                peer.ping()
+            peer.read(lambda: peer.going_away)
+            # A close with pings unread is a reset, which may overtake the server's goodbye.
+            return peer.going_away or not peer.alive
+
+    assert await asyncio.to_thread(flood)
+    assert (await lab.ask(stage)).text == "Hello"
