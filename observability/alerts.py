@@ -154,6 +154,17 @@ PIPELINES = Group(
             "hold for tensors and media, for 10 minutes. At 100 % it refuses requests with BYTE_BUDGET_EXCEEDED.",
         ),
         Alert(
+            name="OmniStageCompiledCheckFailed",
+            signal=f"max by ({BY_STAGE}, pod) (omni_stage_compiled_check_failed)",
+            fires="== 1",
+            wait="5m",
+            severity="warning",
+            when="a stage serves eager because compiled code or CUDA graphs computed something else at start-up",
+            summary=f"{_STAGE.capitalize()} serves eager: its compiled code computes something else.",
+            description="At start-up the compiled code or the CUDA graphs in pod {{ $labels.pod }} computed something "
+            "else than the model as it is written. The pod serves without them: its answers are right, but slower.",
+        ),
+        Alert(
             name="OmniStageCertificateExpiring",
             signal=f"min by ({BY_STAGE}, pod) (omni_stage_tls_certificate_expiry_timestamp_seconds) - time()",
             fires="< 7 * 24 * 3600",

@@ -176,6 +176,12 @@ _ENGINES = Row(
             [Query(rate(f"vllm:num_preemptions_total{{{STAGES}}}", BY_STAGE), _STAGE)],
             "Requests that lost their KV cache and begin anew, a second: the cache is too small for the load.",
         ),
+        Panel(
+            "Compiled code failed its check",
+            [Query(f"max by ({BY_STAGE}) (omni_stage_compiled_check_failed{{{STAGES}}})", _STAGE)],
+            "1 if a pod serves eager because compiled code or CUDA graphs failed the check at start-up: slower.",
+            thresholds=[(1, "orange")],
+        ),
     ],
 )
 

@@ -7,7 +7,7 @@ on everything), so nothing is written past a failure. The next look starts over 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,15 +53,15 @@ async def apply_plan(
     scope: str,
     namespace: str,
     plan: Plan,
-    seen: Container[ChildKey],
+    seen: Mapping[ChildKey, Manifest],
     unknown: Mapping[ChildKey, ApiError],
     verified: Verified,
     metrics: ApplyMetrics,
 ) -> Outcome:
     """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
 
-    Children to apply that were seen are ours. The others are only ever created, so that nobody else's object that has
-    the name is touched; unknown are those of which asking failed, and how.
+    Children to apply that were seen are ours, and applied to that very object. The others are only ever created, so
+    that nobody else's object that has the name is touched; unknown are those of which asking failed, and how.
     """
     applied = pruned = 0
     key: ChildKey | None = None
@@ -71,7 +71,8 @@ async def apply_plan(
             if key in unknown:
                 raise unknown[key]
             if key in seen:
-                await _apply_child(client, store, scope, manifest, why, verified, metrics)
+                uid = str(seen[key]["metadata"]["uid"])
+                await _apply_child(client, store, scope, manifest, uid, why, verified, metrics)
             else:
                 try:
                     after = await client.apply_new(KIND_BY_NAME[key.kind], manifest)
@@ -93,19 +94,26 @@ async def apply_plan(
 
 
 async def _apply_child(
-    client: ApiClient, store: Store, scope: str, manifest: Manifest, why: str, verified: Verified, metrics: ApplyMetrics
+    client: ApiClient,
+    store: Store,
+    scope: str,
+    manifest: Manifest,
+    uid: str,
+    why: str,
+    verified: Verified,
+    metrics: ApplyMetrics,
 ) -> None:
     key = key_of(manifest)
     before = store.get(ObjectKey(key.kind, manifest["metadata"]["namespace"], key.name))
     try:
-        after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
     except InvalidError:
         if key.kind != "Service" or before is None:
             raise
         # A port whose number somebody edited is another port to server-side apply, which adds ours beside it, and then
         # their names collide.
-        await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}})
-        after = await client.apply(KIND_BY_NAME[key.kind], manifest)
+        await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}}, uid)
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
     if before is not None and version_of(before) == version_of(after):
         store.put_written(after, scope)
         verified.add_applied(manifest, after)

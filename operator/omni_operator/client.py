@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
@@ -18,10 +18,12 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from omni_operator.clock import ServerClock
 from omni_operator.connection import CONNECT_TIMEOUT_S, Connection, iter_lines
 from omni_operator.errors import (
     ApiError,
     ConflictError,
+    InvalidError,
     NotFoundError,
     ServerError,
     TooManyRequestsError,
@@ -37,7 +39,12 @@ REQUEST_TIMEOUT_S: Final = 15.0
 LIST_TIMEOUT_S: Final = 60.0
 CONCURRENT_CALLS: Final = 8
 """Calls at the same time, watches, lists and the lease apart."""
-PAGE_SIZE: Final = 500
+PAGE_SIZE: Final = 64
+"""Objects of a page, each of up to 1.5 MiB."""
+CONCURRENT_PAGES: Final = 2
+"""Pages in work at a time; two, so that a kind that the server is slow on does not hold up all others."""
+METADATA_PAGE_SIZE: Final = 250
+"""Of pages that hold metadata alone: up to 256 KiB of annotations each."""
 WATCH_SLACK_S: Final = 15.0
 """How much later than asked for the server may end a watch before the connection counts as dead."""
 
@@ -51,6 +58,8 @@ TIMEOUT: Final = "Timeout"
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+_METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _Answer = TypeVar("_Answer")
 
 
@@ -69,9 +78,10 @@ class ApiClient:
         connection: Connection,
         metrics: CallMetrics,
         limiter: RateLimiter,
-        may_write: Callable[[], None] = lambda: None,
+        may_write: Callable[[], float] = lambda: REQUEST_TIMEOUT_S,
     ) -> None:
-        """may_write is called right before every write and raises what should keep it from being sent."""
+        """may_write is called right before every write: how many seconds it may take; or it raises what should keep it
+        from being sent."""
         self._connection = connection
         self._session: aiohttp.ClientSession | None = None
         self._metrics = metrics
@@ -79,6 +89,9 @@ class ApiClient:
         self._may_write = may_write
         # Each connection costs a TLS handshake, as much CPU as ten calls.
         self._slots = asyncio.Semaphore(CONCURRENT_CALLS)
+        self._pages = asyncio.Semaphore(CONCURRENT_PAGES)
+        self.clock = ServerClock()
+        """The API server's."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -94,17 +107,21 @@ class ApiClient:
 
     async def list_pages(self, kind: ChildKind, namespace: str, selector: str = "") -> AsyncGenerator[Page, None]:
         """All objects of a kind in a namespace ("": all), in pages of one consistent state; kinds are filled in."""
-        params = {"limit": str(PAGE_SIZE)} | ({"labelSelector": selector} if selector else {})
+        size = METADATA_PAGE_SIZE if kind.metadata_only else PAGE_SIZE
+        params = {"limit": str(size)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._read(
-                partial(parse_page, kind=kind),
-                "list",
-                "GET",
-                kind.path(namespace),
-                params=params,
-                timeout_s=LIST_TIMEOUT_S,
-            )
-            yield page
+            # Held until the page is taken in: a dozen kinds are listed at the start.
+            async with self._pages:
+                page = await self._read(
+                    partial(parse_page, kind=kind),
+                    "list",
+                    "GET",
+                    kind.path(namespace),
+                    params=params,
+                    accept=_METADATA_LIST if kind.metadata_only else _JSON,
+                    timeout_s=LIST_TIMEOUT_S,
+                )
+                yield page
             params["continue"] = page.rest
             if not params["continue"]:
                 return
@@ -123,18 +140,24 @@ class ApiClient:
             total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s + WATCH_SLACK_S
         )
         path = kind.path(namespace)
-        async with self._request("watch", "GET", path, params=params, timeout=timeout) as response:
+        headers = {"Accept": _METADATA if kind.metadata_only else _JSON}
+        async with self._request("watch", "GET", path, params=params, headers=headers, timeout=timeout) as response:
             if response.status >= 300:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
             yield WatchEvent("BOOKMARK", version)  # the connection stands
             async for text in iter_lines(response.content):
                 yield parse_event(text, kind, path)
 
-    async def apply(self, kind: ChildKind, manifest: Manifest) -> Manifest:
-        """Server-side apply of a whole child, forced: it must be ours or absent. Returns it as it is now."""
-        metadata = manifest["metadata"]
+    async def apply(self, kind: ChildKind, manifest: Manifest, uid: str) -> Manifest:
+        """Server-side apply of a whole child, forced: it must be ours. Returns it as it is now.
+
+        Raises ConflictError if the object of that name is gone, or another one than uid.
+        """
+        metadata = {**manifest["metadata"], "uid": uid}
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._repeat(lambda: self._write("patch", "PATCH", path, manifest, _APPLY), (ConflictError,))
+        body = {**manifest, "metadata": metadata}
+        with _as_conflict():
+            return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY), (ConflictError,))
 
     async def apply_new(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of a child that must not exist: raises ConflictError if the name is taken, whoever's it is.
@@ -147,11 +170,16 @@ class ApiClient:
         body = {**manifest, "metadata": metadata}
         return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY))
 
-    async def merge(self, kind: ChildKind, manifest: Manifest, change: Manifest) -> Manifest:
-        """JSON merge patch of a child that is ours: a list in change replaces the live one as a whole."""
+    async def merge(self, kind: ChildKind, manifest: Manifest, change: Manifest, uid: str) -> Manifest:
+        """JSON merge patch of a child that is ours: a list in change replaces the live one as a whole.
+
+        Raises ConflictError if the object of that name is another one than uid.
+        """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._repeat(lambda: self._write("patch", "PATCH", path, change, _MERGE))
+        body = {**change, "metadata": {"uid": uid}}
+        with _as_conflict():
+            return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _MERGE))
 
     async def apply_status(self, kind: ChildKind, manifest: Manifest) -> Manifest:
         """Server-side apply of the status subresource.
@@ -232,8 +260,10 @@ class ApiClient:
             params = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
         if content_type == _APPLY:
             params = {**params, "force": "true"}
-        self._may_write()
-        return await self._call(verb, method, path, params=params, body=body, content_type=content_type)
+        timeout_s = min(REQUEST_TIMEOUT_S, self._may_write())
+        return await self._call(
+            verb, method, path, params=params, body=body, content_type=content_type, timeout_s=timeout_s
+        )
 
     async def _call(self, verb: str, method: str, path: str, **arguments: Any) -> Manifest:
         """The answer to `_read` as JSON."""
@@ -250,12 +280,13 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         content_type: str = _JSON,
+        accept: str = _JSON,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> _Answer:
         """What `decode` makes of the answer; that it raises ValueError is an UnreachableError: no API server spoke."""
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": content_type} if data is not None else {}
+        headers = {"Accept": accept} | ({"Content-Type": content_type} if data is not None else {})
         async with self._request(
             verb, method, path, params=params, data=data, headers=headers, timeout=timeout
         ) as response:
@@ -276,6 +307,7 @@ class ApiClient:
                 method, URL(self._connection.server + path, encoded=True), **arguments
             ) as response:
                 self._metrics.count_call(verb, str(response.status), time.monotonic() - began)
+                self.clock.hear(response.headers.get("Date", ""), time.monotonic())
                 counted = True
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -284,3 +316,14 @@ class ApiClient:
                 self._metrics.count_call(verb, "timeout" if slow else "unreachable", time.monotonic() - began)
             what = "no answer in time" if slow else f"{type(error).__name__}: {error}"
             raise UnreachableError(what, reason=TIMEOUT if slow else "Unreachable", call=f"{verb} {path}") from error
+
+
+@contextmanager
+def _as_conflict() -> Iterator[None]:
+    """The API server calls a change of the uid invalid where the name has another object by now."""
+    try:
+        yield
+    except InvalidError as error:
+        if "metadata.uid:" not in error.message:
+            raise
+        raise ConflictError(error.message, status=error.status, reason=error.reason) from error

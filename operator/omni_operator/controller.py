@@ -13,6 +13,7 @@ import asyncio
 import importlib.metadata
 import logging
 from collections.abc import Coroutine, Iterable
+from contextlib import aclosing
 from itertools import chain
 from typing import Any
 
@@ -26,12 +27,13 @@ from omni_operator.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.logs import log_subject
 from omni_operator.metrics import ConditionSample, Metrics, Readings, condition_samples
 from omni_operator.names import PIPELINE_LABEL
+from omni_operator.objects import PIPELINE_KIND
 from omni_operator.observe import PIPELINES, WATCHED_KINDS
 from omni_operator.queue import WorkQueue
 from omni_operator.rate_limit import RateLimiter
 from omni_operator.reconcile import Reconciler
 from omni_operator.reflector import Reflector
-from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey, Seen, parse_version
+from omni_operator.seen import ObjectKey, PipelineKey, Seen, parse_version
 from omni_operator.settings import OperatorSettings
 from omni_operator.store import Store
 
@@ -54,7 +56,11 @@ class Controller:
         self._connection = connection
         self._metrics = Metrics(importlib.metadata.version("omnipipeline"))
         self._store = Store()
-        self._queue: WorkQueue[PipelineKey] = WorkQueue(debounce_s=settings.debounce_s)
+        self._queue: WorkQueue[PipelineKey] = WorkQueue(
+            debounce_s=settings.debounce_s,
+            group_of=lambda key: key.namespace,
+            most_of_group=max(1, settings.workers - 1),
+        )
         self._scopes = settings.namespaces or ("",)
         self._conditions: dict[PipelineKey, tuple[ConditionSample, ...]] = {}
         limiter = RateLimiter(settings.api_qps, 2 * settings.api_qps)
@@ -81,7 +87,7 @@ class Controller:
                 watch_ages=self._watch_ages,
                 conditions=lambda: chain.from_iterable(self._conditions.values()),
                 queue_length=lambda: len(self._queue),
-                longest_due_s=self._queue.longest_busy_s,
+                longest_due_s=self._queue.longest_due_s,
             )
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -222,10 +228,11 @@ class Controller:
         """Bring the store's pipelines in line with a list: kopf's watch does not report every deletion."""
         listing = self._store.begin_list(PIPELINE_KIND, scope)
         version = ""
-        async for page in self._client.list_pages(PIPELINES, scope):
-            version = page.version
-            for item in page.items:
-                self._enqueue(listing.put(item, parse_version(version)))
+        async with aclosing(self._client.list_pages(PIPELINES, scope)) as pages:
+            async for page in pages:
+                version = page.version
+                for item in page.items:
+                    self._enqueue(listing.put(item, parse_version(version)))
         self._enqueue(listing.end(parse_version(version)))
 
     def _enqueue(self, keys: Iterable[PipelineKey], delay_s: float | None = None) -> None:
@@ -249,12 +256,13 @@ class Controller:
         else:
             self._conditions[key] = condition_samples(pipeline)
 
-    def _ensure_leader(self) -> None:
-        self._leadership.ensure()
+    def _ensure_leader(self) -> float:
+        return self._leadership.ensure()
 
     def _leadership_changed(self, leader: bool) -> None:
         self._metrics.set_leader(leader)
         if leader:
+            self._queue.begin()
             self._enqueue_all()
 
     def _scope_of(self, namespace: str) -> str:
@@ -278,7 +286,7 @@ class Controller:
 
     def _check_alive(self) -> list[str]:
         # Before the watches start there is nothing to hear.
-        stuck_s = self._queue.longest_busy_s() if self._leadership.is_leader else 0.0
+        stuck_s = self._queue.stuck_s() if self._leadership.is_leader else 0.0
         return check_alive(self._watch_ages(), stuck_s) if self._started else []
 
     def _check_ready(self) -> list[str]:

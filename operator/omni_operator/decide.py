@@ -21,7 +21,9 @@ from omni_operator.observed import Observed
 from omni_operator.plan import Plan, Verified, compute_plan
 from omni_operator.revision import compute_revision, latest_snapshots, read_snapshot
 from omni_operator.rollout import Rollout, decide_rollout
+from omni_operator.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
+from omni_proto.pipeline.load import spec_too_large
 
 REMEMBERED_SETS: Final = 64
 """Built sets that are kept, some 200 KiB each."""
@@ -102,13 +104,16 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
     """The typed form of a live OmniPipeline. Raises PipelineError: an older CRD let it in, or a newer one."""
     metadata = manifest["metadata"]
+    spec, source = manifest.get("spec"), f"{metadata['namespace']}/{metadata['name']}"
+    if isinstance(spec, dict) and SPEC_BYTES in spec:
+        raise spec_too_large(spec[SPEC_BYTES], source)
     document = {
         "apiVersion": manifest["apiVersion"],
         "kind": manifest["kind"],
         "metadata": {key: metadata[key] for key in ("name", "namespace", "generation") if key in metadata},
-        "spec": manifest.get("spec"),
+        "spec": spec,
     }
-    return type_document(document, f"{metadata['namespace']}/{metadata['name']}")
+    return type_document(document, source)
 
 
 def read_snapshots(observed: Observed, target: str) -> dict[str, OmniPipeline]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from omni_operator.conditions import DEGRADED, PROGRESSING, READY
 from omni_operator.reasons import Reason
+
+EQUAL_PAUSE_S: Final = 600.0
+"""Least time between two Events of one pipeline that say the same; those between are counted in the next one."""
+MOST_EVENTS: Final = 20
+"""Events of one pipeline at once, and an hour."""
 
 _ASKED_FOR: Final = frozenset({Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION})
 """Reasons of Ready=False that somebody chose."""
@@ -20,6 +26,42 @@ class EventData:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    count: int = 1
+    """How many equal ones it stands for."""
+
+
+class EventGate:
+    """Which Events are written: equal ones are told together, and a pipeline has so many an hour.
+
+    Level-triggered conditions can flap; a status shows the last state, Events would fill the API server.
+    """
+
+    def __init__(self, pause_s: float = EQUAL_PAUSE_S, most: int = MOST_EVENTS, limit: int = 10_000) -> None:
+        self._pause_s, self._most, self._limit = pause_s, most, limit
+        self._equal: OrderedDict[tuple[str, str, str, str], tuple[float, int]] = OrderedDict()
+        self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admit(self, uid: str, event: EventData, now_s: float) -> EventData | None:
+        """The Event to write, with how many it stands for; None if it is only counted. now_s: a monotonic clock."""
+        key = (uid, event.type, event.reason, event.message)
+        since, untold = self._equal.get(key, (float("-inf"), 0))
+        left, at = self._budget.get(uid, (float(self._most), now_s))
+        left = min(float(self._most), left + (now_s - at) * self._most / 3600.0)
+        if now_s - since < self._pause_s or left < 1.0:
+            self._note(key, since, untold + 1)
+            return None
+        self._note(key, now_s, 0)
+        self._budget[uid] = (left - 1.0, now_s)
+        self._budget.move_to_end(uid)
+        while len(self._budget) > self._limit:
+            self._budget.popitem(last=False)
+        return replace(event, count=untold + 1)
+
+    def _note(self, key: tuple[str, str, str, str], since: float, untold: int) -> None:
+        self._equal[key] = (since, untold)
+        self._equal.move_to_end(key)
+        while len(self._equal) > self._limit:
+            self._equal.popitem(last=False)
 
 
 def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[EventData]:

@@ -2,7 +2,8 @@
 
 The protocol is client-go's: a candidate takes the Lease over when its record has not changed for the record's
 duration *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops writing
-RENEW_DEADLINE_S after the last one that succeeded, which is before anyone may take over.
+RENEW_DEADLINE_S after the last one that succeeded, which is before anyone may take over; writes that are under way then
+are given up before that.
 """
 
 from __future__ import annotations
@@ -126,17 +127,23 @@ class Leadership:
         """Whether this process may write now: by the clock, even if the loop below is stuck."""
         return asyncio.get_running_loop().time() < self._valid_until
 
-    def ensure(self) -> None:
-        """Raise NotLeaderError unless this process may write."""
-        if not self.is_leader:
+    def ensure(self) -> float:
+        """For how many seconds a write that is sent now may be under way. Raises NotLeaderError.
+
+        It must have ended when somebody else may take over: the record's duration after the last renewal.
+        """
+        left_s = self._valid_until - asyncio.get_running_loop().time()
+        if left_s <= 0:
             raise NotLeaderError(f"{self._identity} does not hold the lease {self._namespace}/{self._name}")
+        return left_s + self._times.duration_s - self._times.renew_deadline_s
 
     async def run(self) -> None:
         """Take part until cancelled."""
         failures = 0
         while True:
             try:
-                async with asyncio.timeout(self._times.renew_deadline_s):
+                # A call that hangs must leave time for another one before leadership runs out.
+                async with asyncio.timeout(self._times.renew_deadline_s / 2):
                     await self._step()
                 failures = 0
             except (ApiError, TimeoutError) as error:
@@ -180,6 +187,9 @@ class Leadership:
         lease = await self._write(self._build(self._identity))
         self._sighting = Sighting(lease, loop.time())
         self._current = True
+        # What ran out meanwhile was lost, however soon it is won again: writes were refused, and only news brings them
+        # back.
+        self._announce()
         self._valid_until = asked_at + self._times.renew_deadline_s
 
     def _build(self, identity: str) -> Manifest:

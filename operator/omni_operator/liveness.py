@@ -6,30 +6,31 @@ claims: a restart reads credentials and addresses anew.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aiohttp import web
 
 from omni_operator.errors import SettingsError
+from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_listener
 
 LONGEST_SILENCE_S = 180.0
 LONGEST_WORK_S = 180.0
 """A look at one pipeline is cut off well before (reconcile's own limit)."""
 
 
-def check_alive(watch_ages: Mapping[str, float], longest_busy_s: float) -> list[str]:
+def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
     """What is wrong with the process, empty if nothing is."""
     problems = [
         f"watch of {name}: nothing heard for {age_s:.0f} s (limit {LONGEST_SILENCE_S:.0f} s)"
         for name, age_s in sorted(watch_ages.items())
         if age_s > LONGEST_SILENCE_S
     ]
-    if longest_busy_s > LONGEST_WORK_S:
-        problems.append(f"a pipeline has been in work for {longest_busy_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
+    if stuck_s > LONGEST_WORK_S:
+        problems.append(f"no look at a pipeline has ended for {stuck_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
     return problems
 
 
@@ -39,7 +40,7 @@ def check_ready(unsynced: Sequence[str]) -> list[str]:
 
 
 class HttpEndpoints:
-    """Two plain HTTP servers: health and metrics; on all addresses, IPv4 and IPv6."""
+    """Two plain HTTP servers, within bounds: health and metrics; on all addresses, IPv4 and IPv6."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class HttpEndpoints:
         self._checks = {"/healthz": alive, "/readyz": ready}
         self._metrics = metrics
         self._runners: list[web.AppRunner] = []
+        self._servers: list[asyncio.Server] = []
 
     async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
         """Bind both ports; write them as JSON to address_file, whole or not at all. Raises SettingsError."""
@@ -67,6 +69,8 @@ class HttpEndpoints:
 
     async def stop(self) -> None:
         """Close both."""
+        for server in self._servers:
+            server.close()
         for runner in self._runners:
             await runner.cleanup()
 
@@ -75,23 +79,26 @@ class HttpEndpoints:
         self._runners.append(runner)
         await runner.setup()
         try:
-            listener = _listen(port)
+            listener = open_listener("", port)
         except OSError as error:
             raise SettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
-        await web.SockSite(runner, listener).start()
+        if runner.server is None:
+            raise RuntimeError("a runner that is set up has a server")
+        bounded = BoundedConnections(runner.server)
+        server = await asyncio.get_running_loop().create_server(bounded, sock=listener, backlog=BACKLOG)
+        self._servers.append(server)
         return int(listener.getsockname()[1])
 
     async def _check(self, request: web.Request) -> web.Response:
         problems = self._checks[request.path]()
-        return web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200)
+        return _last(web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200))
 
     async def _render(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        return _last(web.Response(body=body, headers={"Content-Type": content_type}))
 
 
-def _listen(port: int) -> socket.socket:
-    """A socket on all addresses, of both families where there is IPv6. One: two would get two ports for port 0."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+def _last(response: web.Response) -> web.Response:
+    """The response as the last one of its connection: connections live for one answer."""
+    response.force_close()
+    return response

@@ -18,6 +18,9 @@ FIELD_MANAGER: Final = "omnipipeline-operator"
 """Name under which the operator owns fields (server-side apply), and value of app.kubernetes.io/managed-by."""
 
 
+PIPELINE_KIND: Final = "OmniPipeline"
+
+
 class ChildKey(NamedTuple):
     """An object in the pipeline's namespace."""
 
@@ -36,6 +39,8 @@ class ChildKind:
     """Its name in URLs and in RBAC rules."""
     optional: bool = False
     """Whether a cluster may lack this API."""
+    metadata_only: bool = False
+    """Whether lists and watches ask for metadata alone: the rest may be a megabyte, and is read where it matters."""
 
     @property
     def group(self) -> str:
@@ -51,7 +56,7 @@ class ChildKind:
 
 CHILD_KINDS: Final = (
     ChildKind("ServiceAccount", "v1", "serviceaccounts"),
-    ChildKind("ConfigMap", "v1", "configmaps"),
+    ChildKind("ConfigMap", "v1", "configmaps", metadata_only=True),
     ChildKind("ControllerRevision", "apps/v1", "controllerrevisions"),
     ChildKind("Service", "v1", "services"),
     ChildKind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),

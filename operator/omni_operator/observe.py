@@ -13,9 +13,9 @@ from typing import Final
 
 from omni_operator.client import ApiClient
 from omni_operator.errors import ApiError
-from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKey, ChildKind, Manifest, key_of
+from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, PIPELINE_KIND, ChildKey, ChildKind, Manifest, key_of
 from omni_operator.observed import Observed
-from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey
+from omni_operator.seen import ObjectKey, PipelineKey
 from omni_operator.store import Store
 from omni_proto.pipeline import API_VERSION
 
@@ -102,6 +102,16 @@ async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequ
         elif isinstance(answer, BaseException):
             raise answer
     return Unlabelled(tuple(answer for answer in answers if isinstance(answer, dict)), unknown)
+
+
+async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence[ChildKey]) -> Observed:
+    """The same with those children whole, or without them if they are gone. Raises ApiError."""
+    answers = await asyncio.gather(
+        *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in unread)
+    )
+    gone = {key for key, answer in zip(unread, answers, strict=True) if answer is None}
+    children = {key: child for key, child in observed.children.items() if key not in gone}
+    return add_children(replace(observed, children=children), [answer for answer in answers if answer is not None])
 
 
 async def observe_live_pipeline(client: ApiClient, key: PipelineKey) -> Manifest | None:

@@ -6,14 +6,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from omni_operator.live import controller_of, controller_uid
+from omni_operator.live import controller_of, controller_uid, value_at
 from omni_operator.matching import find_difference
 from omni_operator.names import DESIRED_HASH_ANNOTATION, entry_service_name, headless_service_name
 from omni_operator.objects import CHILD_KINDS, ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
+from omni_operator.slim import SLIM
 from omni_proto.pipeline import KIND
 
 _APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
+_UNREAD: Final = "unread"
 _PRUNE_LAST: Final = "ControllerRevision"
 """It keeps the spec of what is being pruned: a round that is cut short must still know it."""
 
@@ -50,6 +52,8 @@ class Plan:
     """Names that are taken."""
     waiting: tuple[ChildKey, ...] = ()
     """Children that are being deleted, to be applied again when they are gone."""
+    unread: tuple[ChildKey, ...] = ()
+    """Children of which only the metadata is known, which is as it should be: the rest has to be read."""
     why: tuple[str, ...] = ()
     """For each apply, what differs: `missing`, `desired` (we want something else now) or the path of a changed field.
     For logs."""
@@ -64,15 +68,16 @@ class Verified:
     """Versions of live objects that were found to hold all of what is desired: comparing is most of a round's work.
 
     A desired hash stands for what was compared, uid and resource version for what it was compared with, so an entry
-    never turns wrong. The oldest entries are forgotten.
+    never turns wrong. An object has one entry; the oldest are forgotten.
     """
 
-    def __init__(self, limit: int = 10_000) -> None:
+    def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
-        self._keys: dict[tuple[str, str, str], None] = {}
+        self._held: dict[str, tuple[str, str]] = {}
 
     def __contains__(self, key: tuple[str, str, str]) -> bool:
-        return key in self._keys
+        wanted, uid, version = key
+        return self._held.get(uid) == (wanted, version)
 
     def add_applied(self, manifest: Manifest, live: Manifest) -> None:
         """Note the answer to an apply: it holds what was applied, or what admission made of that."""
@@ -82,9 +87,17 @@ class Verified:
 
     def add(self, key: tuple[str, str, str]) -> None:
         """Note a desired hash, and the uid and resource version of the object that holds it."""
-        self._keys[key] = None
-        if len(self._keys) > self._limit:
-            del self._keys[next(iter(self._keys))]
+        wanted, uid, version = key
+        self._held.pop(uid, None)
+        self._held[uid] = (wanted, version)
+        if len(self._held) > self._limit:
+            del self._held[next(iter(self._held))]
+
+    def holds(self, live: Manifest) -> bool:
+        """Whether a live object was found to hold what its own desired hash says."""
+        metadata = live["metadata"]
+        wanted = (metadata.get("annotations") or {}).get(DESIRED_HASH_ANNOTATION, "")
+        return (wanted, metadata.get("uid", ""), metadata.get("resourceVersion", "")) in self
 
 
 def compute_plan(
@@ -102,6 +115,7 @@ def compute_plan(
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[Conflict] = []
     waiting: list[ChildKey] = []
+    unread: list[ChildKey] = []
     for manifest in sorted(desired, key=lambda item: _apply_order(item, observed.name)):
         live = observed.children.get(key_of(manifest))
         if live is None:
@@ -110,13 +124,16 @@ def compute_plan(
             conflicts.append(_conflict(live, observed.name))
         elif "deletionTimestamp" in live["metadata"]:
             waiting.append(key_of(manifest))
-        elif (difference := _difference(manifest, live, verified)) is not None:
+        elif (difference := _difference(manifest, live, verified)) == _UNREAD:
+            unread.append(key_of(manifest))
+        elif difference is not None:
             apply.append((manifest, difference))
     return Plan(
         apply=tuple(manifest for manifest, _ in apply),
         prune=_prunes({key_of(manifest) for manifest in desired} | set(keep), observed),
         conflicts=tuple(conflicts),
         waiting=tuple(waiting),
+        unread=tuple(unread),
         why=tuple(difference for _, difference in apply),
     )
 
@@ -131,11 +148,13 @@ def _difference(manifest: Manifest, live: Manifest, verified: Verified | None) -
     wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
     if live["metadata"].get("annotations", {}).get(DESIRED_HASH_ANNOTATION) != wanted:
         return "desired"
+    key = (wanted, live["metadata"].get("uid", ""), live["metadata"].get("resourceVersion", ""))
+    if verified is not None and key in verified:
+        return None
+    if SLIM in live:
+        return _UNREAD
     if verified is None:
         return find_difference(manifest, live)
-    key = (wanted, live["metadata"]["uid"], live["metadata"]["resourceVersion"])
-    if key in verified:
-        return None
     difference = find_difference(manifest, live)
     if difference is None:
         verified.add(key)
@@ -174,11 +193,11 @@ def _used_config_maps(observed: Observed) -> Iterator[str]:
     for pod in observed.pods:
         yield from _config_maps_of(pod["spec"])
     for replica_set in observed.replica_sets:
-        if replica_set["spec"].get("replicas", 0) > 0:
-            yield from _config_maps_of(replica_set["spec"]["template"]["spec"])
+        if value_at(replica_set, "spec", "replicas", default=0) > 0:
+            yield from _config_maps_of(value_at(replica_set, "spec", "template", "spec", default={}))
     for key, child in observed.children.items():
-        if key.kind == "Deployment" and child["spec"].get("replicas", 0) > 0:
-            yield from _config_maps_of(child["spec"]["template"]["spec"])
+        if key.kind == "Deployment" and value_at(child, "spec", "replicas", default=0) > 0:
+            yield from _config_maps_of(value_at(child, "spec", "template", "spec", default={}))
 
 
 def _config_maps_of(pod_spec: Manifest) -> Iterator[str]:

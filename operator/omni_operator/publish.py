@@ -93,5 +93,5 @@ def build_event(observed: Observed, event: EventData, identity: str, now: dateti
         "reportingInstance": identity[:128],
         "firstTimestamp": time,
         "lastTimestamp": time,
-        "count": 1,
+        "count": event.count,
     }

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     SCALED_TO_ZERO = "ScaledToZero"
     INVALID_SPEC = "InvalidSpec"
+    TOO_MANY_PIPELINES = "TooManyPipelines"
     CHILD_CONFLICT = "ChildConflict"
     APPLY_FAILED = "ApplyFailed"
     STAGES_NOT_READY = "StagesNotReady"
@@ -119,8 +120,15 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.INVALID_SPEC: Explanation(
         _FAILS,
-        "The spec was accepted by an older version of the resource and is not valid any more. Nothing is changed.",
+        "The spec exceeds 64 KiB, or was accepted by an older version of the resource and is not valid any more. "
+        "Nothing is changed.",
         "Correct the fields in the message.",
+    ),
+    Reason.TOO_MANY_PIPELINES: Explanation(
+        _FAILS,
+        "The namespace has more pipelines than the operator takes (100 by default), and this is not among the oldest. "
+        "Nothing is made or changed for it.",
+        "Delete others, or raise maxPipelinesPerNamespace of the chart.",
     ),
     Reason.CHILD_CONFLICT: Explanation(
         "Degraded=True, and Ready=False where the object is needed to serve",

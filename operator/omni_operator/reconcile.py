@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from omni_operator.apply import Outcome, apply_plan
@@ -17,22 +18,25 @@ from omni_operator.build_settings import BuildSettings
 from omni_operator.client import ApiClient
 from omni_operator.decide import Decision, decide, parse_live_pipeline
 from omni_operator.errors import RetryClass
-from omni_operator.events import compute_events
+from omni_operator.events import EventGate, compute_events
 from omni_operator.logs import log_subject
 from omni_operator.metrics import Metrics
+from omni_operator.objects import PIPELINE_KIND
 from omni_operator.observe import (
     Unlabelled,
     add_children,
     observe_live_pipeline,
     observe_pipeline,
     observe_unlabelled,
+    observe_unread,
 )
 from omni_operator.observed import Observed
 from omni_operator.plan import Verified
 from omni_operator.publish import is_minor, live_status, write_events, write_status
-from omni_operator.seen import PIPELINE_KIND, ObjectKey, PipelineKey
+from omni_operator.seen import ObjectKey, PipelineKey, version_of
 from omni_operator.settings import OperatorSettings
-from omni_operator.status import compute_invalid_status, compute_status
+from omni_operator.slim import can_slim
+from omni_operator.status import compute_invalid_status, compute_status, compute_too_many_status
 from omni_operator.store import Store
 from omni_operator.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
@@ -41,6 +45,8 @@ MAX_ROUNDS: Final = 5
 """Rounds of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
 """Pause before a name that is taken is looked at again: no watch tells when a foreign object goes."""
+LIMIT_RECHECK_S: Final = 60.0
+"""Pause before a pipeline beyond the limit of its namespace is looked at again: others may have gone."""
 REPORTED_FAILURES: Final = 4
 """Failures in a row after which the status tells even of errors that may pass by themselves."""
 
@@ -83,6 +89,7 @@ class Reconciler:
         # created. A restart forgets them and finds out again.
         self._taken: set[PipelineKey] = set()
         self._verified = Verified()
+        self._events = EventGate()
         self.pod_monitors = False
         """Whether the cluster has PodMonitors, and they are wanted."""
 
@@ -108,9 +115,13 @@ class Reconciler:
 
     async def _round(self, key: PipelineKey, observed: Observed, failures: int, is_last: bool) -> Report | bool:
         """One pass over what was observed. Not a Report: go round again; True if something was written."""
-        now = datetime.now(UTC)
+        now = self._client.clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
         # 1. Observe: done, but for children that no watch shows.
+        if self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines:
+            refused = compute_too_many_status(observed, self._settings.max_pipelines, now)
+            report = await self._publish(key, observed, refused, now, "error")
+            return replace(report, again_after_s=LIMIT_RECHECK_S)
         # 2. Parse the spec. One that an older CRD let in changes nothing.
         try:
             pipeline = parse_live_pipeline(observed.pipeline)
@@ -118,6 +129,10 @@ class Reconciler:
             return await self._publish(key, observed, compute_invalid_status(observed, str(error), now), now, "error")
         # 3. to 5. Decide the rollout, build what is desired, plan the writes.
         decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+        if decision.plan.unread:
+            observed = await observe_unread(self._client, observed, decision.plan.unread)
+            decision = decide(pipeline, observed, self._build_settings(), now, self._verified)
+        self._slim(observed)
         unlabelled = Unlabelled()
         if decision.plan.apply and key in self._taken:
             unlabelled = await observe_unlabelled(self._client, observed, decision.plan.apply)
@@ -152,6 +167,12 @@ class Reconciler:
         status = compute_status(decision.pipeline, observed, decision.rollout, decision.plan, now, errors)
         report = await self._publish(key, observed, status, now, _result_of(decision, outcome))
         return _schedule(report, decision, outcome, now)
+
+    def _slim(self, observed: Observed) -> None:
+        """Keep what was found to be as it should be as hashes."""
+        for key, child in observed.children.items():
+            if can_slim(child) and self._verified.holds(child):
+                self._store.slim(ObjectKey(key.kind, observed.namespace, key.name), version_of(child))
 
     def _build_settings(self) -> BuildSettings:
         return BuildSettings(
@@ -198,7 +219,12 @@ class Reconciler:
         self._metrics.count_status_write()
         self._status_written[key] = clock
         self._store.put_written(pipeline, self._scope_of(key.namespace))
-        await write_events(self._client, observed, compute_events(before, status), self._settings.identity, now)
+        told = [
+            event
+            for found in compute_events(before, status)
+            if (event := self._events.admit(observed.uid, found, clock)) is not None
+        ]
+        await write_events(self._client, observed, told, self._settings.identity, now)
         return Report(result if result != "unchanged" else "changed")
 
 

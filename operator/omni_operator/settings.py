@@ -53,6 +53,8 @@ class OperatorSettings:
     log_level: str = "info"
     api_qps: float = 200.0
     """Most calls a second, watches and the lease apart; twice as many at once."""
+    max_pipelines: int = 100
+    """Pipelines of a namespace that are worked on, the oldest first."""
     workers: int = 4
     """Pipelines worked on at the same time."""
     debounce_s: float = 0.25
@@ -95,6 +97,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Oper
     _check(hub is None or bool(_HTTP_URL.fullmatch(hub)), "--hub-endpoint", hub, "must be an http or https URL")
     _check(bool(_DNS_NAME.fullmatch(options.lease_name)), "--lease-name", options.lease_name, "is no object name")
     _check(0.1 <= options.api_qps <= 100_000, "--api-qps", options.api_qps, "must be from 0.1 to 100000")
+    _check(1 <= options.max_pipelines <= 100_000, "--max-pipelines", options.max_pipelines, "must be from 1 to 100000")
     _check(1 <= options.workers <= 64, "--workers", options.workers, "must be from 1 to 64")
     _check(0 <= options.debounce <= 10, "--debounce", options.debounce, "must be from 0 to 10 seconds")
     _check(0 <= options.status_pause <= 60, "--status-pause", options.status_pause, "must be from 0 to 60 seconds")
@@ -114,6 +117,7 @@ def parse_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Oper
         log_format=options.log_format,
         log_level=options.log_level,
         api_qps=options.api_qps,
+        max_pipelines=options.max_pipelines,
         workers=options.workers,
         debounce_s=options.debounce,
         status_pause_s=options.status_pause,
@@ -163,6 +167,12 @@ def _build_parser() -> argparse.ArgumentParser:
     add("--log-format", choices=("json", "text"), default=defaults.log_format, help="(%(default)s)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default=defaults.log_level, help="(%(default)s)")
     add("--api-qps", type=float, default=defaults.api_qps, help="most API calls a second (%(default)s)")
+    add(
+        "--max-pipelines",
+        type=int,
+        default=defaults.max_pipelines,
+        help="pipelines of a namespace that are worked on, the oldest first (%(default)s)",
+    )
     add("--workers", type=int, default=defaults.workers, help="pipelines worked on at the same time (%(default)s)")
     add(
         "--debounce",

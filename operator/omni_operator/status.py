@@ -43,11 +43,22 @@ def compute_status(
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
     """The status of a pipeline whose spec cannot be read (any more). What runs is left as it is, and so is told."""
-    previous = observed.pipeline.get("status") or {}
     message = f"the spec is not valid: {' '.join(problem.split())}; correct it, nothing is changed until then"
-    verdicts = {
-        kind: Verdict(kind == DEGRADED, Reason.INVALID_SPEC, message) for kind in (READY, PROGRESSING, DEGRADED)
-    }
+    return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
+
+
+def compute_too_many_status(observed: Observed, limit: int, now: datetime) -> Status:
+    """The status of a pipeline that is beyond its namespace's limit."""
+    message = (
+        f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: nothing is made or "
+        "changed for it; delete others, or raise the operator's --max-pipelines"
+    )
+    return _compute_refused_status(observed, Reason.TOO_MANY_PIPELINES, message, now)
+
+
+def _compute_refused_status(observed: Observed, reason: Reason, message: str, now: datetime) -> Status:
+    previous = observed.pipeline.get("status") or {}
+    verdicts = {kind: Verdict(kind == DEGRADED, reason, message) for kind in (READY, PROGRESSING, DEGRADED)}
     return {
         **previous,
         "observedGeneration": observed.generation,

@@ -1,4 +1,4 @@
-"""The operator's picture of the cluster: one copy of every watched object, as JSON bytes, indexed by pipeline.
+"""The operator's picture of the cluster: what decisions read of every watched object, as JSON bytes, by pipeline.
 
 Two sources write here: watches, in the order of the API server's versions, and the answers to our own writes, which
 may overtake the watch or fall behind it. Versions decide: an event that is not newer than the copy changes nothing
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni_operator.objects import Manifest
+from omni_operator.objects import PIPELINE_KIND, Manifest
 from omni_operator.seen import ObjectKey, PipelineKey, Seen
+from omni_operator.slim import slim_child
 
 
 @dataclass(slots=True)
@@ -43,13 +44,14 @@ class Store:
     def __init__(self) -> None:
         self._entries: dict[ObjectKey, _Entry] = {}
         self._by_pipeline: dict[PipelineKey, set[ObjectKey]] = defaultdict(set)
+        self._pipelines: dict[str, dict[str, str]] = {}  # namespace -> name -> when it was created
         self._progress: dict[tuple[str, str], _Progress] = defaultdict(_Progress)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: ObjectKey) -> Manifest | None:
-        """A fresh copy of an object, None if it is not known."""
+        """A fresh copy of what is kept of an object, None if it is not known."""
         entry = self._entries.get(key)
         return msgspec.json.decode(entry.body) if entry else None
 
@@ -58,9 +60,23 @@ class Store:
         for key in tuple(self._by_pipeline.get(pipeline, ())):
             yield msgspec.json.decode(self._entries[key].body)
 
+    def slim(self, key: ObjectKey, version: int) -> None:
+        """Keep a child as a hash, if it is still at that version."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.version == version:
+            entry.body = msgspec.json.encode(slim_child(msgspec.json.decode(entry.body)))
+
     def has(self, key: ObjectKey) -> bool:
         """Whether an object is known."""
         return key in self._entries
+
+    def rank(self, pipeline: PipelineKey, limit: int) -> int:
+        """How many pipelines of the namespace are older than a pipeline; 0 while they are no more than limit in all."""
+        created = self._pipelines.get(pipeline.namespace, {})
+        if len(created) <= limit or pipeline.name not in created:
+            return 0
+        own = (created[pipeline.name], pipeline.name)
+        return sum((time, name) < own for name, time in created.items())
 
     def keys(self, kind: str) -> list[ObjectKey]:
         """All objects of a kind, in the order in which they came."""
@@ -112,6 +128,8 @@ class Store:
     def _put(self, seen: Seen, scope: str) -> set[PipelineKey]:
         concerned = self._remove(seen.key, scope)
         self._entries[seen.key] = _Entry(seen.pipeline, seen.version, seen.encode())
+        if seen.key.kind == PIPELINE_KIND:
+            self._pipelines.setdefault(seen.key.namespace, {})[seen.key.name] = seen.created
         if seen.pipeline is not None:
             self._by_pipeline[seen.pipeline].add(seen.key)
             concerned.add(seen.pipeline)
@@ -122,6 +140,8 @@ class Store:
         if touched is not None:
             touched.add(key)
         entry = self._entries.pop(key, None)
+        if key.kind == PIPELINE_KIND:
+            self._pipelines.get(key.namespace, {}).pop(key.name, None)
         if entry is None or entry.pipeline is None:
             return set()
         keys = self._by_pipeline[entry.pipeline]

@@ -25,12 +25,16 @@ from support.controlplane.pipelines import (
     revisions,
     serving_revision,
     snapshot,
+    wait_condition,
     wait_settled,
 )
 
 pytestmark = pytest.mark.controlplane
 
 CROWD = 5_000
+MIB = 1 << 20
+FOREIGN = 60
+"""ConfigMaps of a mebibyte that are nobody's."""
 
 
 def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -> None:
@@ -46,6 +50,36 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
     eventually(lambda: snapshot(api) == expected)
     wait_idle(operator)
     assert operator.metrics()["omni_operator_noop_applies_total"] == 0
+
+
+def test_what_strangers_label_does_not_fill_the_operator(
+    api: Api, make_operator: Callable[..., OperatorProcess]
+) -> None:
+    """Three hundred once took it 449 MiB, against a limit of 512."""
+    with make_operator() as operator:
+        api.apply(build_pipeline())
+        wait_settled(api)
+        before = operator.rss_bytes()
+    for number in range(FOREIGN):
+        metadata = {"name": f"foreign-{number}", "labels": {PIPELINE_LABEL: "omni"}}
+        data = {"x": "x" * (MIB - 4096)}
+        api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    with make_operator() as operator:
+        operator.wait_reconciled()
+        assert operator.rss_bytes() - before < FOREIGN * MIB / 3
+        wait_settled(api)
+
+
+def test_a_namespace_has_so_many_pipelines(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    with make_operator("--max-pipelines=1") as operator:
+        api.apply(build_pipeline("first"))
+        wait_condition(api, "Ready", "first", status="True")
+        later = api.apply(build_pipeline("second"))
+        found = wait_condition(api, "Ready", "second", status="False", reason="TooManyPipelines")
+        assert "--max-pipelines" in found["message"]
+        assert list_children(api, later["metadata"]["name"]) == {}
+        wait_condition(api, "Ready", "first", status="True")
+        assert operator.http("health", "/healthz")[0] == 200
 
 
 def test_another_manager_adds_fields_that_we_do_not_set(api: Api, operator: OperatorProcess) -> None:

@@ -113,6 +113,25 @@ def test_watches_end(proxy: FaultProxy, through: Callable[[], Api], gone: bool) 
     assert [e["object"]["code"] for e in events if e["type"] == "ERROR"] == ([410] if gone else [])
 
 
+def test_held_watches_say_everything_at_once(proxy: FaultProxy, through: Callable[[], Api]) -> None:
+    api = through()
+    seen: list[str] = []
+
+    def follow() -> None:
+        seen.extend(event["object"]["metadata"]["name"] for event in api.watch("ConfigMap", timeout_s=5))
+
+    proxy.hold_watches("configmaps")
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    eventually(lambda: any(c.watch and c.status == 200 for c in proxy.calls))
+    for name in ("a", "b"):
+        api.apply(config_map(name))
+    assert seen == []
+    proxy.flow()
+    thread.join(30)
+    assert seen == ["a", "b"]
+
+
 def test_away_and_back(proxy: FaultProxy, through: Callable[[], Api]) -> None:
     api = through()
     proxy.go_away()

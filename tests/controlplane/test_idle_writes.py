@@ -8,9 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from support.controlplane.api import Api, eventually
-from support.controlplane.fault_proxy import Call, FaultProxy
+from support.controlplane.fault_proxy import POD_NEWS, Call, FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
-from support.controlplane.pipelines import build_pipeline, build_stage, list_children, wait_settled
+from support.controlplane.pipelines import (
+    build_pipeline,
+    build_stage,
+    list_children,
+    wait_available,
+    wait_settled,
+)
 
 pytestmark = pytest.mark.controlplane
 
@@ -30,10 +36,12 @@ def writes(proxy: FaultProxy) -> list[Call]:
 def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
     make_operator: MakeOperator, proxy: FaultProxy, api: Api
 ) -> None:
-    # However slowly a busy machine makes the pods ready one by one: what changes within the pause is one write.
+    proxy.hold_watches(*POD_NEWS)
     with make_operator("--resync=1", "--debounce=2", server=proxy.url) as operator:
         for number in range(PIPELINES):
             api.apply(build_pipeline(f"omni{number}"))
+        wait_available(api, 3 * PIPELINES)
+        proxy.flow()
         for number in range(PIPELINES):
             wait_settled(api, f"omni{number}")
         wait_idle(operator)

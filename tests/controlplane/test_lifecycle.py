@@ -12,6 +12,7 @@ from omni_operator.build_settings import BuildSettings
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
+from support.controlplane.fault_proxy import POD_NEWS, FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     IMAGE,
@@ -23,6 +24,7 @@ from support.controlplane.pipelines import (
     revisions,
     serving_revision,
     stage_of,
+    wait_available,
     wait_condition,
     wait_settled,
 )
@@ -42,8 +44,16 @@ def writes(operator: OperatorProcess) -> float:
     )
 
 
-def test_create(api: Api, operator: OperatorProcess) -> None:
-    api.create(build_pipeline())
+def test_create(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
+    proxy.hold_watches(*POD_NEWS)
+    with make_operator(server=proxy.url) as operator:
+        api.create(build_pipeline())
+        wait_available(api, 3)
+        proxy.flow()
+        _check_created(api, operator)
+
+
+def _check_created(api: Api, operator: OperatorProcess) -> None:
     pipeline = wait_settled(api)
     status = pipeline["status"]
     assert status["observedGeneration"] == 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -91,7 +93,7 @@ async def faulty_client(api_server: ApiServer, space: Api, faulty: FaultProxy) -
     await made.close()
 
 
-async def make_client(kubeconfig: Path, may_write: Callable[[], None] = lambda: None) -> ApiClient:
+async def make_client(kubeconfig: Path, may_write: Callable[[], float] = lambda: 15.0) -> ApiClient:
     return ApiClient(await load_connection(kubeconfig), Metrics(), RateLimiter(1000, 1000), may_write)
 
 
@@ -111,8 +113,8 @@ def grant(space: Api) -> None:
 
 
 async def test_apply_get_delete(client: ApiClient, space: Api) -> None:
-    made = await client.apply(CONFIG_MAP, config_map(space))
-    again = await client.apply(CONFIG_MAP, config_map(space))
+    made = await client.apply_new(CONFIG_MAP, config_map(space))
+    again = await client.apply(CONFIG_MAP, config_map(space), made["metadata"]["uid"])
     assert again["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
     fields = space.get("ConfigMap", "x")["metadata"]["managedFields"]
     assert [(entry["manager"], entry["operation"]) for entry in fields] == [("omnipipeline-operator", "Apply")]
@@ -162,11 +164,11 @@ async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, s
 
 async def test_what_the_server_refuses(client: ApiClient, space: Api) -> None:
     with pytest.raises(InvalidError, match="daata"):
-        await client.apply(CONFIG_MAP, config_map(space) | {"daata": {}})
+        await client.apply_new(CONFIG_MAP, config_map(space) | {"daata": {}})
     with pytest.raises(InvalidError, match="Invalid value"):
-        await client.apply(CONFIG_MAP, config_map(space, "Not_A_Name"))
+        await client.apply_new(CONFIG_MAP, config_map(space, "Not_A_Name"))
     with pytest.raises(NotFoundError):
-        await client.apply(CONFIG_MAP, config_map(space) | {"metadata": {"name": "x", "namespace": "none-such"}})
+        await client.apply_new(CONFIG_MAP, config_map(space) | {"metadata": {"name": "x", "namespace": "none-such"}})
 
 
 async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
@@ -187,7 +189,7 @@ async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultPr
 async def test_who_may_not(api_server: ApiServer, space: Api) -> None:
     client = await make_client(api_server.kubeconfig_for_service_account(space.namespace, "nobody"))
     with pytest.raises(ForbiddenError) as caught:
-        await client.apply(CONFIG_MAP, config_map(space))
+        await client.apply_new(CONFIG_MAP, config_map(space))
     assert caught.value.status == 403
     await client.close()
 
@@ -211,7 +213,7 @@ async def test_credentials_that_cannot_be_read(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAGE_SIZE", 2)
+    monkeypatch.setattr(client_module, "METADATA_PAGE_SIZE", 2)
     for number in range(5):
         space.apply(config_map(space, f"x{number}"))
     space.apply(config_map(space, "foreign") | {"metadata": {"name": "foreign", "namespace": space.namespace}})
@@ -221,7 +223,7 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
     kept = msgspec.json.decode(pages[0].items[0].encode())
     assert (kept["apiVersion"], kept["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
-    assert kept["data"]
+    assert "data" not in kept, "metadata alone was asked for"
     assert "managedFields" not in kept["metadata"]
 
 
@@ -252,12 +254,12 @@ async def test_which_apis_there_are(client: ApiClient) -> None:
 
 
 async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space: Api) -> None:
-    def closed() -> None:
+    def closed() -> float:
         raise NotLeaderError("not the leader")
 
     client = await make_client(api_server.kubeconfig, closed)
     with pytest.raises(NotLeaderError):
-        await client.apply(CONFIG_MAP, config_map(space))
+        await client.apply_new(CONFIG_MAP, config_map(space))
     with pytest.raises(NotLeaderError):
         await client.delete(CONFIG_MAP, space.namespace, "x", uid="u")
     assert await client.get(CONFIG_MAP, space.namespace, "x") is None
@@ -280,22 +282,49 @@ async def test_faults_have_classes(
 ) -> None:
     faulty.fail(1.0, [fault])  # type: ignore[list-item]
     with pytest.raises(error) as caught:
-        await faulty_client.apply(CONFIG_MAP, config_map(space))
+        await faulty_client.apply_new(CONFIG_MAP, config_map(space))
     if isinstance(caught.value, TooManyRequestsError):
         assert caught.value.retry_after_s == 1.0
     faulty.fail(0.0)
     assert (space.find("ConfigMap", "x") is not None) == (fault == "lost answer")
 
 
-async def test_an_answer_that_is_too_slow(
-    faulty_client: ApiClient, faulty: FaultProxy, space: Api, monkeypatch: pytest.MonkeyPatch
+async def test_a_write_takes_no_longer_than_the_gate_allows(
+    api_server: ApiServer, faulty: FaultProxy, space: Api
 ) -> None:
-    await faulty_client.get(CONFIG_MAP, space.namespace, "x")
+    """Else it might take effect when another operator leads already."""
+    grant(space)
+    kubeconfig = api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url)
+    client = await make_client(kubeconfig, lambda: 0.5)
+    await client.get(CONFIG_MAP, space.namespace, "x")
     faulty.stop_after_write(1)
-    monkeypatch.setattr(ApiClient._read, "__kwdefaults__", ApiClient._read.__kwdefaults__ | {"timeout_s": 0.5})
     with pytest.raises(UnreachableError, match="no answer in time"):
-        await faulty_client.apply(CONFIG_MAP, config_map(space))
+        await client.apply_new(CONFIG_MAP, config_map(space))
     faulty.release()
+    await client.close()
+
+
+async def test_what_is_forced_is_forced_on_the_very_object_that_was_seen(client: ApiClient, space: Api) -> None:
+    made = await client.apply_new(CONFIG_MAP, config_map(space))
+    space.delete("ConfigMap", "x")
+    with pytest.raises(ConflictError):
+        await client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"])
+    assert space.find("ConfigMap", "x") is None, "one that is gone does not come back"
+    space.create(config_map(space, a="theirs"))
+    for attempt in (
+        client.apply(CONFIG_MAP, config_map(space, a="ours"), made["metadata"]["uid"]),
+        client.merge(CONFIG_MAP, config_map(space), {"data": {"a": "ours"}}, made["metadata"]["uid"]),
+    ):
+        with pytest.raises(ConflictError):
+            await attempt
+    assert space.get("ConfigMap", "x")["data"] == {"a": "theirs"}
+
+
+async def test_the_time_is_the_api_servers(client: ApiClient, space: Api) -> None:
+    await client.get(CONFIG_MAP, space.namespace, "x")
+    made = space.create(config_map(space))
+    created = datetime.fromisoformat(made["metadata"]["creationTimestamp"])
+    assert abs((client.clock.now(time.monotonic()) - created).total_seconds()) < 60
 
 
 # Reflector
@@ -323,9 +352,9 @@ class Watched:
     def names(self) -> set[str]:
         return {key.name for key in self.store.keys("ConfigMap")}
 
-    def data(self, name: str) -> dict[str, str]:
+    def version(self, name: str) -> str:
         found = self.store.get(ObjectKey("ConfigMap", self.namespace, name))
-        return found["data"] if found else {}
+        return found["metadata"]["resourceVersion"] if found else ""
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -341,8 +370,8 @@ async def test_reflector_follows(client: ApiClient, space: Api) -> None:
     space.apply(config_map(space, "after", "q"))
     await until(lambda: watched.names() == {"before", "after"}, "added")
     assert watched.told[-1] == PipelineKey(space.namespace, "q")
-    space.apply(config_map(space, "after", "q", a="c"))
-    await until(lambda: watched.data("after") == {"a": "c"}, "changed")
+    changed = space.apply(config_map(space, "after", "q", a="c"))["metadata"]["resourceVersion"]
+    await until(lambda: watched.version("after") == changed, "changed")
     space.delete("ConfigMap", "before")
     await until(lambda: watched.names() == {"after"}, "deleted")
     space.patch("ConfigMap", "after", {"metadata": {"labels": {PIPELINE_LABEL: None}}})

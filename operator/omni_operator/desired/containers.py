@@ -21,6 +21,7 @@ from omni_operator.desired.volumes import (
     writable_mounts,
 )
 from omni_operator.objects import Manifest
+from omni_proto.pipeline.kubernetes import GPU_RESOURCE
 
 PRE_STOP_SLEEP_S: Final = 5
 """Between the pod's removal from its Services and SIGTERM: callers learn of the removal meanwhile."""
@@ -117,7 +118,9 @@ def _common_env() -> list[Manifest]:
 
 def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
-    if "cpu" in build.stage.resources.limits:
+    limits = build.stage.resources.limits
+    # With a GPU vLLM chooses how many threads load and how many serve, unless this variable is set.
+    if "cpu" in limits and GPU_RESOURCE not in limits:
         # A limit on CPU time does not narrow the affinity mask, from which threads would be counted.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})

@@ -2,7 +2,8 @@
 
 in:   gRPC from clients (entry stage) or from the upstream stage of the same revision; health from anywhere (kubelet
       has no selectable address, and the port tells only whether the stage is well); metrics from pods of the cluster
-out:  gRPC to the stages that read this one; DNS; the model hub, if the checkpoint is fetched from there
+out:  gRPC to the stages that read this one; DNS of the cluster and of its network; the model hub, if the checkpoint is
+      fetched from there (while the stage serves too: a policy cannot tell an init container from the others)
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from omni_operator.objects import Manifest
 from omni_proto.pipeline import readers_of
 
 _LINK_LOCAL: Final = "169.254.0.0/16"
-"""Metadata services of clouds, which hand out credentials."""
+_NO_HUBS: Final = {"0.0.0.0/0": [_LINK_LOCAL], "::/0": ["fe80::/10", "fd00:ec2::254/128"]}
+"""All addresses but link-local ones and AWS's of IPv6: metadata services of clouds, which hand out credentials."""
+_INSIDE: Final = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    _LINK_LOCAL,
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "fc00::/7",
+    "fe80::/10",
+)
+"""Where resolvers are that are no pods: in the network of the cluster. Names could carry anything to a stranger."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -44,16 +56,15 @@ def _ingress(build: StageBuild) -> list[Manifest]:
 
 
 def _egress(build: StageBuild) -> list[Manifest]:
-    rules: list[Manifest] = [{"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}]
+    resolvers: list[Manifest] = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": block}} for block in _INSIDE)]
+    dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
+    rules: list[Manifest] = [{"ports": dns, "to": resolvers}]
     readers = sorted(reader.name for reader in readers_of(build.pipeline, build.stage.name))
     if readers:
         rules.append({"ports": _tcp(names.GRPC_PORT), "to": [_stage_pods(build, reader) for reader in readers]})
     if build.model.fetch is not None:
         mirror = build.settings.hub_endpoint
-        hubs: list[Manifest] = [
-            {"ipBlock": {"cidr": "0.0.0.0/0", "except": [_LINK_LOCAL]}},
-            {"ipBlock": {"cidr": "::/0"}},
-        ]
+        hubs: list[Manifest] = [{"ipBlock": {"cidr": block, "except": not_in}} for block, not_in in _NO_HUBS.items()]
         if mirror is not None:
             # A block of addresses does not cover pods everywhere, and a mirror may be one.
             hubs.append({"namespaceSelector": {}})

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import Configuration
 
-from omni_operator.lease import Sighting, Step, build_lease, decide
+from omni_operator.client import ApiClient
+from omni_operator.connection import Connection
+from omni_operator.errors import NotLeaderError
+from omni_operator.lease import Leadership, LeaseTimes, Sighting, Step, build_lease, decide
+from omni_operator.metrics import Metrics
+from omni_operator.rate_limit import RateLimiter
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -77,3 +84,21 @@ def test_a_lease_that_follows_on_another(
     assert built["spec"]["leaseTransitions"] == transitions
     assert built["spec"]["leaseDurationSeconds"] == duration
     assert acquired is None or built["spec"]["acquireTime"] == acquired
+
+
+async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 15 s once had a margin of 5."""
+    client = ApiClient(Connection(Configuration()), Metrics(), RateLimiter(1, 1))
+    times = LeaseTimes(duration_s=15, renew_deadline_s=10.0)
+    leadership = Leadership(client, name="l", namespace="n", identity="me", on_change=lambda _: None, times=times)
+    with pytest.raises(NotLeaderError):
+        leadership.ensure()
+    now = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    # Together with the time since the renewal always the record's duration.
+    for since_renewal_s, allowed_s in ((0.0, 15.0), (9.0, 6.0), (9.9, 5.1)):
+        leadership._valid_until = now - since_renewal_s + times.renew_deadline_s
+        assert leadership.ensure() == pytest.approx(allowed_s)
+    leadership._valid_until = now
+    with pytest.raises(NotLeaderError):
+        leadership.ensure()

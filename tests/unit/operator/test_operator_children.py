@@ -19,7 +19,7 @@ from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.metadata import seal
 from omni_operator.objects import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, ChildKind, key_of
 from omni_operator.revision import compute_revision
-from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
 from omni_proto.stage_config import parse_stage_config
 from support.operator_pipelines import (
     OWNER,
@@ -325,21 +325,32 @@ class TestSizes:
             for value in child["metadata"]["labels"].values():
                 assert len(value) <= 63
 
-    def test_the_largest_pipeline_makes_objects_far_below_what_the_api_takes(self) -> None:
+    def largest(self, length: int) -> OmniPipeline:
+        """Sixteen stages, each with the same annotations of that length."""
         labels = {f"example.com/{index:02}{'k' * 50}": "v" * 63 for index in range(32)}
-        annotations = {f"example.com/{index:02}{'k' * 50}": "a" * 2000 for index in range(32)}
+        annotations = {f"example.com/{index:02}{'k' * 50}": "a" * length for index in range(32)}
         stages: list[dict[str, Any]] = [
             {
                 "name": f"s{index}",
                 "component": "generic/llm",
                 "outputs": ["Text"],
-                "defaultSampling": {"stop": ["x" * 256] * 16, "stopTokenIds": list(range(64))},
+                "defaultSampling": {"stop": ["x" * 64] * 8, "stopTokenIds": list(range(64))},
                 **({"inputs": [{"from": f"s{index - 1}"}]} if index else {}),
             }
             for index in range(16)
         ]
-        pipeline = make_pipeline(stages, defaults={"podLabels": labels, "podAnnotations": annotations})
-        assert max(len(json.dumps(child)) for child in build_all(pipeline)) < 256 * 1024
+        return make_pipeline(stages, defaults={"podLabels": labels, "podAnnotations": annotations})
+
+    def test_the_largest_pipeline_makes_objects_far_below_what_the_api_takes(self) -> None:
+        """The spec's bound is its children's too: common annotations are in each of sixteen Deployments."""
+        children = build_all(self.largest(1200))
+        sizes = [len(json.dumps(child)) for child in children]
+        assert max(sizes) < 128 * 1024
+        assert sum(sizes) < 2 * 1024 * 1024
+
+    def test_a_larger_spec_is_refused(self) -> None:
+        with pytest.raises(PipelineError, match=r"spec: is \d+ bytes as JSON, over the limit of 65536"):
+            self.largest(2000)
 
 
 def test_paths_of_kinds() -> None:

@@ -71,11 +71,22 @@ def test_matrix(source: Peer, destination: Peer, port: int, allowed: bool) -> No
 
 
 @pytest.mark.parametrize("protocol", ["UDP", "TCP"])
-@pytest.mark.parametrize("resolver", [RESOLVER, NODE, HOST], ids=["pod", "node-local", "outside"])
+@pytest.mark.parametrize(
+    ("resolver", "allowed"),
+    [
+        (RESOLVER, True),
+        (NODE, True),
+        (AddressPeer("169.254.20.10"), True),
+        (AddressPeer("fd00::a"), True),
+        (HUB, False),
+        (AddressPeer("2001:db8::53"), False),
+    ],
+    ids=["pod", "node", "node-local cache", "IPv6", "outside", "outside by IPv6"],
+)
 @pytest.mark.parametrize("stage", [THINKER, TALKER, TOKEN2WAV], ids=["thinker", "talker", "token2wav"])
-def test_names_are_resolved_by_whatever_answers_on_port_53(stage: Peer, resolver: Peer, protocol: str) -> None:
+def test_names_are_resolved_within_the_network(stage: Peer, resolver: Peer, allowed: bool, protocol: str) -> None:
     policies = policies_of(build_all(PIPELINE))
-    assert is_allowed(policies, stage, resolver, 53, protocol)
+    assert is_allowed(policies, stage, resolver, 53, protocol) is allowed
     assert not is_allowed(policies, stage, resolver, 5353, protocol)
 
 
@@ -93,7 +104,8 @@ class TestDownload:
             assert is_allowed(policies, pods(stage, revision), HUB, 443) is allowed
             assert is_allowed(policies, pods(stage, revision), AddressPeer("2001:db8::5"), 443) is allowed
             assert not is_allowed(policies, pods(stage, revision), HUB, 80)
-            assert not is_allowed(policies, pods(stage, revision), AddressPeer("169.254.169.254"), 443)
+            for metadata in ("169.254.169.254", "fe80::a9fe:a9fe", "fd00:ec2::254"):
+                assert not is_allowed(policies, pods(stage, revision), AddressPeer(metadata), 443)
 
     @pytest.mark.parametrize(
         ("endpoint", "port"),

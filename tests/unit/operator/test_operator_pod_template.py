@@ -145,6 +145,8 @@ class TestServer:
             "resourceFieldRef": {"containerName": limited["name"], "resource": "limits.cpu"}
         }
         assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(make_single()))["containers"][0])
+        with_gpu = make_single(resources={"limits": {"cpu": 4, **GPU["limits"]}})
+        assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), "vLLM decides there"
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
         """Settings that an upgrade may change reach a template by the image only, and an image can be named."""

@@ -14,6 +14,7 @@ from omni_operator.store import Store
 
 P = PipelineKey("ns", "p")
 Q = PipelineKey("ns", "q")
+OWNED = [{"kind": "OmniPipeline", "name": "p", "controller": True, "uid": "u"}]
 KEY = ObjectKey("Service", "ns", "s")
 
 
@@ -34,7 +35,7 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
 
 def test_an_object_is_kept_without_managed_fields_and_given_as_a_copy() -> None:
     store = Store()
-    store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}])))
+    store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
     assert found is not None
     assert "managedFields" not in found["metadata"]

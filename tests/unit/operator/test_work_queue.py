@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
 from omni_operator.queue import SHORTEST_PAUSE_S, Backoff, WorkQueue
 
@@ -27,6 +29,28 @@ async def test_a_key_added_many_times_comes_once() -> None:
     assert await _next(queue) == "a"
     queue.done("a")
     assert (len(queue), queue.busy) == (0, 0)
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.0004, 0.002])
+def test_a_key_that_is_due_at_once_may_be_added_again(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop], delay_s: float
+) -> None:
+    """Below half a millisecond uvloop's call_at gives a handle that knows no time: the operator once died of that."""
+
+    async def add_twice() -> list[str]:
+        queue = _queue()
+        queue.add("a", delay_s)
+        queue.add("a", delay_s)
+        queue.add("a", 0.0)
+        queue.add("b", delay_s)
+        queue.forget("b")
+        taken = [await _next(queue)]
+        queue.done("a")
+        return [*taken, *map(str, (len(queue), queue.busy))]
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        assert runner.run(add_twice()) == ["a", "0", "0"]
 
 
 async def test_a_key_added_while_in_work_comes_again_afterwards_and_not_before() -> None:
@@ -132,18 +156,77 @@ async def test_a_key_that_is_forgotten_in_work_does_not_come_again() -> None:
 
 async def test_the_oldest_work_is_known() -> None:
     queue = _queue()
-    assert queue.longest_busy_s() == 0.0
+    assert queue.longest_due_s() == 0.0
     queue.add("a", 0.0)
     await asyncio.sleep(0.05)
-    waiting = queue.longest_busy_s()
+    waiting = queue.longest_due_s()
     assert waiting > 0.0, "ready and nobody takes it"
     await _next(queue)
-    assert queue.longest_busy_s() >= 0.0
+    assert queue.longest_due_s() >= 0.0
     queue.done("a")
-    assert queue.longest_busy_s() == 0.0
+    assert queue.longest_due_s() == 0.0
 
 
 @pytest.mark.parametrize(("failures", "longest"), [(1, 0.25), (2, 0.5), (3, 1.0), (8, 15.0), (100_000, 15.0)], ids=str)
 def test_backoff_doubles_up_to_its_end(failures: int, longest: float) -> None:
     pause = Backoff().pause(failures)
     assert 0.75 * longest <= pause <= longest
+
+
+async def test_tenants_take_turns_and_none_has_all_workers() -> None:
+    queue: WorkQueue[str] = WorkQueue(debounce_s=0.0, group_of=lambda key: key[0], most_of_group=2)
+    for key in ("a1", "a2", "a3", "a4", "b1", "c1"):
+        queue.add(key, 0.0)
+    await asyncio.sleep(0.01)
+    assert [await _next(queue) for _ in range(4)] == ["a1", "b1", "c1", "a2"]
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "a has as many as it may"
+    queue.add("b2", 0.0)
+    assert await asyncio.wait_for(waiting, SOON) == "b2"
+    queue.done("a1")
+    assert await _next(queue) == "a3"
+    queue.forget("a4")
+    assert len(queue) == 0
+
+
+async def test_another_tenants_key_does_not_wait_behind_a_thousand() -> None:
+    queue: WorkQueue[tuple[str, int]] = WorkQueue(debounce_s=0.0, group_of=lambda key: key[0])
+    for number in range(1000):
+        queue.add(("many", number), 0.0)
+    await asyncio.sleep(0.01)
+    queue.add(("one", 0), 0.0)
+    await asyncio.sleep(0.01)
+    assert {(await _next(queue))[0], (await _next(queue))[0]} == {"many", "one"}
+
+
+async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hundred new pipelines of sixteen stages once got the operator killed for everyone."""
+    queue, loop = _queue(), asyncio.get_running_loop()
+    clock = loop.time()
+    for number in range(50):
+        queue.add(str(number), 0.0)
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr(loop, "time", lambda: clock)
+    for _ in range(40):
+        key = await queue.get()
+        clock += 10.0
+        assert queue.stuck_s() <= 10.1
+        queue.done(key)
+    assert queue.longest_due_s() > 300, "though what waits has waited for long"
+    clock += 500.0
+    assert queue.stuck_s() >= 500.0, "nobody takes what is ready"
+    queue.begin()
+    assert queue.stuck_s() == 0.0
+
+
+async def test_a_key_in_work_for_long_is_stuck_whatever_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, loop = _queue(), asyncio.get_running_loop()
+    queue.add("slow", 0.0)
+    await _next(queue)
+    clock = loop.time() + 500.0
+    queue.add("quick", 0.0)
+    await _next(queue)
+    monkeypatch.setattr(loop, "time", lambda: clock)
+    queue.done("quick")
+    assert queue.stuck_s() >= 499.0

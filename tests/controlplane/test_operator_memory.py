@@ -1,0 +1,34 @@
+"""The operator's memory over cycles of pipelines that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from support.controlplane.api import Api, eventually
+from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.pipelines import build_pipeline, list_labelled, wait_settled
+
+pytestmark = [pytest.mark.controlplane, pytest.mark.full, pytest.mark.timeout(1500)]
+
+CYCLES, PIPELINES = 5, 20
+DRIFT = 1.10
+
+
+def test_memory_does_not_drift(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
+    """After the first cycle what is imported and cached is there; each later one must leave as much as it found."""
+    names = [f"p{index}" for index in range(PIPELINES)]
+    resident: list[int] = []
+    with make_operator() as operator:
+        for _ in range(CYCLES + 1):
+            for name in names:
+                api.create(build_pipeline(name))
+            for name in names:
+                wait_settled(api, name, timeout_s=300)
+            for name in names:
+                api.delete("OmniPipeline", name)
+            eventually(lambda: all(list_labelled(api, name) == [] for name in names), timeout_s=300)
+            wait_idle(operator)
+            resident.append(operator.rss_bytes())
+    assert resident[-1] <= DRIFT * resident[0], [round(size / 2**20, 1) for size in resident]
