@@ -96,14 +96,20 @@ FROM stage-base AS stage-gpu
 LABEL org.opencontainers.image.title="omnipipeline-stage" \
       org.opencontainers.image.description="Stage server of omnipipeline with vLLM for NVIDIA GPUs" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Triton compiles the launchers of its kernels when they are first used.
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-ENV NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Triton and torch.compile build launchers of kernels when they are first used: C, and C++.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+# Which GPUs a container sees is the device plugin's to say: NVIDIA_VISIBLE_DEVICES here would show the container that
+# fetches weights all of them. With NVIDIA_REQUIRE_CUDA the container runtime refuses a node whose driver is too old.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_REQUIRE_CUDA="cuda>=13.0"
 RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
     --mount=type=bind,from=requirements-gpu,source=/requirements/stage-gpu.txt,target=/opt/requirements.txt \
     sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
+# What vLLM would otherwise find out at every start of a pod.
+ENV OMNI_MODEL_INFOS=/opt/model-infos
+RUN python -m omni_stage.vllm_adapter.model_infos "$OMNI_MODEL_INFOS"
 USER 10001:10001
+RUN python -m omni_stage.vllm_adapter.image_check
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]

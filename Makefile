@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit lint format typecheck proto schemas bench fuzz soak constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards
+.PHONY: help setup demo oracle test coverage full test-unit lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,10 +15,15 @@ setup: ## Install everything into .venv (other targets do it when needed)
 demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out
 	@.venv/bin/omnipipe demo --out demo-output
 
-test: setup controlplane ## All tests, with the coverage of what must be covered
-	@GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -f .coverage .coverage.* && \
-	  $(PY) -m pytest -q -n $${WORKERS:-3} --dist loadscope --no-loadscope-reorder --cov --cov-report= --durations=25
-	@$(PY) scripts/check_coverage.py
+RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
+  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-3} -- -p no:cacheprovider
+
+test: setup controlplane ## All tests; logs in test-logs
+	@$(RUN_TESTS)
+
+coverage: setup controlplane ## All tests with coverage, which takes twice as long; fails below a floor
+	@$(RUN_TESTS) --cov --cov-report=
+	@$(PY) scripts/check_coverage.py test-logs
 
 controlplane: setup ## Build etcd, the API server, controllers, kwok and helm for the tests (once, about 9 minutes)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.binaries >/dev/null
@@ -38,8 +43,11 @@ e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 15 minutes, 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-test-unit: setup ## Only the tests without engines and processes
-	@$(PY) -m pytest -q tests/unit
+full: coverage ## What takes too long for every run: coverage, and tests of engines of several processes
+	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
+
+test-unit: setup ## Only the tests without engines and processes: two minutes
+	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit --only unit-stage --only unit-control-plane -- -p no:cacheprovider
 
 lint: setup ## ruff, import floors, the Dockerfile
 	@.venv/bin/ruff check .
@@ -72,9 +80,13 @@ dashboards: setup ## Regenerate dashboards, alert rules and the tables of docs/o
 goldens: setup ## Regenerate what the operator makes of each sample, tests/golden/operator
 	@$(PY) scripts/render_goldens.py
 
-bench: ## Ratios against peers, stock vLLM and transformers, written to benchmarks/results (CASE=name runs one)
+bench: ## Ratios to peers, stock vLLM and transformers; fails below a floor or after a regression (CASE=name runs one)
 	@scripts/setup.sh bench
 	@$(PY) -m benchmarks $(CASE)
+
+gpu: ## Whether the stages are right, fit and fast on this GPU (docs/gpu-check.md; MODEL=/models/Qwen2.5-Omni-7B)
+	@[ -n "$${PYTHON:-}" ] || scripts/setup.sh
+	@PYTHONPATH=tests:.:stage_server:proto:cli:operator "$${PYTHON:-$(PY)}" -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 bench-operator: controlplane ## The operator with 500 pipelines, against budgets and a bare loop (about 12 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.operator_load
@@ -82,15 +94,28 @@ bench-operator: controlplane ## The operator with 500 pipelines, against budgets
 bench-pods: setup ## A stage's start in a pod against the same outside, on a real node (root; about 10 minutes)
 	@PYTHONPATH=tests:. $(PY) -m benchmarks.pod_start
 
-fuzz: ## A million inputs to everything that reads a peer's bytes, written to benchmarks/results/fuzz.json
+oracle: setup ## Our answers against transformers' generate(), in the release's version and ours (6 GB, 5 minutes)
+	@PYTHONPATH=tests $(PY) -m oracle --json benchmarks/results/oracle.json
+
+fuzz: ## A million inputs to everything that reads a peer's bytes, a million to what decodes media; benchmarks/results/fuzz*.json
 	@scripts/setup.sh fuzz
 	@$(PY) tests/fuzz/fuzz_edge.py --runs $${RUNS:-1000000} --json benchmarks/results/fuzz.json
+	@$(PY) tests/fuzz/fuzz_edge.py --media --runs $${RUNS:-1000000} --json benchmarks/results/fuzz-media.json
 
-soak: setup ## Half an hour of mixed load with random faults (MINUTES=30), written to benchmarks/results/soak.json
-	@PYTHONPATH=tests $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json
+sbom: ## A bill of materials of each image's packages (CycloneDX, into sbom/); fails on a licence that nobody agreed to
+	@scripts/setup.sh sbom
+	@$(PY) scripts/sbom.py
 
-soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of each (root; about 50 minutes; TIMES=10)
-	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} --json benchmarks/results/soak-changes.json
+soak: setup ## Half an hour of mixed load with random faults (MINUTES=30); HOSTILE=1: 5 minutes beside hostile callers
+	@if [ -n "$(HOSTILE)" ]; then \
+	  PYTHONPATH=tests:. $(PY) -m soak --hostile --minutes $${MINUTES:-5} --json benchmarks/results/soak-hostile.json; \
+	else PYTHONPATH=tests:. $(PY) -m soak --minutes $${MINUTES:-30} --json benchmarks/results/soak.json; fi
+
+soak-leaks: setup ## Three hours in which no process is killed, for their memory (MINUTES=180)
+	@PYTHONPATH=tests:. $(PY) -m soak --no-kills --minutes $${MINUTES:-180} --json benchmarks/results/soak-leaks.json
+
+soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of each (root; about 50 minutes; TIMES=10, ONLY='rolling update')
+	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} $(if $(ONLY),--only '$(ONLY)',--json benchmarks/results/soak-changes.json)
 
 constraints: setup ## Pin the newest versions that pyproject.toml allows
 	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \
@@ -99,5 +124,5 @@ constraints: setup ## Pin the newest versions that pyproject.toml allows
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
 
 clean: ## Remove what the targets made, but not the caches
-	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,53 +18,17 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-_SHARED = {
-    # Session fixtures that take long to start: a control plane, a running pipeline, imports of vLLM.
-    "tests/controlplane/test_chart": "",  # "": each file for itself, with a control plane of its own
-    "tests/controlplane/test_helm": "",
-    "tests/controlplane/test_install": "",
-    "tests/controlplane/test_crd": "API server",
-    "tests/controlplane/": "control plane",
-    "tests/unit/schedulers/": "schedulers",
-    "tests/unit/service/": "service",
-    "tests/pipeline/test_cli_generate": "tiny pipeline",
-    "tests/pipeline/test_foreign_clients": "tiny pipeline",
-    "tests/pipeline/test_parity_grpc": "tiny pipeline",
-}
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Each worker of pytest-xdist picks ports of its own range."""
-    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-        first = 20_000 + 3_000 * (int(worker.removeprefix("gw")) % 4)
-        os.environ["OMNIPIPE_PORTS"] = f"{first}-{first + 2_999}"
-
-
-def group_of(nodeid: str) -> str:
-    """Tests of one group run on one worker, in order: those of a file, or of several that share much."""
-    group = next((group for prefix, group in _SHARED.items() if nodeid.startswith(prefix)), "")
-    return group or nodeid.partition("::")[0]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives groups to workers, in the order of collection: what takes longest comes first."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class GroupScheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
 def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_tiny_checkpoint(seed, shape) -> directory; each is written once a session."""
+    """make_tiny_checkpoint(seed, shape) -> directory; each is written once a session.
+
+    Its config.json names float32, so that tokens can be compared exactly: in bfloat16 sums depend on the batch. All
+    else is as published, and the weights, which are stored in bfloat16, mean the same in both.
+    """
     written: dict[tuple[int, str], Path] = {}
 
     def make(seed: int = 0, shape: str = "small") -> Path:
@@ -72,7 +36,7 @@ def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
             directory = tmp_path_factory.mktemp(f"tiny-{shape}-{seed}")
-            written[seed, shape] = write_tiny_checkpoint(directory, seed=seed, shape=shape)
+            written[seed, shape] = write_tiny_checkpoint(directory, seed=seed, shape=shape, dtype="float32")
         return written[seed, shape]
 
     return make

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,6 +34,8 @@ CALLS = 200
 BUDGET = 64 * MIB
 PER_CALL = 256 << 10
 """What a call may cost beside the bytes that admission counts: objects, buffers of gRPC."""
+IDLE = 10_000
+"""Connections of one port that nobody uses."""
 LIMITS = {"maxConcurrentRequests": 512, "maxInflightBytes": BUDGET}
 
 
@@ -200,3 +203,27 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
     await wait_until_idle(entry)
     await wait_until_idle(below)
     await serve_some(entry, 1)
+
+
+@pytest.mark.parametrize("port", ["grpc", "health", "metrics"])
+async def test_idle_connections_harm_nobody(pair: tuple[StageProcess, StageProcess], port: str) -> None:
+    entry, _ = pair
+    await serve_some(entry, 5)
+    entry.metrics("thinker")
+    loop, hoard = asyncio.get_running_loop(), []
+    async with Watch(entry) as watch:
+        try:
+            for number in range(IDLE):
+                one = socket.socket()
+                one.setblocking(False)
+                one.bind((f"127.0.1.{number % 200 + 1}", 0))
+                await loop.sock_connect(one, ("127.0.0.1", entry.ports["thinker"][port]))
+                hoard.append(one)
+            await serve_some(entry, 5)
+            assert entry.metric("thinker", "omni_stage_ready") == 1
+        finally:
+            for one in hoard:
+                one.close()
+    assert watch.answers == {"SERVING"}
+    assert watch.growth < IDLE * (32 << 10), "bytes a connection"
+    assert entry.threads() < 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,17 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_forked_engine_answers_and_ends_with_its_template(tmp_path: Path) -> None:
-    with make_stage(tmp_path).start() as process:
-        assert ask(process)
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[StageProcess, str]]:
+    """A stage whose engine is a fork, and its answer. The first test ends it."""
+    with make_stage(tmp_path_factory.mktemp("forked")).start() as process:
+        yield process, ask(process)
+
+
+def test_a_forked_engine_answers_and_ends_with_its_template(forked: tuple[StageProcess, str]) -> None:
+    process, answer = forked
+    with process:
+        assert answer
         assert SPAWNED not in process.read_log()
         template = parent_of(process.engine_core())
         assert parent_of(template) == process.pid
@@ -58,11 +67,8 @@ def test_a_forked_engine_answers_and_ends_with_its_template(tmp_path: Path) -> N
             time.sleep(0.05)
 
 
-def test_a_process_with_threads_spawns_its_engine(tmp_path: Path) -> None:
-    forked = tmp_path / "forked"
-    forked.mkdir()
-    with make_stage(forked).start() as process:
-        expected = ask(process)
+def test_a_process_with_threads_spawns_its_engine(forked: tuple[StageProcess, str], tmp_path: Path) -> None:
+    _, expected = forked
     # NumPy's BLAS starts its threads when it is imported.
     with make_stage(tmp_path, OPENBLAS_NUM_THREADS="2").start() as process:
         assert SPAWNED in process.read_log()

@@ -92,7 +92,9 @@ def processes(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
         pick_chain_ports(), model={"path": str(tiny_checkpoint)}, engineArgs=MODEL, timeouts=timeouts
     )
     with ExitStack() as stack:
-        chain = {stage: stack.enter_context(StageProcess([config], folder)) for stage, config in configs.items()}
+        chain = {
+            stage: stack.enter_context(StageProcess([config], folder, fork=True)) for stage, config in configs.items()
+        }
         for process in chain.values():
             process.start(wait=False)
         for process in chain.values():

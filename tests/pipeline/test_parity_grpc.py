@@ -74,6 +74,7 @@ async def test_seed_0_small(tiny_pipeline: RunningPipeline, tiny_checkpoint: Pat
     await check_each_alone_and_all_at_once(tiny_pipeline.endpoint, tiny_checkpoint)
 
 
+@pytest.mark.full  # another pipeline; tests/engine holds the same model against transformers in one process
 async def test_seed_1_grouped_query_attention(make_tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(1, "gqa")
     with run_pipeline(SAMPLES / "tiny-omni.yaml", checkpoint, tmp_path) as running:

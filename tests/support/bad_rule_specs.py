@@ -176,11 +176,6 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S0}.engineArgs.maxNumBatchedTokens",
         "maxNumBatchedTokens (4) is below maxNumSeqs (8); raise it",
     ),
-    "two sizes of the KV cache": Bad(
-        (first(engineArgs={"kvCacheMemoryMib": 64, "gpuMemoryUtilization": 0.5}),),
-        f"{S0}.engineArgs",
-        "kvCacheMemoryMib and gpuMemoryUtilization both say how large the KV cache is; remove one",
-    ),
     "fewest tokens above most": Bad(
         (first(defaultSampling={"minTokens": 9, "maxTokens": 8}),),
         f"{S0}.defaultSampling.minTokens",

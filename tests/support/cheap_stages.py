@@ -77,6 +77,9 @@ class CheapEngine:
     """A StageEngine that plays a script and keeps numbers only, so that nothing of it grows."""
 
     is_dead = False
+    compiled_check_failed = False
+    max_streamed = None
+    prompt_embeds = None
 
     def __init__(self, component: ScriptedComponent, script: Script) -> None:
         self.component = component

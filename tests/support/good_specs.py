@@ -68,6 +68,7 @@ _ENGINE: Final[dict[str, Any]] = {
     "dtype": "bfloat16",
     "quantization": "awq",
     "kvCacheDtype": "fp8",
+    "kvCacheMemoryMib": 8192,
     "gpuMemoryUtilization": 0.9,
     "enforceEager": False,
     "enablePrefixCaching": False,

@@ -34,7 +34,9 @@ _OUTPUTS = {"thinker": [Output.TEXT], "talker": [], "token2wav": [Output.AUDIO]}
 _ids = count()
 
 
-def stage_config(stage: str, checkpoint: Path, max_media: int = 4, **engine_args: Any) -> StageConfig:
+def stage_config(
+    stage: str, checkpoint: Path, max_media: int = 4, tensor_parallel_size: int = 1, **engine_args: Any
+) -> StageConfig:
     """The configuration of one stage of the pipeline, small and eager."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
     if stage != "token2wav":
@@ -52,6 +54,7 @@ def stage_config(stage: str, checkpoint: Path, max_media: int = 4, **engine_args
         else [DownstreamStage(stage=below, target="127.0.0.1:1", component=f"{_FAMILY}/{below}", stages=[below])],
         engine_args=EngineArgs(**{**settings, **engine_args}),
         limits=Limits(max_media_per_request=max_media),
+        tensor_parallel_size=tensor_parallel_size,
     )
 
 

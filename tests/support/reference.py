@@ -25,6 +25,13 @@ from transformers import (
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 
 SOUND_RATE_HZ = 16_000
+SPEECH_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
+    "visual inputs, as well as generating text and speech."
+)
+"""Copied from the model card, not from our code."""
+PLAIN_SYSTEM_PROMPT = "You are a helpful assistant."
+"""The chat template's: seven tokens where the other has a hundred."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,15 @@ class ReferencePrompt:
     images: Sequence[Image] = ()
     sounds: Sequence[np.ndarray] = ()
     """float32 [samples] at 16 kHz each."""
+    system: str | None = None
+    """None: the user sends no system message, and gets the one that speech needs."""
 
     def to_user_prompt(self) -> UserPrompt:
         """The same question as our stages take it."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
         parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
-        return UserPrompt(messages=[ChatMessage("user", [*parts, TextPart(self.text)])])
+        system = [] if self.system is None else [ChatMessage("system", [TextPart(self.system)])]
+        return UserPrompt(messages=[*system, ChatMessage("user", [*parts, TextPart(self.text)])])
 
 
 @dataclass(frozen=True)
@@ -111,8 +121,10 @@ class ReferenceModel:
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
         content += [{"type": "audio"} for _ in prompt.sounds]
         content.append({"type": "text", "text": prompt.text})
+        system = SPEECH_SYSTEM_PROMPT if prompt.system is None else prompt.system
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
         text = self.processor.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            messages, chat_template=self.processor.chat_template, tokenize=False, add_generation_prompt=True
         )
         media: dict[str, Any] = {}
         if prompt.images:
@@ -148,7 +160,7 @@ class ReferenceModel:
             do_sample=False,
             output_hidden_states=True,
             return_dict_in_generate=True,
-            eos_token_id=self.model.generation_config.eos_token_id,
+            eos_token_id=self.model.config.thinker_config.eos_token_id,
         )
         prompt_length = inputs["input_ids"].shape[1]
         tokens = result.sequences[0, prompt_length:].tolist()

@@ -26,8 +26,9 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, StageInput, StageRequest, StageStep
+from omni_stage.models.component import EngineKind, FinishReason, MediaCost, StageInput, StageRequest, StageStep
 from omni_stage.service.serve import StageServer
+from support.polling import until
 
 EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))
 EDGE_B = TensorSchema("test/b2c", 1, (TensorSpec("codes", "int64"),))
@@ -49,6 +50,15 @@ class ScriptedComponent:
     step_timeout_s: float = 30.0
     queue_timeout_s: float | None = None
     writes_text: bool = True
+
+    sound_rate_hz: int = 16_000
+    max_aspect_ratio: int = 200
+
+    def image_cost(self, width: int, height: int) -> MediaCost:
+        return MediaCost(0, width * height)
+
+    def sound_cost(self, samples: int) -> MediaCost:
+        return MediaCost(0, samples)
 
     def engine_kwargs(self) -> dict[str, Any]:
         return {}
@@ -74,7 +84,9 @@ class ScriptedEngine:
     script: Script
     max_model_len: int = 64
     max_streamed: int | None = None
+    prompt_embeds: TensorSpec | None = None
     is_dead: bool = False
+    compiled_check_failed: bool = False
     unfinished_requests: int = 0
     last_step_monotonic: float = 0.0
     requests: list[StageRequest] = field(default_factory=list)
@@ -118,6 +130,7 @@ class Stage:
     server: StageServer
     engine: ScriptedEngine
     registry: CollectorRegistry
+    channel: grpc.aio.Channel
     stub: Any
 
     @property
@@ -127,6 +140,10 @@ class Stage:
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
+
+    async def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
+        """Return once a sample has that value: a server counts a call after its caller has the status."""
+        await until(lambda: self.metric(name, **labels) == value, 20)
 
 
 @dataclass
@@ -286,12 +303,16 @@ class Kit:
         self._stack.push_async_callback(server.close)
         await server.start(lambda _: engine)
         assert server.ports
-        return Stage(server, engine, registry, self.stub(server.ports.grpc))
+        channel = self.channel(server.ports.grpc)
+        return Stage(server, engine, registry, channel, stage_service_pb2_grpc.StageServiceStub(channel))
 
-    def stub(self, port: int) -> Any:
+    def channel(self, port: int) -> grpc.aio.Channel:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
         self._stack.push_async_callback(channel.close)
-        return stage_service_pb2_grpc.StageServiceStub(channel)
+        return channel
+
+    def stub(self, port: int) -> Any:
+        return stage_service_pb2_grpc.StageServiceStub(self.channel(port))
 
     async def chain(
         self,

@@ -18,10 +18,12 @@ from typing import Any
 from omni_operator.build_settings import BuildSettings
 from omni_operator.decide import Decision, decide, parse_live_pipeline
 from omni_operator.events import EventData, compute_events
+from omni_operator.live import controller_uid
 from omni_operator.names import REVISION_LABEL, STAGE_LABEL
 from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
 from omni_operator.plan import Prune
+from omni_operator.slim import slim_seen
 from omni_operator.status import compute_status
 from omni_proto.pipeline.status import PipelineStatus
 
@@ -113,12 +115,15 @@ class SimulatedCluster:
     # --- the operator
 
     def observe(self) -> Observed:
-        """What the operator sees. No copies: decisions change nothing."""
+        """What the operator sees: as much of the objects as its store keeps. No copies: decisions change nothing."""
         return Observed(
             pipeline=self.pipeline,
-            children=self.children,
-            pods=list(self.pods.values()),
-            replica_sets=list(self.replica_sets.values()),
+            children={
+                key: child if key.kind == "ConfigMap" and controller_uid(child) else slim_seen(child)
+                for key, child in self.children.items()
+            },
+            pods=[slim_seen(pod) for pod in self.pods.values()],
+            replica_sets=[slim_seen(replica_set) for replica_set in self.replica_sets.values()],
             endpoints=self.endpoints(),
         )
 

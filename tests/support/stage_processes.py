@@ -24,10 +24,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from omni_cli.guard import ProcessId, end_tree, list_tree
 from omni_cli.ports import pick_ports
 from omni_proto.stage_config import StageConfig
+from support.controlplane.process import Running
+from support.forks import ForkedProgram, preload
 from support.pipelines import find_engine_core
 
 REAL = (sys.executable, "-m", "omni_stage", "serve")
 CHEAP = (sys.executable, str(Path(__file__).with_name("cheap_stages.py")))
+preload("support.warm_stage")
 START_TIMEOUT_S = 400.0
 _STAGES = {"thinker": ["thinker", "talker", "token2wav"], "talker": ["talker", "token2wav"], "token2wav": ["token2wav"]}
 _TOKENS_ONLY = ("maxModelLen", "kvCacheMemoryMib")
@@ -77,11 +80,13 @@ class StageProcess:
     folder: Path
     command: Sequence[str] = REAL
     environment: Mapping[str, str] = field(default_factory=dict)
+    fork: bool = False
+    """The same program as a fork of a server that has imported vLLM: for tests that start it again and again."""
     ports: dict[str, dict[str, int]] = field(default_factory=dict)
     """Stage -> ports, once ready."""
 
     def __post_init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Running | None = None
 
     @property
     def name(self) -> str:
@@ -122,10 +127,13 @@ class StageProcess:
             "OMNI_TERMINATION_LOG": str(self.termination),
             **self.environment,
         }
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self.command, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        if self.fork:
+            self._process = ForkedProgram("omni_stage.__main__", ["serve", *arguments], self.log, environment)
+        else:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self.command, *arguments], stdout=log, stderr=log, env=environment, start_new_session=True
+                )
         if wait:
             self.wait_ready()
         return self
@@ -168,6 +176,10 @@ class StageProcess:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise RuntimeError("no VmRSS")
+
+    def threads(self) -> int:
+        """Threads of the stage server's process."""
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def metrics(self, stage: str) -> str:
         """/metrics as text."""

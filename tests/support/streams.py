@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from itertools import count, pairwise
 from typing import Any
@@ -113,13 +113,6 @@ def table_sizes(engine: Any) -> dict[str, int]:
         - scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         + 1,
     }
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for a state that must come."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - a state of an engine's tables, which set no event
-            await asyncio.sleep(0.005)
 
 
 async def until_empty(engine: Any) -> dict[str, int]:

@@ -71,6 +71,11 @@ class TcpProxy:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def dead_connections(self) -> int:
+        """Open connections that swallowed something."""
+        return sum(link.dead for link in list(self._links))
+
+    @property
     def toxics(self) -> Toxics:
         """What is wrong now."""
         return self._toxics

@@ -129,10 +129,11 @@ class TextEngine:
             "block_size": BLOCK_TOKENS,
             "async_scheduling": False,
             "worker_cls": worker_cls("autoregressive", "cpu"),
-            "scheduler_cls": scheduler_cls("autoregressive", False),
             "additional_config": {} if omni is None else {"omni": omni},
+            **overrides,
         }
-        self.core = InprocEngineCore(lambda: EngineArgs(**{**arguments, **overrides}).create_engine_config())
+        arguments.setdefault("scheduler_cls", scheduler_cls("autoregressive", arguments["async_scheduling"]))
+        self.core = InprocEngineCore(lambda: EngineArgs(**arguments).create_engine_config())
         asyncio.run(self.core.start())
 
     @property
@@ -144,6 +145,18 @@ class TextEngine:
     def scheduler(self) -> Any:
         """The scheduler."""
         return self._engine_core.scheduler
+
+    def watch_preemptions(self) -> list[str]:
+        """Ids of requests that are preempted from now on."""
+        preempted: list[str] = []
+        scheduler, preempt = self.scheduler, self.scheduler._preempt_request
+
+        def watched(request: Any, *args: Any, **kwargs: Any) -> None:
+            preempted.append(request.request_id)
+            preempt(request, *args, **kwargs)
+
+        scheduler._preempt_request = watched
+        return preempted
 
     @property
     def _engine_core(self) -> Any:

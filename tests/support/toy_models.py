@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from vllm import ModelRegistry
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.pooler.special import IdentityPooler
 from vllm.model_executor.models.interfaces import IsAttentionFree, SupportsMRoPE
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
@@ -29,6 +32,15 @@ class ToyConditioned(Qwen2ForCausalLM):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         inputs = self.embed_input_ids(input_ids) + self.rows[: input_ids.shape[0]]
         return self.model(None, positions, None, inputs_embeds=inputs)
+
+
+class ToyMiscompiled(Qwen2ForCausalLM):
+    """Qwen2 that computes something else wherever it is compiled."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = super().forward(*args, **kwargs)
+        as_written = self.model.do_not_compile or get_forward_context().skip_compiled
+        return hidden if as_written else hidden.roll(1, dims=-1)
 
 
 class ToyMrope(Qwen2ForCausalLM, SupportsMRoPE):
@@ -88,7 +100,14 @@ class ToyWithoutGenerate(_ToyGenerator):
     """No diffusion model: it offers no generate."""
 
 
+def use_architecture(checkpoint: Path, architecture: str) -> Path:
+    """Let vLLM load the checkpoint as another class; returns it."""
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": [architecture]}))
+    return checkpoint
+
+
 def register_toy_models() -> None:
     """Make the classes known to vLLM, in this process."""
-    for model in (ToyConditioned, ToyMrope, ToyDiffusion, ToyWithoutGenerate):
+    for model in (ToyConditioned, ToyMiscompiled, ToyMrope, ToyDiffusion, ToyWithoutGenerate):
         ModelRegistry.register_model(model.__name__, model)

@@ -8,14 +8,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.cluster import cgroups
 from support.cluster.layout import Layout
+from support.logged_program import LoggedProgram
 
 
-class Daemon:
+class Daemon(LoggedProgram):
     """One program in the node's cgroup, with its output in a file.
 
     With `in_node` it runs in the node's network namespace. Without a command it is one that was started before, with
@@ -76,20 +77,6 @@ class Daemon:
         while self.running:
             time.sleep(0.02)
         self._pid_file.unlink(missing_ok=True)
-
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            if not self.running:
-                raise RuntimeError(f"{self.name} ended:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
-            time.sleep(0.05)
-
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its output."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
     def _known_command(self) -> list[str]:
         return json.loads(self._command_file.read_text()) if self._command_file.exists() else []

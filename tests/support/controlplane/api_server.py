@@ -1,7 +1,6 @@
 """etcd and kube-apiserver as child processes on loopback ports: a real API in a few seconds, without root.
 
-with ApiServer(directory) as server:
-    server.apply_crds(MANIFESTS)
+with ApiServer(directory, crds=[FILE]) as server:
     server.admin.create({...})
 """
 
@@ -48,8 +47,9 @@ class ApiServer:
     # Who may block an owner's deletion by an ownerReference is checked in OpenShift, and so here.
     enabled_admission: tuple[str, ...] = ("OwnerReferencesPermissionEnforcement",)
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, crds: Sequence[Path] = ()) -> None:
         self.directory = directory
+        self._crds = tuple(crds)
         self.binaries = find_binaries(*self.programs())
         self._children: list[ChildProcess] = []
         self._users: dict[tuple[str, ...], Path] = {}
@@ -74,6 +74,12 @@ class ApiServer:
         """End every process, the youngest first. Nothing here is worth a graceful end."""
         for child in reversed(self._children):
             child.kill()
+
+    def require_running(self) -> None:
+        """Raises RuntimeError with the end of its log if a program has ended that should run."""
+        for child in self._children:
+            if not child.running:
+                raise RuntimeError(f"{child.name} ended with {child.returncode}:\n{child.log_tail()}")
 
     @property
     def kubeconfig(self) -> Path:
@@ -195,6 +201,7 @@ class ApiServer:
         self._api_server = self._child("kube-apiserver", *self._api_server_flags(f"http://127.0.0.1:{client}", secure))
         etcd.start()
         self.start()
+        self.apply_crds(*self._crds)
 
     def _child(self, name: str, *arguments: str | Path) -> ChildProcess:
         child = ChildProcess(name, [self.binaries[name], *arguments], self.directory / f"{name}.log")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,16 @@ class ControlPlane(ApiServer):
     """ApiServer with kube-controller-manager, kube-scheduler and kwok: Deployments roll out, pods become Ready.
 
     kwok.yaml tells how pods behave, and by which annotation a test chooses something else than Ready.
+
+    `crds` are applied before the controllers start, because the garbage collector looks for new kinds only every 30
+    seconds (kube-controller-manager, garbagecollector.Sync). Until then it leaves the children of a deleted owner whose
+    kind came later.
     """
 
     disabled_admission = ()
 
-    def __init__(self, directory: Path, *, gpus: int = 64) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, *, crds: Sequence[Path] = (), gpus: int = 64) -> None:
+        super().__init__(directory, crds=crds)
         self._gpus = gpus
         self._controllers: list[ChildProcess] = []
 
@@ -133,7 +137,9 @@ class ControlPlane(ApiServer):
             f"--kubeconfig={kubeconfig}",
             f"--config={_KWOK_STAGES}",
             "--manage-all-nodes=true",
-            "--node-lease-duration-seconds=40",
+            # No leases: a kwok that starts anew would leave its nodes alone until the lease of the one before ran out,
+            # and skip for good what it sees between its own renewal and the watch event that tells it of that.
+            "--node-lease-duration-seconds=0",
             "--cidr=10.244.0.0/16",
             "--node-ip=10.0.0.1",
         ]

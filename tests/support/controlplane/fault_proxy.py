@@ -85,6 +85,11 @@ def parse_path(path: str) -> tuple[str, str, bool]:
     return group, f"{resource}/{rest[2]}" if len(rest) > 2 else resource, len(rest) > 1
 
 
+POD_NEWS = ("deployments", "pods", "replicasets")
+"""For hold_watches. A busy machine makes pods ready one by one, over as many pauses of the operator as it likes. Held
+back until all are ready, they are heard of at once: then the count of status writes does not depend on the machine."""
+
+
 class FaultProxy:
     """Context manager; `url` is its address, `calls` every request so far."""
 
@@ -101,6 +106,8 @@ class FaultProxy:
         self._stop_after: int | None = None
         self._selects: Callable[[Call], bool] = lambda call: call.write
         self._open = asyncio.Event()
+        self._held: frozenset[str] = frozenset()
+        self._flow = asyncio.Event()
         self.calls: list[Call] = []
         self.writes = 0
         self.stopped = threading.Event()
@@ -127,6 +134,16 @@ class FaultProxy:
     def expire_watches(self) -> int:
         """End every open watch with 410 Gone, as a server does whose history is too short."""
         return self._run(self._end_watches(gone=True))
+
+    def hold_watches(self, *resources: str) -> None:
+        """Keep back what watches of these resources say from now on, until `flow`: then it arrives all at once."""
+        self._loop.call_soon_threadsafe(self._flow.clear)
+        self._held = frozenset(resources)
+
+    def flow(self) -> None:
+        """End `hold_watches`."""
+        self._held = frozenset()
+        self._loop.call_soon_threadsafe(self._flow.set)
 
     def go_away(self) -> None:
         """Break every connection and refuse new ones until `come_back`."""
@@ -237,6 +254,8 @@ class FaultProxy:
             self._watches[answer] = transport
             try:
                 async for chunk in upstream.content.iter_any():
+                    if call.resource in self._held:
+                        await self._flow.wait()
                     await answer.write(chunk)
                 await answer.write_eof()
             except (ConnectionError, aiohttp.ClientError):

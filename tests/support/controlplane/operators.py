@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
 
 from support.controlplane.api import eventually
-from support.controlplane.process import ChildProcess, Running, die_with
+from support.controlplane.process import ChildProcess, Running
+from support.forks import ForkedProgram, preload
 
 _numbers = itertools.count()
 # The same holder after a restart, like a container that restarts in its pod: it need not wait for its own lease.
 _IDENTITY = "operator-under-test"
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["omni_operator.__main__"])
+preload("omni_operator.__main__")
 
 
 class OperatorProcess:
@@ -131,34 +128,7 @@ class _ForkedChild(ChildProcess):
         self._flags = list(flags)
 
     def _spawn(self) -> Running:
-        return _Forked(_FORKS.Process(target=_live, args=(self._flags, str(self.log)), daemon=True))
-
-
-class _Forked:
-    """multiprocessing's process with the methods of subprocess.Popen."""
-
-    def __init__(self, process: ForkServerProcess) -> None:
-        self._process = process
-        process.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if self._process.exitcode is None:
-            raise subprocess.TimeoutExpired("operator", timeout or 0.0)
-        return self._process.exitcode
-
-    def send_signal(self, sig: int) -> None:
-        os.kill(self.pid, sig)
-
-    def kill(self) -> None:
-        self._process.kill()
+        return ForkedProgram("omni_operator.__main__", self._flags, self.log, os.environ)
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
@@ -177,14 +147,3 @@ def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: flo
         return time.monotonic() - since >= quiet_s
 
     eventually(quiet, timeout_s=timeout_s, why="the operator stops writing")
-
-
-def _live(flags: list[str], log: str) -> None:
-    die_with(os.getppid())
-    os.setsid()
-    with open(log, "ab", buffering=0) as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    from omni_operator.__main__ import main
-
-    sys.exit(main(flags))

@@ -94,7 +94,37 @@ def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Mani
         assert is_settled(pipeline), (pipeline["metadata"]["generation"], pipeline.get("status"))
         return pipeline
 
-    return eventually(settled, timeout_s=timeout_s, why=f"{name} ready and not progressing") or {}
+    try:
+        return eventually(settled, timeout_s=timeout_s, why=f"{name} ready and not progressing") or {}
+    except AssertionError as error:
+        pods = [describe_pod(pod) for pod in api.list("Pod", labels=f"{PIPELINE_LABEL}={name}")]
+        raise AssertionError("\n".join([str(error), f"{len(pods)} pods:", *pods])) from error
+
+
+def wait_available(api: Api, count: int) -> None:
+    """Return once that many Deployments have all their replicas, as the API server itself says."""
+
+    def available() -> bool:
+        deployments = api.list("Deployment")
+        return count == sum(
+            deployment.get("status", {}).get("availableReplicas", 0) == deployment["spec"]["replicas"]
+            for deployment in deployments
+        )
+
+    eventually(available, timeout_s=120, why=f"{count} Deployments available")
+
+
+def describe_pod(pod: Manifest) -> str:
+    """Returns where a pod stands: bound or not, its phase and the conditions that are not true."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    unmet = [
+        f"{condition['type']} {condition['status']}: {condition.get('reason', '')} {condition.get('message', '')}"
+        for condition in status.get("conditions", [])
+        if condition["status"] != "True"
+    ]
+    gone = "deleted, " if "deletionTimestamp" in metadata else ""
+    node = pod["spec"].get("nodeName", "no node")
+    return f"  {metadata['name']}: {gone}{node}, {status.get('phase')}, {status.get('podIP', 'no address')}; {unmet}"
 
 
 def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:

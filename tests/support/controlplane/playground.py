@@ -33,13 +33,12 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="omnipipeline-playground-") as temporary:
         directory = Path(temporary)
         try:
-            plane = ControlPlane(directory / "control-plane", gpus=GPUS)
+            plane = ControlPlane(directory / "control-plane", crds=sorted(CRDS.glob("*.yaml")), gpus=GPUS)
         except BinariesMissingError as error:
             _say(str(error))
             return 1
         _say("starting etcd, the API server, controllers, scheduler, kwok and the operator ...")
         with plane:
-            plane.apply_crds(*sorted(CRDS.glob("*.yaml")))
             plane.add_volume_claim("default", "models")  # as the sample wants it
             operator = OperatorProcess(plane.kubeconfig, directory)
             with operator:

@@ -7,10 +7,11 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from support.logged_program import LoggedProgram
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +32,7 @@ class Running(Protocol):
     def kill(self) -> None: ...
 
 
-class ChildProcess:
+class ChildProcess(LoggedProgram):
     """One program with its output in a file.
 
     It is killed when the thread that started it ends, whatever way (PR_SET_PDEATHSIG): a test run that dies leaves
@@ -64,6 +65,10 @@ class ChildProcess:
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def ending(self) -> str:
+        return f"ended with {self.returncode}"
+
     def start(self) -> None:
         """Start it; a log that is there is continued."""
         if self.running:
@@ -88,22 +93,6 @@ class ChildProcess:
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.wait(timeout_s)
-
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not ready():
-            if not self.running:
-                raise RuntimeError(f"{self.name} ended with {self.returncode}:\n{self.log_tail()}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
-            time.sleep(0.05)
-
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its output."""
-        if not self.log.exists():
-            return ""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _spawn(self) -> Running:
         parent = os.getpid()

@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from omni_cli.generate import GenerateOptions, InputFileError, read_prompt
 from omni_cli.main import app
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
@@ -75,15 +77,38 @@ def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
 
 GENERATE = ("generate", "--endpoint", "127.0.0.1:1")
 BAD_GENERATE = {
-    "no prompt": ((), 2, "give the prompt by --text or by --prompt-file"),
-    "two prompts": (("--text", "a", "--prompt-file", "b"), 2, "give the prompt by --text or by --prompt-file"),
+    "no prompt": ((), 2, "give the prompt by --text, by --prompt-file or by"),
+    "two prompts": (("--text", "a", "--prompt-file", "b"), 2, "give the prompt by --text, by --prompt-file or by"),
     "sampling": (("--text", "a", "--sampling", "x"), 2, "give it as STAGE.KEY=VALUE"),
     "modality": (("--text", "a", "--modality", "video"), 2, "'video' is not one of"),
     "no image": (("--text", "a", "--image", "/absent.png"), 1, "cannot read /absent.png: No such file or directory"),
     "no prompt file": (("--prompt-file", "/absent.txt"), 1, "cannot read /absent.txt"),
+    "text beside embeddings": (
+        ("--text", "a", "--prompt-embeds", "b"),
+        2,
+        "give the prompt by --text, by --prompt-file",
+    ),
+    "system beside embeddings": (("--prompt-embeds", "b", "--system", "c"), 2, "--prompt-embeds is the whole prompt"),
+    "no embeddings": (("--prompt-embeds", "/absent.npy"), 1, "cannot read /absent.npy: No such file or directory"),
+    "no array": (("--prompt-embeds", __file__), 1, "it is not a .npy file of numbers"),
+    "priority": (("--text", "a", "--priority", "1001"), 2, "'--priority'"),
     "raw with media": (("--text", "a", "--raw", "--audio", __file__), 2, "--raw takes no --system, --image or --audio"),
     "wav without sound": (("--text", "a", "--modality", "text", "--out", "x.wav"), 2, "--out needs --modality audio"),
 }
+
+
+def test_embeddings_are_read_from_an_array_file(tmp_path: Path) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    np.save(tmp_path / "rows.npy", np.asfortranarray(rows))
+    prompt = read_prompt(GenerateOptions("127.0.0.1:1", prompt_embeds=tmp_path / "rows.npy"))
+    assert np.array_equal(prompt["prompt_embeds"], rows)
+    assert prompt["prompt_embeds"].flags.c_contiguous
+
+
+def test_an_array_file_cannot_run_code(tmp_path: Path) -> None:
+    np.save(tmp_path / "objects.npy", np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(InputFileError, match=r"is not a \.npy file of numbers"):
+        read_prompt(GenerateOptions("127.0.0.1:1", prompt_embeds=tmp_path / "objects.npy"))
 
 
 @pytest.mark.parametrize("case", BAD_GENERATE, ids=lambda name: name.replace(" ", "-"))

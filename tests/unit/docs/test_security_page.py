@@ -1,4 +1,4 @@
-"""docs/security.md tells the ports that there are, names tests that exist, and says plainly what is plaintext."""
+"""docs/security.md and docs/tls.md: the ports that there are, tests that exist, and plainly what is plaintext."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def page(root: Path) -> str:
     return (root / "docs" / "security.md").read_text()
 
 
+@pytest.fixture
+def tls_page(root: Path) -> str:
+    return (root / "docs" / "tls.md").read_text()
+
+
 def test_ports_are_those_that_are_listened_on(page: str) -> None:
     table = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
     stage, operator = Listen(), OperatorSettings()
@@ -45,9 +50,10 @@ def test_ports_are_those_that_are_listened_on(page: str) -> None:
     ]
 
 
-def test_every_test_that_is_named_exists(page: str, root: Path) -> None:
-    named = re.findall(r"`((?:unit|pipeline|engine|cluster)/[a-z0-9_/]+\.py)(?:::(\w+))?`", page)
-    assert len(named) > 12
+def test_every_test_that_is_named_exists(page: str, tls_page: str, root: Path) -> None:
+    folders = "unit|processes|pipeline|engine|controlplane|cluster"
+    named = re.findall(rf"`((?:{folders})/[a-z0-9_/]+\.py)(?:::(\w+))?`", page + tls_page)
+    assert len(named) > 40
     for path, function in named:
         file = root / "tests" / path
         assert file.is_file(), path
@@ -62,8 +68,10 @@ def test_plaintext_is_said_where_people_look(page: str, root: Path) -> None:
     assert "docs/security.md" in notes
 
 
-def test_the_yaml_is_a_pipelines(page: str) -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]
+def test_the_yaml_is_a_pipelines(tls_page: str) -> None:
+    blocks = [
+        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```$", tls_page, re.MULTILINE | re.DOTALL)
+    ]
     entry = next(block["spec"]["entry"] for block in blocks if "kind" not in block)
     pipeline = yaml.safe_load(EXAMPLES["pipelines-encrypted"])
     pipeline["spec"]["entry"] = entry

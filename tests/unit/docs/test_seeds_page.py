@@ -5,21 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import unicodedata
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from support.doc_names import ROOT, code_spans, missing_tests, named_tests
+
 PAGE = ROOT / "docs" / "seeds.md"
 ROOTS = (ROOT, ROOT / "stage_server" / "omni_stage", ROOT / "tests", ROOT / "docs")
 
 
-def code_spans() -> list[str]:
-    return re.findall(r"`([^`]+)`", PAGE.read_text())
-
-
 def test_every_file_named_exists():
-    paths = {span for span in code_spans() if re.fullmatch(r"[\w./-]+/[\w./-]*|[\w-]+\.(py|md|toml)", span)}
+    paths = {span for span in code_spans(PAGE) if re.fullmatch(r"[\w./-]+/[\w./-]*|[\w-]+\.(py|md|toml)", span)}
     assert len(paths) > 30
     missing = sorted(path for path in paths if not any((root / path).exists() for root in ROOTS))
     missing = [path for path in missing if path != "test_seeds_page.py"]
@@ -27,10 +23,8 @@ def test_every_file_named_exists():
 
 
 def test_every_test_named_exists():
-    named = {span for span in code_spans() if re.fullmatch(r"test_\w+", span)}
-    assert len(named) > 50
-    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert sorted(name for name in named if f"def {name}(" not in source) == []
+    assert len(named_tests(PAGE)) > 50
+    assert missing_tests(PAGE) == []
 
 
 @pytest.mark.parametrize("review", ["000", "001", "002", "003", "004"])

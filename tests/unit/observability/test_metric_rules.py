@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
 from omni_operator.metrics import Metrics, Readings, condition_samples
-from omni_stage.service.server import MetricsServer
+from omni_stage.service.metrics_server import MetricsServer
 from support import scripted_stages
 from support.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
 
@@ -80,11 +80,12 @@ def test_every_documented_error_is_counted_from_the_start() -> None:
 async def test_names_of_vllm_keep_their_colons() -> None:
     registry = CollectorRegistry()
     Gauge("vllm:num_requests_waiting", "Of vLLM.", registry=registry).set(7)
-    server = MetricsServer("127.0.0.1", 0, registry)
+    server = MetricsServer(registry)
     try:
-        families = await asyncio.to_thread(scrape, f"http://127.0.0.1:{server.port}/metrics")
+        port = await server.start("127.0.0.1", 0)
+        families = await asyncio.to_thread(scrape, f"http://127.0.0.1:{port}/metrics")
     finally:
-        server.close()
+        await server.close()
     assert [sample.name for family in families for sample in family.samples] == ["vllm:num_requests_waiting"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omni_proto.channel import MAX_MESSAGE_BYTES, channel_options, server_options
@@ -18,8 +19,9 @@ from omni_proto.client.request import (
     prepare_request,
     sampling_params,
 )
-from omni_proto.stage.v1 import sampling_pb2
+from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
+from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 JPEG = b"\xff\xd8\xff\xe0" + bytes(16)
@@ -27,9 +29,12 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
 FLAC = b"fLaC" + bytes(16)
 
 
+PROMPTS = ("text", "chat", "token_ids", "prompt_embeds")
+
+
 def prepare(**arguments: Any) -> PreparedRequest:
-    options = {name: arguments.pop(name) for name in list(arguments) if name not in ("text", "chat", "token_ids")}
-    prompt = {"text": None, "chat": None, "token_ids": None, **arguments}
+    options = {name: arguments.pop(name) for name in list(arguments) if name not in PROMPTS}
+    prompt = {**dict.fromkeys(PROMPTS), **arguments}
     return prepare_request(options=GenerateOptions(**options), **prompt)
 
 
@@ -66,7 +71,10 @@ def test_every_option_reaches_its_field() -> None:
         include_codec_tokens=True,
         include_timings=True,
         allow_partial=True,
+        priority=-7,
+        cache_salt="tenant",
     )[0].start
+    assert (start.priority, start.cache_salt) == (-7, "tenant")
     assert list(start.token_ids.ids) == [1, 2]
     assert list(start.modalities) == [sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO]
     assert start.audio.voice == "Chelsie"
@@ -88,6 +96,50 @@ def test_chat_keeps_the_order_of_parts() -> None:
     assert messages[1].parts[1].image.media_type == "image/png"
     assert messages[1].parts[1].image.data == PNG
     assert messages[1].parts[3].audio.media_type == "audio/wav"
+
+
+def test_embeddings_are_announced_and_follow_in_whole_rows() -> None:
+    array = np.arange(700 * 1000, dtype=np.float32).reshape(700, 1000)
+    start, *chunks, end = sent(prompt_embeds=array)
+    header = start.start.prompt_embeds
+    assert (header.name, header.dtype, list(header.row_shape), header.max_rows) == (
+        "prompt_embeds",
+        tensors_pb2.DTYPE_FLOAT32,
+        [1000],
+        700,
+    )
+    views = [decode_generate_request(message.SerializeToString()) for message in chunks]
+    assembler = TensorAssembler(prompt_embeds_spec(1000, "float32"), 700)
+    for view in views:
+        assert isinstance(view, TensorChunkView)
+        assert len(view.data) <= 1 << 20
+        assembler.add(view)
+    assert np.array_equal(assembler.finish().to_numpy(), array)
+    assert len(chunks) == 3
+    assert end.WhichOneof("message") == "end"
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param([[1.0]], id="a list"),
+        pytest.param(np.ones(3, dtype=np.float32), id="one dimension"),
+        pytest.param(np.ones((2, 3)), id="float64"),
+        pytest.param(np.ones((0, 3), dtype=np.float32), id="no rows"),
+        pytest.param(np.ones((3, 4), dtype=np.float32).T, id="not contiguous"),
+        pytest.param(np.ones((2, 3), dtype=">f4"), id="big-endian"),
+        pytest.param(np.ones((1, (1 << 20) + 1), dtype=np.float32), id="a row larger than the protocol's"),
+    ],
+)
+def test_what_are_no_embeddings(array: Any) -> None:
+    with pytest.raises(ArgumentError, match="prompt_embeds"):
+        prepare(prompt_embeds=array)
+
+
+@pytest.mark.parametrize("options", [{"priority": 2**31}, {"priority": "high"}, {"cache_salt": 3}])
+def test_wrong_priority_and_salt(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="priority must be an integer"):
+        prepare(text="x", **options)
 
 
 def test_a_plain_string_is_one_user_message() -> None:

@@ -31,7 +31,6 @@ from omni_stage.payloads import (
 
 TRAITS = EngineTraits(max_model_len=16, vocab_size=100, hidden_size=4)
 STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
-MROPE = EngineTraits(max_model_len=16, vocab_size=100, hidden_size=4, uses_mrope=True)
 INFORMATION = AdditionalInformationPayload.from_mapping({"x": torch.ones(2, 3)})
 EMBEDS = PromptEmbedsPayload.from_tensor(torch.ones(3, 4))
 
@@ -76,8 +75,17 @@ def test_lowers_to_prompt_and_sampling_params():
     assert (params.extra_args, params.logit_bias, params.stop_token_ids) == (None, None, [7])
 
 
+def test_a_limit_on_repeats_becomes_vllms_detection():
+    from vllm.v1.core.sched.utils import check_sequence_repetition
+
+    detection = sampled(repeat_limit=3).lower(TRAITS)[1].repetition_detection
+    for token_ids, ends in (([5, 5], False), ([5, 5, 6], False), ([5, 6, 5, 6, 5, 6], False), ([6, 5, 5, 5], True)):
+        assert check_sequence_repetition(token_ids, detection) is ends
+
+
 def test_a_plain_request_carries_nothing_extra():
     prompt, params = sampled().lower(TRAITS)
+    assert params.repetition_detection is None
     assert prompt == {"prompt_token_ids": [1, 2, 3]}
     assert params.extra_args is None
     assert params.logit_bias is None
@@ -97,6 +105,17 @@ def test_lowers_embeddings_to_a_tensor():
     prompt, _ = embedded().lower(TRAITS)
     assert prompt.keys() == {"prompt_embeds"}
     assert torch.equal(prompt["prompt_embeds"], torch.ones(3, 4))
+
+
+def test_embeddings_are_cast_to_the_engines_type():
+    traits = EngineTraits(max_model_len=16, hidden_size=4, embeds_dtype=torch.bfloat16)
+    assert torch.equal(embedded().lower(traits)[0]["prompt_embeds"], torch.ones(3, 4, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("request_of", [sampled, embedded, pooled])
+def test_a_cache_salt_is_the_prompts(request_of):
+    assert request_of(cache_salt="tenant").lower(TRAITS)[0]["cache_salt"] == "tenant"
+    assert "cache_salt" not in request_of().lower(TRAITS)[0]
 
 
 def test_text_and_media_pass_through():
@@ -123,7 +142,8 @@ def test_from_stage_input(params):
         suppress_token_ids=[2],
         stop_token_ids=[3],
     )
-    request = OmniEngineCoreRequest.from_stage_input("id", prepared, params)
+    request = OmniEngineCoreRequest.from_stage_input("id", prepared, params, cache_salt="s")
+    assert request.cache_salt == "s"
     assert (request.sampling_params or request.pooling_params) is params
     assert (request.sampling_params is None) != (request.pooling_params is None)
     assert request.additional_information is INFORMATION
@@ -258,7 +278,13 @@ REFUSED = {
         InvalidRequestError,
         "prompt_embeds",
     ),
-    "embeddings and M-RoPE": (embedded(), MROPE, InvalidRequestError, "prompt_embeds"),
+    "embeddings and captured rows": (embedded(want_rows=True), TRAITS, InvalidRequestError, "prompt_embeds"),
+    "embeddings beyond float16": (
+        sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.full((3, 4), 1e6))),
+        EngineTraits(max_model_len=16, hidden_size=4, embeds_dtype=torch.float16),
+        NonFiniteTensorError,
+        "prompt_embeds",
+    ),
     "streamed and frequency penalty": (
         sampled(params=SamplingParams(frequency_penalty=0.5)),
         STREAMED,
@@ -291,7 +317,6 @@ ALLOWED = {
         sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(15, 4))),
         TRAITS,
     ),
-    "tokens on an M-RoPE model": (sampled(), MROPE),
     "streamed with repetition penalty and seed": (
         sampled(params=SamplingParams(repetition_penalty=1.1, seed=4)),
         STREAMED,
@@ -333,7 +358,6 @@ PROBES = {
     Feature.PROMPT_LOGPROBS: (sampled(params=SamplingParams(prompt_logprobs=0)), TRAITS),
     Feature.POOLING: (pooled(), TRAITS),
     Feature.CAPTURED_ROWS: (sampled(want_rows=True), TRAITS),
-    Feature.MROPE_MODEL: (sampled(), MROPE),
     Feature.STREAM_FED: (sampled(), STREAMED),
 }
 

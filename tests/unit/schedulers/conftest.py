@@ -43,6 +43,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
         max_model_len: int = 128,
         enable_chunked_prefill: bool = True,
         runner: str = "generate",
+        policy: str = "priority",
         additional_config: dict[str, Any] | None = None,
     ) -> Any:
         model_config = ModelConfig(
@@ -66,6 +67,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
                 max_model_len=max_model_len,
                 is_encoder_decoder=False,
                 enable_chunked_prefill=enable_chunked_prefill,
+                policy=policy,
             ),
             additional_config=additional_config or {},
         )

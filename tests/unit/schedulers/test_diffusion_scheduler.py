@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from vllm.pooling_params import PoolingParams
@@ -9,23 +11,17 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.diffusion_scheduler import (
-    DiffusionAsyncScheduler,
-    DiffusionScheduler,
-    is_diffusion,
-)
+from omni_stage.vllm_adapter.diffusion_scheduler import DiffusionScheduler, is_diffusion
 from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
-
-BOTH = pytest.mark.parametrize("scheduler_class", [DiffusionScheduler, DiffusionAsyncScheduler])
 
 
 @pytest.fixture
 def make(make_scheduler):
     """Build a scheduler as a diffusion stage has it: pooling runner, no KV cache, no chunked prefill."""
 
-    def build(scheduler_class=DiffusionScheduler, settings=None, **kwargs):
+    def build(settings=None, **kwargs):
         options = {"runner": "pooling", "kv_blocks": 0, "enable_chunked_prefill": False} | kwargs
-        return make_scheduler(scheduler_class, additional_config={"omni_diffusion": settings or {}}, **options)
+        return make_scheduler(DiffusionScheduler, additional_config={"omni_diffusion": settings or {}}, **options)
 
     return build
 
@@ -44,9 +40,8 @@ def test_detection_is_by_what_the_request_says(ar_request, diffusion_request, pa
     }
 
 
-@BOTH
-def test_one_step_from_start_to_end(scheduler_class, make, diffusion_request, payload, step):
-    scheduler = make(scheduler_class)
+def test_one_step_from_start_to_end(make, diffusion_request, payload, step):
+    scheduler = make()
     request = diffusion_request("a")
     scheduler.add_request(request)
     output, results = step(scheduler, {"a": torch.arange(6.0)})
@@ -64,9 +59,8 @@ def test_one_step_from_start_to_end(scheduler_class, make, diffusion_request, pa
     assert "a" in scheduler.schedule().finished_req_ids
 
 
-@BOTH
-def test_no_kv_cache_is_allocated(scheduler_class, make, diffusion_request, step):
-    scheduler = make(scheduler_class)
+def test_no_kv_cache_is_allocated(make, diffusion_request, step):
+    scheduler = make()
     assert scheduler.kv_cache_config.kv_cache_groups == []
     for name in "abc":
         scheduler.add_request(diffusion_request(name))
@@ -83,10 +77,9 @@ def test_beside_a_kv_cache_the_block_is_freed_after_the_step(make_scheduler, dif
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
 
 
-@BOTH
 @pytest.mark.parametrize("runner", ["pooling", "generate"])
-def test_request_without_tokens_gets_one_placeholder(scheduler_class, runner, make, diffusion_request, step):
-    scheduler = make(scheduler_class, runner=runner)
+def test_request_without_tokens_gets_one_placeholder(runner, make, diffusion_request, step):
+    scheduler = make(runner=runner)
     scheduler.add_request(diffusion_request("empty", tokens=0))
     output, results = step(scheduler)
     assert output.num_scheduled_tokens == {"empty": 1}
@@ -118,6 +111,8 @@ LIMITS = {
     # name: (settings, scheduler arguments, tokens a request, ids of each step)
     "count": ({"max_batch": 2}, {}, 1, ["ab", "cd", "e"]),
     "sequences of the engine": ({}, {"max_num_seqs": 3}, 1, ["abc", "de"]),
+    "work": ({"step_work": 120}, {"max_num_batched_tokens": 1024}, 50, ["ab", "cd", "e"]),
+    "work that one request is over": ({"step_work": 30}, {}, 50, list("abcde")),
     "tokens of one step": ({}, {"max_num_batched_tokens": 128}, 50, ["ab", "cd", "e"]),
     "nothing": ({}, {}, 1, ["abcde"]),
 }
@@ -142,10 +137,34 @@ def test_byte_budget_is_kept_and_nobody_overtakes(make, diffusion_request, paylo
     assert [new_ids(step(scheduler)[0]) for _ in range(3)] == [["a"], ["b"], ["c", "d"]]
 
 
+def test_long_requests_run_one_after_another_and_short_ones_share(make, diffusion_request, step, new_ids):
+    """All of them in one step would take as long as all of them, and the watchdog would see no step."""
+    scheduler = make(settings={"step_work": 80})
+    for name in "abcdef":
+        scheduler.add_request(diffusion_request(name, tokens=60))
+    for name in "xyz":
+        scheduler.add_request(diffusion_request(name, tokens=10))
+    steps = ["".join(new_ids(step(scheduler)[0])) for _ in range(6)]
+    assert steps == ["a", "b", "c", "d", "e", "fxy"]
+    assert "".join(new_ids(step(scheduler)[0])) == "z"
+
+
+def test_a_chunk_of_a_request_is_not_an_end_without_output(make_scheduler, diffusion_request, step):
+    """Beside autoregressive requests vLLM may split a request's placeholders over steps."""
+    scheduler = make_scheduler(DiffusionScheduler, max_num_batched_tokens=32)
+    scheduler.add_request(diffusion_request("a", tokens=20))
+    scheduler.add_request(diffusion_request("b", tokens=20))
+    output, results = step(scheduler, {"b": None})
+    assert output.num_scheduled_tokens == {"a": 20, "b": 12}
+    assert {name: result.stop_reason for name, result in results.items()} == {"a": "diffusion_done"}
+    output, results = step(scheduler)
+    assert output.num_scheduled_tokens == {"b": 8}
+    assert {name: result.stop_reason for name, result in results.items()} == {"b": "diffusion_done"}
+
+
 def test_bytes_in_flight_count_until_the_output_comes(make, diffusion_request, payload, run_step, new_ids):
-    """With async scheduling a second step is scheduled while the first one runs."""
     size = len(payload().to_bytes())
-    scheduler = make(DiffusionAsyncScheduler, settings={"embedding_budget_bytes": 2 * size})
+    scheduler = make(settings={"embedding_budget_bytes": 2 * size})
     for name in "abc":
         scheduler.add_request(diffusion_request(name))
     first = scheduler.schedule()
@@ -155,9 +174,8 @@ def test_bytes_in_flight_count_until_the_output_comes(make, diffusion_request, p
     assert new_ids(scheduler.schedule()) == ["c"]
 
 
-@pytest.mark.parametrize("scheduler_class", [DiffusionScheduler, DiffusionAsyncScheduler])
-def test_mixed_queue_keeps_its_order(scheduler_class, make_scheduler, ar_request, diffusion_request, step):
-    scheduler = make_scheduler(scheduler_class)
+def test_mixed_queue_keeps_its_order(make_scheduler, ar_request, diffusion_request, step):
+    scheduler = make_scheduler(DiffusionScheduler)
     order = ["ar1", "diff1", "ar2", "diff2", "ar3"]
     for name in order:
         scheduler.add_request(ar_request(name) if name.startswith("ar") else diffusion_request(name))
@@ -200,9 +218,8 @@ def test_only_autoregressive_requests_run_as_under_the_stock_scheduler(make_sche
     assert traces[0] == traces[1]
 
 
-@BOTH
-def test_queue_timeout_ends_the_waiting_request(scheduler_class, make, diffusion_request, run_step, new_ids):
-    scheduler = make(scheduler_class, settings={"queue_timeout_s": 5.0, "max_batch": 1})
+def test_queue_timeout_ends_the_waiting_request(make, diffusion_request, run_step, new_ids):
+    scheduler = make(settings={"queue_timeout_s": 5.0, "max_batch": 1})
     now = 100.0
     scheduler.clock = lambda: now
     for name in ("runs", "waits"):
@@ -255,17 +272,27 @@ def test_autoregressive_requests_have_no_queue_timeout(make_scheduler, ar_reques
 
 def test_wall_clock_does_not_matter(make, diffusion_request, step):
     scheduler = make(settings={"queue_timeout_s": 5.0})
+    assert scheduler.clock is time.monotonic
     request = diffusion_request("a")
     request.arrival_time -= 3600
     scheduler.add_request(request)
     assert step(scheduler)[1]["a"].stop_reason == "diffusion_done"
+    # And the clock that it goes by is the monotonic one, which runs on another scale than the wall clock.
+    before = time.monotonic()
+    assert before <= scheduler.clock() <= time.monotonic()
 
 
-@BOTH
-def test_more_tokens_than_one_step_takes_end_the_request_and_block_nobody(
-    scheduler_class, make, diffusion_request, step, new_ids
-):
-    scheduler = make(scheduler_class)
+def test_urgent_diffusion_requests_go_first(make, diffusion_request, new_ids):
+    scheduler = make(settings={"max_batch": 2})
+    for name, priority in {"late": 7, "first": 0, "early": -1}.items():
+        request = diffusion_request(name)
+        request.priority = priority
+        scheduler.add_request(request)
+    assert new_ids(scheduler.schedule()) == ["early", "first"]
+
+
+def test_more_tokens_than_one_step_takes_end_the_request_and_block_nobody(make, diffusion_request, step, new_ids):
+    scheduler = make()
     scheduler.add_request(diffusion_request("long", tokens=129))
     scheduler.add_request(diffusion_request("next"))
     output, results = step(scheduler)
@@ -275,10 +302,9 @@ def test_more_tokens_than_one_step_takes_end_the_request_and_block_nobody(
     assert results["next"].stop_reason == "diffusion_done"
 
 
-@BOTH
 @pytest.mark.parametrize("raw", [b"", b"\x00", "text", b"\x81\xa7entries\x90"], ids=["empty", "number", "text", "list"])
-def test_unreadable_payload_ends_that_request_only(scheduler_class, raw, make, diffusion_request, step):
-    scheduler = make(scheduler_class)
+def test_unreadable_payload_ends_that_request_only(raw, make, diffusion_request, step):
+    scheduler = make()
     scheduler.add_request(diffusion_request("bad", raw=raw))
     scheduler.add_request(diffusion_request("good"))
     _, results = step(scheduler)
@@ -342,6 +368,9 @@ def test_request_aborted_while_its_step_runs_is_dropped(make, diffusion_request,
     [
         {"max_batch": 0},
         {"max_batch": True},
+        {"step_work": 0},
+        {"step_work": 1.5},
+        {"cuda_graphs": 1},
         {"embedding_budget_bytes": -1},
         {"embedding_budget_bytes": 1.5},
         {"queue_timeout_s": 0},

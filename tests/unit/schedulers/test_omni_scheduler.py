@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from vllm.config import SchedulerConfig
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -15,8 +16,10 @@ from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
 from omni_stage.payloads import DEFAULT_LIMITS, AdditionalInformationPayload
+from omni_stage.vllm_adapter.diffusion_scheduler import DiffusionScheduler
 from omni_stage.vllm_adapter.scheduler import OmniAsyncScheduler, OmniScheduler
 from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.select import scheduler_cls
 
 BOTH = pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])
 
@@ -27,9 +30,74 @@ def damage(raw: bytes) -> bytes:
     return raw[:index] + bytes([raw[index] ^ 1]) + raw[index + 1 :]
 
 
-def test_derive_from_both_schedulers():
-    assert issubclass(OmniScheduler, Scheduler)
-    assert issubclass(OmniAsyncScheduler, AsyncScheduler)
+@pytest.mark.parametrize(
+    ("kind", "overlaps", "ours", "stock"),
+    [
+        ("autoregressive", False, OmniScheduler, Scheduler),
+        ("autoregressive", True, OmniAsyncScheduler, AsyncScheduler),
+        ("diffusion", False, DiffusionScheduler, Scheduler),
+    ],
+)
+def test_vllm_builds_our_scheduler_for_each_kind_of_stage(kind, overlaps, ours, stock, make_scheduler, ar_request):
+    """By the name in our arguments and vLLM's own look-up; and the step that it makes is vLLM's."""
+    config = SchedulerConfig.default_factory(scheduler_cls=scheduler_cls(kind, overlaps), async_scheduling=overlaps)
+    built = config.get_scheduler_cls()
+    assert built is ours
+    steps = []
+    for scheduler in (make_scheduler(built), make_scheduler(stock)):
+        scheduler.add_request(ar_request("a", tokens=9))
+        steps.append(scheduler.schedule())
+    assert steps[0].num_scheduled_tokens == steps[1].num_scheduled_tokens == {"a": 9}
+    assert steps[0].scheduled_new_reqs[0].block_ids == steps[1].scheduled_new_reqs[0].block_ids
+
+
+@BOTH
+def test_lower_priority_numbers_go_first_and_equals_keep_their_order(
+    scheduler_class, make_scheduler, ar_request, new_ids
+):
+    scheduler = make_scheduler(scheduler_class, max_num_seqs=3)
+    for name, priority in {"late": 7, "first": 0, "second": 0, "early": -1}.items():
+        request = ar_request(name)
+        request.priority = priority
+        scheduler.add_request(request)
+    assert new_ids(scheduler.schedule()) == ["early", "first", "second"]
+
+
+@BOTH
+def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_scheduler, ar_request, run_step):
+    """Two requests fill the KV cache; when one needs a further block, the one of the higher number is preempted."""
+    scheduler = make_scheduler(scheduler_class, kv_blocks=5)
+    # Under "fcfs" the one that came last would be preempted.
+    for name, priority in {"patient": 5, "urgent": 0}.items():
+        request = ar_request(name, tokens=31, max_tokens=20)
+        request.priority = priority
+        scheduler.add_request(request)
+    for _ in range(4):
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, run_step(scheduler, output))
+    assert scheduler.requests["patient"].status == RequestStatus.PREEMPTED
+    assert scheduler.requests["urgent"].status == RequestStatus.RUNNING
+
+
+@BOTH
+def test_a_request_in_parts_keeps_its_place_in_the_queue(scheduler_class, make_scheduler, ar_request, run_step):
+    """vLLM would move its arrival to that of each part, within the heap that is ordered by it."""
+    scheduler = make_scheduler(scheduler_class)
+
+    def part(arrival):
+        request = ar_request("session", max_tokens=1)
+        request.resumable, request.arrival_time = True, arrival
+        return request
+
+    scheduler.add_request(part(1.0))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, run_step(scheduler, output))
+    session = scheduler.requests["session"]
+    assert session.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+    scheduler.add_request(part(50.0))
+    assert session.arrival_time == 1.0
+    assert session.status == RequestStatus.WAITING
+    assert session.num_prompt_tokens > 5
 
 
 @BOTH

@@ -17,7 +17,7 @@ import pytest
 from omni_cli.guard import list_tree
 
 HERE = Path(__file__).parent
-PIPELINE = HERE.parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"
 STAGES = ("thinker", "talker", "token2wav")
 PATIENCE_S = 60.0
 

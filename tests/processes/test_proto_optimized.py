@@ -15,12 +15,21 @@ SUITES = ("test_tensor_schema.py", "test_tensor_assembly.py", "test_client_reque
 
 def test_validation_holds_without_asserts() -> None:
     """The refusals are pytest.raises, which are no asserts either."""
-    here = Path(__file__).parent
+    suites = Path(__file__).parents[1] / "unit" / "proto"
     result = subprocess.run(
-        [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(here / name) for name in SUITES)],
+        [
+            sys.executable,
+            "-O",
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *(str(suites / name) for name in SUITES),
+        ],
         capture_output=True,
         text=True,
-        cwd=here.parents[2],
+        cwd=suites.parents[2],
         env={key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))},
         timeout=200,
         check=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import yaml
 
 from omni_operator.desired.deployment import USER_ID
 from omni_proto.pipeline.offline import load_checked
+from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TINY = ROOT / "manifests" / "tiny"
 
 
@@ -47,12 +47,10 @@ def test_the_job_writes_where_the_pipeline_reads(model: dict[str, Any]) -> None:
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == USER_ID
 
 
-def test_the_jobs_script_writes_the_checkpoint(
-    model: dict[str, Any], tmp_path: Path, make_tiny_checkpoint: Callable[..., Path]
-) -> None:
+def test_the_jobs_script_writes_the_checkpoint(model: dict[str, Any], tmp_path: Path) -> None:
     (script,) = model["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
     script = script.replace("/models/", f"{tmp_path}/")
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
-    expected = make_tiny_checkpoint()
     written = {path.relative_to(tmp_path / "tiny-omni"): path.read_bytes() for path in tmp_path.rglob("*.*")}
+    expected = write_tiny_checkpoint(tmp_path / "expected")
     assert written == {path.relative_to(expected): path.read_bytes() for path in expected.rglob("*.*")}

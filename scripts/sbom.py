@@ -1,0 +1,198 @@
+"""`make sbom`: a bill of materials (CycloneDX 1.6) of the Python packages of each image, and a look at their licences.
+
+    python scripts/sbom.py --out sbom
+
+What an image's extra pulls in is followed through the installed packages, which come from the same constraints as the
+images'. Exits 1 and names the package if a licence is not one that we ship. Not in it: Debian packages of the base
+image, libraries inside of wheels, and the GPU image, whose packages are not installed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = {"operator": "operator", "stage-cpu": "cpu"}
+"""Image -> the extra that it installs."""
+OVERRIDES = ROOT / "constraints" / "overrides-cpu.txt"
+
+_SPDX = {
+    "MIT License": "MIT",
+    "Apache Software License": "Apache-2.0",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+    "Apache License, Version 2.0": "Apache-2.0",
+    "BSD": "BSD-3-Clause",
+    "BSD License": "BSD-3-Clause",
+    "3-Clause BSD License": "BSD-3-Clause",
+    "ISC License (ISCL)": "ISC",
+    "Python Software Foundation License": "PSF-2.0",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+    "OSI Approved": "",
+    "DFSG approved": "",
+}
+"""Classifiers and free words -> SPDX."""
+PERMISSIVE = frozenset(
+    (
+        "MIT",
+        "MIT-0",
+        "MIT-CMU",
+        "Apache-2.0",
+        "LLVM-exception",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "0BSD",
+        "ISC",
+        "PSF-2.0",
+    )
+) | {"CNRI-Python", "BSL-1.0", "Unlicense", "CC0-1.0", "Zlib"}
+BY_NAME: Mapping[str, str] = {
+    "soxr": "LGPL-2.1-or-later: imported as it is, replaceable",
+    "pycountry": "LGPL-2.1-only: imported as it is, replaceable",
+    "certifi": "MPL-2.0: its files are not changed",
+    "tqdm": "MPL-2.0 AND MIT: its files are not changed",
+    "pathspec": "MPL-2.0: its files are not changed",
+    "supervisor": "BSD-derived: the Repoze licence",
+    "prometheus-fastapi-instrumentator": "ISC: its metadata names no licence, its LICENSE file does",
+    "setuptools": "MIT: its metadata names no licence, its LICENSE file does",
+    "intel-openmp": "Intel's EULA for developer tools: who passes an image on has to read it",
+    "intel-cmplr-lib-ur": "Intel's EULA for developer tools: who passes an image on has to read it",
+    "oss-harmony": "Apache-2.0: its metadata names no licence, its LICENSE file does",
+}
+"""Packages whose licence is looked at by a person; why they may be shipped."""
+NVIDIA = re.compile(r"(nvidia|cuda)-")
+"""Libraries that torch's wheels want: NVIDIA's own licences, which who passes an image on has to read."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Package:
+    """An installed package."""
+
+    name: str
+    version: str
+    licence: str
+    """An SPDX expression as far as its metadata can be read as one; empty if they say nothing."""
+
+
+def read_licence(fields: metadata.PackageMetadata) -> str:
+    """The licence of a package's metadata, as SPDX where its words are known."""
+    if expression := fields.get("License-Expression"):
+        return str(expression)
+    lines = [str(line) for line in fields.get_all("Classifier") or ()]
+    classifiers = [line.rsplit(" :: ", 1)[-1] for line in lines if line.startswith("License")]
+    words = [spdx for word in classifiers if (spdx := _SPDX.get(word, word))]
+    if words:
+        return " OR ".join(sorted(set(words)))
+    first = (str(fields.get("License") or "").splitlines() or [""])[0].strip()
+    return _SPDX.get(first, first)
+
+
+def is_permissive(expression: str) -> bool:
+    """Whether every licence that the expression names is permissive."""
+    names = [name for name in re.split(r"\s+|[()]", expression) if name and name not in ("AND", "OR", "WITH")]
+    return bool(names) and all(name in PERMISSIVE for name in names)
+
+
+def find_problems(packages: Iterable[Package]) -> list[str]:
+    """Packages whose licence nobody has agreed to."""
+    return [
+        f"{one.name} {one.version}: licence {one.licence or 'unknown'!r} is neither permissive nor agreed to; read it, "
+        "and name the package in BY_NAME of scripts/sbom.py or replace it"
+        for one in packages
+        if not is_permissive(one.licence) and one.name not in BY_NAME and not NVIDIA.match(one.name)
+    ]
+
+
+def list_packages(extra: str) -> list[Package]:
+    """Installed packages that omnipipeline[extra] needs, itself apart, by name. Raises LookupError."""
+    overridden = {canonicalize_name(Requirement(line).name) for line in _lines(OVERRIDES)}
+    found: dict[str, Package] = {}
+    waiting = [("omnipipeline", frozenset({extra}))]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError as error:
+            if name in overridden:
+                continue
+            raise LookupError(f"{name} is needed and not installed; run make setup") from error
+        found[name] = Package(name, package.version, read_licence(package.metadata))
+        for requirement in map(Requirement, package.requires or ()):
+            if any(_applies(requirement, one) for one in (*extras, "")):
+                waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    del found["omnipipeline"]
+    return sorted(found.values())
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _lines(file: Path) -> list[str]:
+    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+def write_bom(image: str, packages: Iterable[Package], file: Path) -> None:
+    """The bill as CycloneDX 1.6 JSON, checked against its schema."""
+    from cyclonedx.contrib.license.factories import LicenseFactory
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.output.json import JsonV1Dot6
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+    from packageurl import PackageURL
+
+    licences = LicenseFactory()
+    bom = Bom()
+    root = bom.metadata.component = Component(name=f"omnipipeline-{image}", type=ComponentType.CONTAINER)
+    for one in packages:
+        address = PackageURL("pypi", name=one.name, version=one.version)
+        component = Component(
+            name=one.name,
+            version=one.version,
+            type=ComponentType.LIBRARY,
+            bom_ref=str(address),
+            purl=address,
+            licenses=[licences.make_from_string(one.licence)] if one.licence else (),
+        )
+        bom.components.add(component)
+        bom.register_dependency(root, [component])
+    text = JsonV1Dot6(bom).output_as_string(indent=1)
+    if errors := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
+        raise ValueError(f"the bill of {image} is not CycloneDX 1.6: {errors}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "sbom")
+    options = parser.parse_args()
+    problems: list[str] = []
+    for image, extra in IMAGES.items():
+        packages = list_packages(extra)
+        file = options.out / f"{image}.cdx.json"
+        write_bom(image, packages, file)
+        sys.stdout.write(f"{file}: {len(packages)} packages\n")
+        problems += [f"{image}: {problem}" for problem in find_problems(packages)]
+    sys.stderr.writelines(f"{problem}\n" for problem in problems)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

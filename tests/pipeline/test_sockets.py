@@ -1,0 +1,24 @@
+"""A stage's pod listens where docs/security.md says, and nowhere else: engines, and what they are made of, included."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_cli.guard import list_tree
+from support.pipelines import RunningPipeline
+from support.sockets import list_listeners
+
+pytestmark = pytest.mark.pipeline
+
+
+def test_nothing_listens_beside_the_ports_of_the_stages(tiny_pipeline: RunningPipeline) -> None:
+    pids = {one.pid for one in list_tree(tiny_pipeline.process.pid)}
+    assert len(pids) > 6, "servers and engines"
+    listeners = list_listeners(pids)
+    known = {port for ports in tiny_pipeline.stages.values() for port in ports.values()}
+    assert {one.port for one in listeners} >= known
+    beside = sorted(one for one in listeners if one.port not in known)
+    assert [one for one in beside if not one.is_local] == []
+    assert [one for one in beside if not one.program.startswith("VLLM::")] == [], (
+        "of the stage servers not even locally"
+    )

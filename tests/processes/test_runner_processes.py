@@ -1,0 +1,107 @@
+"""Real pytest processes that pass, fail, die, hang and leave processes behind: the run ends and says which."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from runner.__main__ import run_groups
+from runner.groups import Group
+from runner.report import Outcome
+
+SESSION = "import subprocess; subprocess.Popen(['sleep', '98765'], start_new_session=True)"
+TESTS = {
+    "good": "def test_it(): pass",
+    "fails": "def test_it(): assert False",
+    "dies": "import os, signal\ndef test_first(): pass\ndef test_it(): os.kill(os.getpid(), signal.SIGSEGV)",
+    "exits": "import os\ndef test_it(): os._exit(0)",
+    "hangs": f"import time\ndef test_it():\n    {SESSION}\n    time.sleep(3600)",
+    "leaves": f"def test_it():\n    {SESSION}",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the groups' logs are."""
+    return tmp_path_factory.mktemp("groups")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, Outcome]:
+    """Of each of TESTS, run side by side."""
+    groups = []
+    for name, text in TESTS.items():
+        file = folder / f"test_{name}.py"
+        file.write_text(text)
+        groups.append(Group(name, (str(file),), 15.0 if name == "hangs" else 300.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        found, free = run_groups(groups, folder, workers=3, bound_s=600.0, options=["-p", "no:cacheprovider"])
+    assert free > 0
+    return {outcome.group: outcome for outcome in found}
+
+
+def test_every_group_has_its_outcome(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes.keys() == TESTS.keys()
+    assert {name for name, outcome in outcomes.items() if not outcome.problems} == {"good"}
+
+
+def test_a_failure_is_named(outcomes: dict[str, Outcome]) -> None:
+    (problem,) = outcomes["fails"].problems
+    assert problem.startswith("failed: ")
+    assert problem.endswith("test_fails.py::test_it")
+
+
+def test_a_crash_is_named_with_its_test(outcomes: dict[str, Outcome]) -> None:
+    (problem,) = outcomes["dies"].problems
+    assert problem.startswith("died by SIGSEGV in ")
+    assert problem.endswith("test_dies.py::test_it")
+
+
+def test_an_exit_without_a_report_is_a_failure(outcomes: dict[str, Outcome]) -> None:
+    (problem,) = outcomes["exits"].problems
+    assert problem.startswith("ended with exit code 0 and without a report, in ")
+
+
+def test_a_hang_ends_at_its_bound_and_takes_everything_with_it(outcomes: dict[str, Outcome]) -> None:
+    (problem,) = outcomes["hangs"].problems
+    assert problem.startswith("did not end within 15 s, in ")
+    assert "test_hangs.py::test_it" in problem
+    assert sleepers() == []
+
+
+def test_a_hang_shows_its_stacks(outcomes: dict[str, Outcome], folder: Path) -> None:
+    log = (folder / "hangs.log").read_text()
+    assert re.search(r'File ".*test_hangs\.py", line \d+ in test_it', log)
+
+
+def test_a_process_left_behind_is_named_and_ended(outcomes: dict[str, Outcome]) -> None:
+    assert outcomes["leaves"].counts is not None
+    assert outcomes["leaves"].problems == ("left a process behind: sleep 98765",)
+    assert sleepers() == []
+
+
+def sleepers() -> list[int]:
+    """Processes of TESTS that still run."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if (folder / "cmdline").read_bytes() == b"sleep\x0098765\x00":
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_group_past_the_bound_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_long.py"
+    file.write_text("import time\ndef test_it(): time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    groups = [Group(name, (str(file),), 300.0) for name in ("runs", "waits")]
+    (waits, runs), _ = run_groups(groups, tmp_path, workers=1, bound_s=5.0)
+    assert "did not end within 5 s, in " in runs.problems[0]
+    assert "not started: the whole run passed its bound of 5 s" in waits.problems[0]

@@ -1,0 +1,128 @@
+"""Run the suite: groups -> processes side by side -> a report. See the package's docstring.
+
+PYTHONPATH=tests python -m runner [--workers 3] [--only NAME ...] [-- PYTEST OPTIONS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.groups import Group, list_groups
+from runner.process import GroupProcess
+from runner.report import Outcome, format_outcome, format_summary
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("unit", "processes", "engine", "pipeline", "controlplane")
+LOG_LINES = 400
+
+
+def find_test_files() -> list[str]:
+    """Returns the paths of all test files that this runner runs, from the repository's root."""
+    tests = ROOT / "tests"
+    return sorted(str(file.relative_to(ROOT)) for name in FOLDERS for file in (tests / name).rglob("test_*.py"))
+
+
+def run_groups(
+    groups: Sequence[Group], folder: Path, *, workers: int, bound_s: float, options: Sequence[str] = ()
+) -> tuple[list[Outcome], int]:
+    """Run the groups, `workers` at a time. Past bound_s all that run are ended, and none starts.
+
+    Returns what each came to, and the machine's available memory in bytes when there was least.
+    """
+    waiting, running, outcomes = list(groups), list[GroupProcess](), list[Outcome]()
+    least_free = _free_bytes()
+    deadline = time.monotonic() + bound_s
+    with _Guard() as guard:
+        while waiting or running:
+            late = time.monotonic() > deadline
+            while waiting and len(running) < workers and not late:
+                slot = next(n for n in range(workers) if n not in {one.slot for one in running})
+                running.append(GroupProcess(waiting.pop(0), folder, slot, options))
+                guard.watch(running[-1].session)
+            if late:
+                for process in running:
+                    process.end(bound_s)
+                outcomes += [_never_started(group, bound_s) for group in waiting]
+                waiting.clear()
+            for process in list(running):
+                if outcome := process.poll():
+                    running.remove(process)
+                    guard.forget(process.session)
+                    outcomes.append(outcome)
+                    _tell(outcome, process.log)
+            least_free = min(least_free, _free_bytes())
+            time.sleep(0.2)
+    return outcomes, least_free
+
+
+class _Guard:
+    """omni_cli.guard: ends the groups' processes when the runner ends in whatever way, SIGKILL included."""
+
+    def __enter__(self) -> _Guard:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "omni_cli.guard"], stdin=subprocess.PIPE, text=True, start_new_session=True
+        )
+        return self
+
+    def watch(self, session: int) -> None:
+        self._say(f"+{session}")
+
+    def forget(self, session: int) -> None:
+        self._say(f"-{session}")
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def _say(self, line: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+
+def _never_started(group: Group, bound_s: float) -> Outcome:
+    return Outcome(
+        group.name, 1, 0.0, 0.0, 0, None, f"(not started: the whole run passed its bound of {bound_s:.0f} s)"
+    )
+
+
+def _free_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _tell(outcome: Outcome, log: Path) -> None:
+    print(format_outcome(outcome), flush=True)
+    if outcome.problems:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        print(f"---- the end of {log}", *lines[-LOG_LINES:], "----", sep="\n", flush=True)
+
+
+def main() -> int:
+    """Returns the exit code: 0 if every group passed."""
+    parser = argparse.ArgumentParser(description="Run the suite in groups, each a pytest process.")
+    parser.add_argument("--workers", type=int, default=3, help="groups side by side (default: 3)")
+    parser.add_argument("--bound", type=float, default=3300.0, help="seconds for the whole run (default: 3300)")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this group alone (repeatable)")
+    parser.add_argument("--logs", type=Path, default=ROOT / "test-logs", help="folder for logs and reports")
+    parser.add_argument("options", nargs="*", help="further options of pytest, after --")
+    args = parser.parse_args()
+    groups = list_groups(find_test_files())
+    if unknown := sorted(set(args.only) - {group.name for group in groups}):
+        parser.error(f"--only: no group {', '.join(unknown)}; groups: {', '.join(group.name for group in groups)}")
+    chosen = [group for group in groups if not args.only or group.name in args.only]
+    args.logs.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    outcomes, free = run_groups(chosen, args.logs, workers=args.workers, bound_s=args.bound, options=args.options)
+    print(format_summary(outcomes, time.monotonic() - started, free))
+    return int(any(outcome.problems for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Which test files run in one process. Pure.
+
+Files share a process when they share what takes long: imports of vLLM, a control plane, a running pipeline. Groups
+start in the order of the table: those that mostly wait come first, beside those that keep a core busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Test files that one pytest process runs, in order."""
+
+    name: str
+    files: tuple[str, ...]
+    """Paths from the repository's root."""
+    bound_s: float
+    """Seconds after which the process is ended; several times what it takes on two busy cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Files below one of the prefixes, unless an earlier rule has taken them, form one group."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    bound_s: float = 2000.0
+
+
+RULES: tuple[Rule, ...] = (
+    # First match wins, so what is taken out of a folder stands before the folder.
+    Rule("api-server", ("tests/controlplane/test_crd",)),
+    Rule("helm", ("tests/controlplane/test_helm", "tests/controlplane/test_install", "tests/controlplane/test_chart")),
+    Rule("control-plane-faults", ("tests/controlplane/test_faults", "tests/controlplane/test_kit")),
+    Rule(
+        "control-plane-healing",
+        tuple(f"tests/controlplane/test_{name}" for name in ("adversarial", "c", "fault_proxy", "healing", "idle")),
+    ),
+    Rule("control-plane", ("tests/controlplane/",)),
+    Rule(
+        "tiny-pipeline",
+        (
+            "tests/pipeline/test_canaries",
+            "tests/pipeline/test_cli_generate",
+            "tests/pipeline/test_foreign_clients",
+            "tests/pipeline/test_parity_grpc",
+            "tests/pipeline/test_prometheus",
+            "tests/pipeline/test_sockets",
+        ),
+    ),
+    Rule("pipeline-streams", ("tests/pipeline/test_stream", "tests/pipeline/test_ca", "tests/pipeline/test_re")),
+    Rule("pipeline", ("tests/pipeline/",)),
+    Rule("engine-qwen2.5", ("tests/engine/test_qwen", "tests/engine/test_p", "tests/engine/test_omni")),
+    Rule("engine-streams", ("tests/engine/test_stream", "tests/engine/test_hostile")),
+    Rule("engine-runners", ("tests/engine/",)),
+    Rule("processes", ("tests/processes/",)),
+    Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/runners/", "tests/unit/schedulers/")),
+    Rule("unit-control-plane", tuple(f"tests/unit/{name}/" for name in ("operator", "pipeline_api", "cli", "helm"))),
+    Rule("unit", ("tests/unit/",)),
+)
+
+
+class UngroupedTestError(ValueError):
+    """A test file belongs to no group, so it would never run."""
+
+
+def list_groups(files: Iterable[str], rules: Iterable[Rule] = RULES) -> list[Group]:
+    """Returns the groups that have files, in the order of the rules, files in alphabetical order.
+
+    Raises UngroupedTestError if no rule takes a file.
+    """
+    rules = tuple(rules)
+    taken: dict[str, list[str]] = {rule.name: [] for rule in rules}
+    for file in sorted(files):
+        rule = next((rule for rule in rules if file.startswith(rule.prefixes)), None)
+        if rule is None:
+            raise UngroupedTestError(f"{file} is in no group; add it to RULES in tests/runner/groups.py")
+        taken[rule.name].append(file)
+    return [Group(rule.name, tuple(taken[rule.name]), rule.bound_s) for rule in rules if taken[rule.name]]

@@ -1,0 +1,24 @@
+"""What the pages of docs/ name in code spans, held against the tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def code_spans(page: Path) -> list[str]:
+    """Every text between single backticks."""
+    return re.findall(r"`([^`]+)`", page.read_text())
+
+
+def named_tests(page: Path) -> set[str]:
+    """Names of test functions on the page."""
+    return {span for span in code_spans(page) if re.fullmatch(r"test_\w+", span)}
+
+
+def missing_tests(page: Path) -> list[str]:
+    """Those of them that no test file defines."""
+    source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return sorted(name for name in named_tests(page) if f"def {name}(" not in source)

@@ -1,0 +1,25 @@
+"""`python -m benchmarks` with a further case, `given`: its one ratio is the environment's GIVEN_VALUE."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from benchmarks import __main__ as command
+from benchmarks.report import Options, Report, Row
+from benchmarks.verdict import Ratio
+
+
+def measure(options: Options) -> Report:
+    value = float(os.environ["GIVEN_VALUE"])
+    return Report({"sides": [{"side": "ours", "ratio": value}]}, [Ratio("ours over theirs", value, at_least=0.5)])
+
+
+def draw(result: Row, path: Path) -> None:
+    """No picture."""
+
+
+if __name__ == "__main__":
+    command.CASES["given"] = __name__
+    sys.exit(command.main())

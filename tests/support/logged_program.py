@@ -1,0 +1,38 @@
+"""What programs have in common whose output goes to a file: waiting for them, and the end of that file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+class LoggedProgram:
+    """A base class: the subclass starts and ends the program."""
+
+    name: str
+    log: Path
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        raise NotImplementedError
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        return "ended"
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
+        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise RuntimeError(f"{self.name} {self.ending}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its output."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""

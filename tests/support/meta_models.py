@@ -1,0 +1,89 @@
+"""A component's model as vLLM builds it, on the meta device: real classes and sizes, no memory and no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from omni_stage.engine.arguments import build_engine_args
+from omni_stage.engine.vllm_engine import vllm_engine_kwargs
+from omni_stage.models.component import Component
+from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
+from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.qwen2_5_omni.thinker import Thinker
+from omni_stage.models.registry import get_component_factory
+from support.omni_stages import stage_config
+from support.published import read_added_tokens
+
+
+class AddedTokens:
+    """What is known of the published tokenizer."""
+
+    def __init__(self) -> None:
+        self._tokens = {token_id: token for token, token_id in read_added_tokens().items()}
+
+    def convert_ids_to_tokens(self, token_id: int) -> str | None:
+        """The text of a special token."""
+        return self._tokens.get(token_id)
+
+
+def published_component(stage: str, checkpoint: Path) -> Component:
+    """The component of a checkpoint without tokenizer, as the registry makes it of one with."""
+    if stage != "thinker":
+        return get_component_factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
+    facts = read_checkpoint(checkpoint)
+    prompts = PromptBuilder(AddedTokens(), facts)
+    return Thinker(
+        facts,
+        prompts,
+        feeds=True,
+        max_media=4,
+        default_sampling=read_text_sampling(checkpoint),
+        end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
+        media_costs=MediaCosts(56 * 56, 50_176, 480_000),
+        known_voices=tuple(read_voices(checkpoint)),
+    )
+
+
+def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:
+    """vLLM's configuration of the stage's engine, made as the product makes it."""
+    args = build_engine_args(stage_config(stage, checkpoint, **engine_args), component, on_cpu=True)
+    return AsyncEngineArgs(**vllm_engine_kwargs(args, on_cpu=True)).create_engine_config()
+
+
+@contextmanager
+def one_rank(folder: Path) -> Iterator[None]:
+    """The process groups that vLLM's layers ask for when they are built: of one process."""
+    init_distributed_environment(1, 0, (folder / "rendezvous").as_uri(), 0, "gloo")
+    try:
+        yield
+    finally:
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+@contextmanager
+def meta_model(config: VllmConfig) -> Iterator[nn.Module]:
+    """The model of a configuration, on the meta device; load weights within the block. Needs `one_rank`."""
+    with set_current_vllm_config(config):
+        ensure_model_parallel_initialized(1, 1)
+        with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):
+            model = initialize_model(vllm_config=config)
+        yield model

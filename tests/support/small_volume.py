@@ -1,0 +1,48 @@
+"""A volume that gets full: a small tmpfs, real to whoever writes there, and gone with the process that holds it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class VolumeNotMountedError(RuntimeError):
+    """This machine lets us make neither mount nor user namespaces."""
+
+
+@contextmanager
+def small_volume(place: Path, mib: int) -> Iterator[Path]:
+    """A tmpfs of so many MiB over an empty directory, in a mount namespace of its own. Where this process finds it.
+
+    Raises VolumeNotMountedError.
+    """
+    user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
+    script = f'mount -t tmpfs -o size={mib}m tmpfs "$0" && echo mounted && exec cat'
+    with subprocess.Popen(
+        ["unshare", "--mount", *user, "sh", "-c", script, str(place)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stderr
+        try:
+            if holder.stdout.readline() != "mounted\n":
+                raise VolumeNotMountedError(holder.stderr.read())
+            yield Path(f"/proc/{holder.pid}/root{place}")
+        finally:
+            holder.stdin.close()
+
+
+def fill(volume: Path, *, leave: int = 0) -> Path:
+    """Fill a volume but for so many bytes. The file that does, to be removed for room."""
+    ballast = volume / "ballast"
+    free = os.statvfs(volume)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
+    return ballast

@@ -1,0 +1,73 @@
+"""Which GPUs the stages of a local run get, and what a pipeline that does not fit is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_cli.gpus import GpuDemand, assign_gpus, gpu_environments, list_gpus
+from omni_proto.pipeline import load_pipeline
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+ALONE = [GpuDemand(name, 1) for name in ("a", "b", "c")]
+SHARED = [GpuDemand("a", 1, 0.6), GpuDemand("b", 1, 0.2), GpuDemand("c", 1, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("demands", "count", "expected"),
+    [
+        (ALONE, 3, {"a": (0,), "b": (1,), "c": (2,)}),
+        (ALONE, 4, {"a": (0,), "b": (1,), "c": (2,)}),
+        (SHARED, 1, {"a": (0,), "b": (0,), "c": (0,)}),
+        (SHARED, 3, {"a": (0,), "b": (1,), "c": (2,)}),
+        ([GpuDemand("a", 1), *SHARED[1:]], 2, {"a": (0,), "b": (1,), "c": (1,)}),
+        ([SHARED[1], GpuDemand("tp", 2), SHARED[2]], 3, {"tp": (0, 1), "b": (2,), "c": (2,)}),
+        ([GpuDemand("cpu", 0), GpuDemand("a", 1)], 1, {"a": (0,)}),
+        ([GpuDemand("cpu", 0)], 1, {}),
+    ],
+    ids=["one each", "one to spare", "shared", "shares and enough", "two share", "several GPUs first", "CPU", "no GPU"],
+)
+def test_assignment(demands: list[GpuDemand], count: int, expected: dict[str, tuple[int, ...]]) -> None:
+    assert assign_gpus(demands, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("demands", "count", "words"),
+    [
+        (ALONE, 1, r"stage b asks for 0.92 of a GPU, and none of 1 has that left \(GPU 0: a\); set .*gpuMemoryUtil"),
+        ([*SHARED, GpuDemand("d", 1, 0.1)], 1, "stage d asks for 0.1 of a GPU"),
+        ([GpuDemand("tp", 4)], 2, "stage tp asks for 4 GPUs, and 2 of 2 are left"),
+    ],
+    ids=["no shares", "too much", "too few GPUs"],
+)
+def test_what_does_not_fit_is_refused(demands: list[GpuDemand], count: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        assign_gpus(demands, count)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": "3,GPU-8f2"}, ["3", "GPU-8f2"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+    ids=["device files", "named", "none wanted"],
+)
+def test_gpus_of_the_machine(tmp_path: Path, environ: dict[str, str], expected: list[str]) -> None:
+    for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert list_gpus(environ, tmp_path) == expected
+
+
+def test_the_samples_stages_get_their_gpus() -> None:
+    pipeline = load_pipeline(SAMPLES / "qwen25-omni.yaml")
+    found = gpu_environments(pipeline, ["4", "5", "6"])
+    assert {stage: variables["CUDA_VISIBLE_DEVICES"] for stage, variables in found.items()} == {
+        "thinker": "4",
+        "talker": "5",
+        "token2wav": "6",
+    }
+    assert gpu_environments(pipeline, []) == {}
+    assert gpu_environments(load_pipeline(SAMPLES / "tiny-omni.yaml"), ["0"]) == {}

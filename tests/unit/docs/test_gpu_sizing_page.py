@@ -1,0 +1,58 @@
+"""docs/gpu-sizing.md holds what the published sizes, the samples and vLLM's formulas give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.gpu.sharing import DOCUMENTED, load_release
+from benchmarks.gpu.sizes import awq_bytes, decoder_config, kv_shape, pipeline_memory, stage_memory
+from benchmarks.gpu.tables import PAGE, fill
+
+from omni_cli.gpus import gpu_environments
+from omni_proto.gpu_memory import GIB, find_problems
+from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline.offline import load_checked
+
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_the_tables_are_up_to_date() -> None:
+    assert fill(TEXT) == TEXT, "run python -m benchmarks.gpu.tables"
+
+
+@pytest.mark.parametrize(("name", "release"), DOCUMENTED.items(), ids=DOCUMENTED)
+def test_stages_that_share_fit_and_may_start_in_any_order(name: str, release: tuple[str, int]) -> None:
+    size, gib = release
+    pipeline = load_checked(SAMPLES / f"{name}.yaml")
+    assert find_problems(pipeline_memory(load_release(size), pipeline, device_bytes=gib * GIB), gib * GIB) == []
+    found = gpu_environments(pipeline, ["0"])
+    assert {stage: one["CUDA_VISIBLE_DEVICES"] for stage, one in found.items()} == {
+        "thinker": "0",
+        "talker": "0",
+        "token2wav": "0",
+    }
+
+
+def test_the_7b_on_gpus_of_its_own() -> None:
+    """32 GB for the thinker (31 GiB usable), 16 GB for the others (15 GiB): each cache holds whole requests."""
+    large, pipeline = load_release("7b"), load_checked(SAMPLES / "qwen25-omni.yaml")
+    for stage, gib in zip(pipeline.spec.stages, (31, 15, 15), strict=True):
+        memory = stage_memory(large, stage, device_bytes=gib * GIB)
+        assert find_problems([memory], gib * GIB) == []
+        if stage.name != "token2wav":
+            shape = kv_shape(decoder_config(large, stage.name))
+            assert shape.count_requests(memory.kv_cache, stage.engine_args.max_model_len or 0) >= 4
+    thinker = pipeline.spec.stages[0]
+    assert find_problems([stage_memory(large, thinker, device_bytes=22 * GIB)], 22 * GIB) != []
+    assert (
+        find_problems([stage_memory(large, thinker, device_bytes=22 * GIB, weights=awq_bytes(large))], 22 * GIB) == []
+    )
+
+
+def test_the_page_names_the_samples_and_the_driver() -> None:
+    for name in ("qwen25-omni", *DOCUMENTED):
+        assert f"manifests/samples/{name}.yaml" in TEXT
+        assert load_pipeline(SAMPLES / f"{name}.yaml").metadata.name == name
+    assert "driver 580 or newer" in TEXT
