@@ -39,6 +39,7 @@ class GenerateOptions:
     endpoint: str
     text: str | None = None
     prompt_file: Path | None = None
+    prompt_embeds: Path | None = None
     raw: bool = False
     system: str | None = None
     images: tuple[Path, ...] = ()
@@ -47,6 +48,8 @@ class GenerateOptions:
     seed: int | None = None
     max_tokens: int | None = None
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
     modalities: tuple[str, ...] = ()
     out: Path | None = None
     timeline: Path | None = None
@@ -84,7 +87,9 @@ def run_generate(options: GenerateOptions) -> int:
 
 
 def read_prompt(options: GenerateOptions) -> dict[str, Any]:
-    """The prompt, as keyword arguments of the client: text as it is, or a chat. Raises InputFileError."""
+    """The prompt, as keyword arguments of the client: embeddings, text as it is, or a chat. Raises InputFileError."""
+    if options.prompt_embeds is not None:
+        return {"prompt_embeds": read_embeds(options.prompt_embeds)}
     text = options.text if options.prompt_file is None else _read_text(options.prompt_file)
     if options.raw:
         return {"text": text or ""}
@@ -97,6 +102,21 @@ def read_prompt(options: GenerateOptions) -> dict[str, Any]:
         raise InputFileError("the prompt is empty; give a text, an image or a sound")
     messages = [ChatMessage("system", (options.system,))] if options.system else []
     return {"chat": [*messages, ChatMessage("user", parts)]}
+
+
+def read_embeds(path: Path) -> Any:
+    """The array [rows, hidden size] of a .npy file. Raises InputFileError."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise InputFileError("prompt embeddings need numpy; install omnipipeline[stage]") from error
+    try:
+        # Never pickled objects: a file must not run code.
+        return numpy.ascontiguousarray(numpy.load(path, allow_pickle=False))
+    except OSError as error:
+        raise InputFileError(f"cannot read {path}: {error.strerror or 'it is not a .npy file'}") from error
+    except (ValueError, EOFError) as error:
+        raise InputFileError(f"cannot read {path}: it is not a .npy file of numbers") from error
 
 
 def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> GenerationResult:
@@ -115,6 +135,8 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
             **prompt,
             sampling=sampling,
             seed=options.seed,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
             modalities=options.modalities,
             voice=options.voice,
             include_timings=True,

@@ -2,11 +2,13 @@
 
     pipeline file -> compile_stages -> one file and one process a stage -> ready -> watched until stopped
 
-All stages start at once (engines take long to load), on ports that are picked before.
+All stages start at once (engines take long to load), on ports that are picked before, each with the GPUs that
+gpus.py gives it. Stages that share a GPU need no order: see docs/gpu-sizing.md.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -17,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from omni_cli.gpus import gpu_environments, list_gpus
 from omni_cli.guard import ProcessId
 from omni_cli.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
 from omni_cli.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
@@ -124,6 +127,10 @@ class LocalPipeline:
 
         Raises LocalRunError if a stage ends or the time is over; the rest still runs until stop().
         """
+        try:
+            environments = gpu_environments(self.pipeline, list_gpus(os.environ))
+        except ValueError as error:
+            raise LocalRunError(str(error)) from error
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._guard = Guard()
         attempts_left = START_ATTEMPTS
@@ -131,7 +138,7 @@ class LocalPipeline:
             attempts_left -= 1
             ports = self._pick_ports()
             for config in compile_local(self.pipeline, self.options.model_path, ports, self.options.tls_dir):
-                self._start_stage(config)
+                self._start_stage(config, environments.get(config.stage, {}))
                 progress.loading(config.stage)
             try:
                 return self._wait_ready(progress, is_stopping)
@@ -174,7 +181,7 @@ class LocalPipeline:
             raise LocalRunError(str(error)) from error
         return {**ports, names[0]: self.options.port} if self.options.port else ports
 
-    def _start_stage(self, config: StageConfig) -> None:
+    def _start_stage(self, config: StageConfig, environment: dict[str, str]) -> None:
         if self._guard is None:
             raise LocalRunError("the pipeline is stopped")
         files = StageFiles(
@@ -186,7 +193,7 @@ class LocalPipeline:
         for stale in (files.address, files.termination):
             stale.unlink(missing_ok=True)
         files.config.write_text(config.to_yaml(), encoding="utf-8")
-        self._processes.append(StageProcess(config.stage, self.options.stage_command, files, self._guard))
+        self._processes.append(StageProcess(config.stage, self.options.stage_command, files, self._guard, environment))
 
     def _wait_ready(self, progress: StartProgress, is_stopping: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + self.options.start_timeout_s

@@ -120,6 +120,10 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
     ] = None,
+    prompt_embeds: Annotated[
+        Path | None,
+        typer.Option(metavar="NPY", help="Array [rows, hidden size] in place of a text; the stage must accept it."),
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="PNG or JPEG; may be repeated.")] = None,
@@ -133,6 +137,10 @@ def generate(
         list[str] | None,
         typer.Option(metavar="STAGE.KEY=VALUE", help="A sampling parameter of a stage; may be repeated."),
     ] = None,
+    priority: Annotated[
+        int, typer.Option(min=-1000, max=1000, help="Lower is served earlier; above 0 yields to all others.")
+    ] = 0,
+    cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
     modality: Annotated[
         list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
     ] = None,
@@ -160,14 +168,17 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
     from omni_cli.generate import GenerateOptions, InputFileError, run_generate
     from omni_cli.sampling import SamplingOptionError, parse_sampling
     from omni_proto.client import ClientTls
 
-    if (text is None) == (prompt_file is None):
-        raise typer.BadParameter("give the prompt by --text or by --prompt-file")
+    if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:
+        raise typer.BadParameter("give the prompt by --text, by --prompt-file or by --prompt-embeds")
+    if prompt_embeds and (raw or system or image or audio):
+        raise typer.BadParameter("--prompt-embeds is the whole prompt: leave out --raw, --system, --image and --audio")
     if raw and (system or image or audio):
         raise typer.BadParameter("--raw takes no --system, --image or --audio: they need the chat template")
     if out and modality and ModalityOption.AUDIO not in modality:
@@ -177,6 +188,7 @@ def generate(
             endpoint=endpoint,
             text=text,
             prompt_file=prompt_file,
+            prompt_embeds=prompt_embeds,
             raw=raw,
             system=system,
             images=tuple(image or ()),
@@ -185,6 +197,8 @@ def generate(
             seed=seed,
             max_tokens=max_tokens,
             sampling=parse_sampling(sampling or []),
+            priority=priority,
+            cache_salt=cache_salt,
             modalities=tuple(item.value for item in modality or ()),
             out=out,
             timeline=timeline,

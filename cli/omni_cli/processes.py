@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from omni_cli.guard import ProcessId, end_tree, list_running, list_tree
@@ -85,7 +86,14 @@ class Guard:
 class StageProcess:
     """One stage server. Must be started from the main thread: the kernel ties PR_SET_PDEATHSIG to the thread."""
 
-    def __init__(self, name: str, argv: Sequence[str], files: StageFiles, guard: Guard) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        files: StageFiles,
+        guard: Guard,
+        extra_environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self.files = files
         self.started = time.monotonic()
@@ -95,6 +103,7 @@ class StageProcess:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "OMNI_TERMINATION_LOG": str(files.termination),
+            **extra_environment,
         }
         self._popen = subprocess.Popen(
             [*argv, "--config", str(files.config), "--address-file", str(files.address)],

@@ -1,0 +1,99 @@
+"""Which GPUs the stages of a local run use. A cluster's device plugin decides that; on one machine `omnipipe run` does.
+
+A GPU each where there are enough of them; else stages share by their gpuMemoryUtilization (docs/gpu-sizing.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omni_proto.gpu_memory import DEFAULT_SHARE
+from omni_proto.pipeline import OmniPipeline, gpus_of, order_stages
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"nvidia\d+")
+
+
+def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them: what that variable has, else one number per device file.
+
+    Empty where none can be seen this way (no NVIDIA driver, or WSL, which has no such files).
+    """
+    if VISIBLE in environ:
+        return [name.strip() for name in environ[VISIBLE].split(",") if name.strip()]
+    return [
+        str(index) for index, _ in enumerate(file for file in devices.glob("nvidia*") if _DEVICE.fullmatch(file.name))
+    ]
+
+
+def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
+    """What each stage's environment says of its GPUs; nothing for stages without any, or where none can be seen.
+
+    Raises ValueError if the stages do not fit the GPUs, naming the stage and the remedy.
+    """
+    if not gpus:
+        return {}
+    demands = [
+        GpuDemand(stage.name, gpus_of(stage), stage.engine_args.gpu_memory_utilization if stage.engine_args else None)
+        for stage in order_stages(pipeline)
+    ]
+    return {
+        # By bus, or CUDA numbers the fastest first and NVML, which vLLM asks too, does not.
+        stage: {VISIBLE: ",".join(gpus[index] for index in indices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        for stage, indices in assign_gpus(demands, len(gpus)).items()
+    }
+
+
+@dataclass(slots=True)
+class _Gpu:
+    index: int
+    left: float = 1.0
+    stages: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDemand:
+    """What a stage asks for: whole GPUs, or one that it shares."""
+
+    stage: str
+    gpus: int
+    share: float | None = None
+    """gpuMemoryUtilization; None: not said, so it asks for nearly a whole GPU."""
+
+
+def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int, ...]]:
+    """The GPUs, by number, of each stage that asks for some, on a machine with `count` of them.
+
+    A GPU each where there are enough; else stages of one GPU share by their gpuMemoryUtilization, first fit, and those
+    of several GPUs get theirs first. Raises ValueError naming the stage and the remedy.
+    """
+    wanted = [demand for demand in demands if demand.gpus]
+    free = list(range(count))
+    if sum(demand.gpus for demand in wanted) <= count:
+        return {demand.stage: tuple(free.pop(0) for _ in range(demand.gpus)) for demand in wanted}
+    result: dict[str, tuple[int, ...]] = {}
+    for demand in wanted:
+        if demand.gpus == 1:
+            continue
+        if demand.gpus > len(free):
+            raise ValueError(f"stage {demand.stage} asks for {demand.gpus} GPUs, and {len(free)} of {count} are left")
+        result[demand.stage] = tuple(free.pop(0) for _ in range(demand.gpus))
+    shared = [_Gpu(index) for index in free]
+    for demand in (demand for demand in wanted if demand.gpus == 1):
+        share = DEFAULT_SHARE if demand.share is None else demand.share
+        # Shares are decimal fractions: 0.6 + 0.2 + 0.2 must be 1.
+        fitting = next((gpu for gpu in shared if round(gpu.left - share, 9) >= 0), None)
+        if fitting is None:
+            taken = "; ".join(f"GPU {gpu.index}: {', '.join(gpu.stages)}" for gpu in shared if gpu.stages)
+            raise ValueError(
+                f"stage {demand.stage} asks for {share:g} of a GPU, and none of {count} has that left"
+                f"{f' ({taken})' if taken else ''}; set engineArgs.gpuMemoryUtilization on each stage so that the sum "
+                "on a GPU is at most 1 (docs/gpu-sizing.md), or name more GPUs in CUDA_VISIBLE_DEVICES"
+            )
+        fitting.left -= share
+        fitting.stages.append(demand.stage)
+        result[demand.stage] = (fitting.index,)
+    return result
