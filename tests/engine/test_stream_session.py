@@ -18,6 +18,7 @@ from omni_stage.models.component import FinishReason, StageRequest
 from omni_stage.models.edge_stream import EdgeStream
 from support.async_on_cpu import SCHEDULING, stage_scheduling
 from support.omni_stages import Collected, OmniStages, run_omni_stages
+from support.polling import until
 from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
 from support.streams import (
     HEAD,
@@ -27,7 +28,6 @@ from support.streams import (
     run_live,
     stage_request,
     table_sizes,
-    until,
     until_empty,
 )
 
