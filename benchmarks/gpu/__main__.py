@@ -1,6 +1,6 @@
 """`make gpu`: run the checks, print a line for each, write one file to send back (docs/gpu-check.md).
 
-python -m benchmarks.gpu [--part torch|whole] [--model DIRECTORY] [--only NAME ...] [--out DIRECTORY]
+python -m benchmarks.gpu [--part torch|whole] [--model DIRECTORY | --shaped 7b|3b] [--only NAME ...] [--out DIRECTORY]
 python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
 """
 
@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
     parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
+    parser.add_argument("--shaped", choices=("7b", "3b"), help="instead: weights of that size that are drawn here")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="NAME", help="checks, or the beginnings of their names"
     )
@@ -48,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no check is called so; there are {', '.join(check.name for check in CHECKS)}")
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.shaped:
+        from benchmarks.gpu.shaped import write_shaped_checkpoint
+
+        options.model = write_shaped_checkpoint(
+            options.out.resolve().parent / f"shaped-{options.shaped}", options.shaped
+        )
     context = make_context(options.out.resolve(), options.model)
     results = []
     for check in chosen:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from benchmarks.gpu.checks import Check, Context, Finding, Part, Run
 
-_MODEL = ("gpu", "vllm", "transformers", "model")
+_MODEL = ("gpu", "vllm", "transformers", "weights")
 _TABLE: tuple[tuple[Part, str, str, tuple[str, ...]], ...] = (
     # part, name, function in benchmarks.gpu, needs
     ("torch", "environment.versions", "environment:versions", ()),

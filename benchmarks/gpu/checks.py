@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 Status = Literal["PASS", "FAIL", "SKIP"]
 Part = Literal["torch", "whole"]
+DRAWN = "weights-are-drawn"
+"""A file of this name says that a checkpoint's directory holds no published weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +66,18 @@ class Context:
     out: Path
     """Folder for logs, audio and tables; it goes into the file that is sent back."""
     model: Path | None = None
-    """Directory of the published checkpoint."""
+    """Directory of the published checkpoint, or of one of its sizes."""
     log: io.StringIO = field(default_factory=io.StringIO)
 
     @property
     def on_gpu(self) -> bool:
         """Whether there is a GPU."""
         return self.device == "cuda"
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the model has the release's sizes and weights that were drawn (benchmarks.gpu.shaped)."""
+        return self.model is not None and (self.model / DRAWN).exists()
 
     def say(self, text: str) -> None:
         """A line for the check's log."""
@@ -97,7 +104,10 @@ NEEDS: dict[str, tuple[Callable[[Context], bool], str]] = {
     "vllm": (lambda _: _has("vllm"), "vLLM is not installed"),
     "transformers": (lambda _: _has("transformers"), "transformers is not installed: use the bundle"),
     "root": (lambda _: os.geteuid() == 0, "needs root"),
-    "model": (lambda context: context.model is not None, "needs MODEL=directory of the published checkpoint"),
+    "weights": (
+        lambda context: context.model is not None and not context.shaped,
+        "needs MODEL=directory of the published checkpoint",
+    ),
 }
 
 

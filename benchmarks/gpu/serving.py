@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ START_LIMIT_S = 1800.0
 """The startup probe's patience."""
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
+_DRAWN_LIMITS = {"thinker": {"max_tokens": 64}, "talker": {"max_tokens": 500}}
+"""What weights that mean nothing say has no end of its own: 10 s of speech."""
 ENGINE_DEAD_EXIT = 70
 _FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
 """Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
@@ -68,7 +70,7 @@ def speed(context: Context) -> Iterator[Finding]:
         for count in AT_ONCE:
             busy = _Busy(servers)
             with busy:
-                answers = asyncio.run(_ask(local.endpoint, count))
+                answers = asyncio.run(_ask(local.endpoint, count, _DRAWN_LIMITS if context.shaped else {}))
             seconds = max(answer["done"] for answer in answers)
             audio = sum(answer["audio_s"] for answer in answers)
             first = statistics.median(answer["first_audio"] for answer in answers)
@@ -89,14 +91,14 @@ def speed(context: Context) -> Iterator[Finding]:
             yield Finding(words, "all answered", ok=complete, name=f"{count}_at_once", data=data)
 
 
-async def _ask(endpoint: str, count: int) -> list[dict[str, float]]:
+async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, int]]) -> list[dict[str, float]]:
     from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished
 
     began = time.perf_counter()
 
     async def one(client: AsyncOmniClient, index: int) -> dict[str, float]:
         answer = {"first_audio": 0.0, "audio_s": 0.0, "talker_step_ms": 0.0}
-        async for event in client.generate(chat=f"{PROMPT} {index}", seed=index, timeout=600):
+        async for event in client.generate(chat=f"{PROMPT} {index}", seed=index, sampling=sampling, timeout=600):
             if isinstance(event, AudioChunk):
                 answer["first_audio"] = answer["first_audio"] or time.perf_counter() - began
             elif isinstance(event, StageFinished):

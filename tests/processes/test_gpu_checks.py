@@ -95,7 +95,7 @@ def _several(_: Context) -> Iterator[Finding]:
     ("check", "lines"),
     [
         (Check("fails", "torch", _raises), ["FAIL fails RuntimeError:_device-side_assert -"]),
-        (Check("gpu", "torch", _raises, ("gpu", "model")), ["SKIP gpu needs_a_GPU;_needs_MODEL"]),
+        (Check("gpu", "torch", _raises, ("gpu", "weights")), ["SKIP gpu needs_a_GPU;_needs_MODEL"]),
         (
             Check("many", "torch", _several),
             [

@@ -60,8 +60,13 @@ def make_processor(vocab_size: int) -> Any:
 
     Images are scaled to at most 64 tokens and sounds cut at 30 seconds, so that prompts stay short.
     """
+    return wrap_tokenizer(train_tokenizer(vocab_size))
+
+
+def wrap_tokenizer(core: Tokenizer) -> Any:
+    """A Qwen2_5OmniProcessor around a tokenizer that has the model's special tokens."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=train_tokenizer(vocab_size),
+        tokenizer_object=core,
         eos_token=END_OF_TEXT,
         pad_token=PADDING,
         clean_up_tokenization_spaces=False,
