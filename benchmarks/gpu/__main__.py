@@ -63,7 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for result in run(check, context):
             print(result.line(), flush=True)
             results.append({**result.to_row(), "check_seconds": round(time.monotonic() - began, 1)})
-    print(f"send back {write_results(context, results)}")
+        # After each: what is cut short has told what it found.
+        write_tables(context, results)
+    print(f"send back {pack_results(context)}")
     return int(any(row["status"] == "FAIL" for row in results))
 
 
@@ -108,14 +110,18 @@ def run_apart(check: Check, context: Context) -> Iterator[Result]:
     file.unlink()
 
 
-def write_results(context: Context, results: list[dict[str, object]]) -> Path:
-    """results.json and results.txt, and one archive with them, the logs and the audio. Its path."""
-    moment = datetime.now(UTC)
-    header = {"date": moment.isoformat(), "device": context.device, "gpus": context.gpus, "model": str(context.model)}
+def write_tables(context: Context, results: list[dict[str, object]]) -> None:
+    """results.json and results.txt."""
+    header = {"device": context.device, "gpus": context.gpus, "model": str(context.model)}
+    header |= {"date": datetime.now(UTC).isoformat()}
     (context.out / "results.json").write_text(json.dumps({**header, "results": results}, indent=2) + "\n")
     lines = [" ".join(str(row[key]) for key in ("status", "name", "value", "limit")) for row in results]
     (context.out / "results.txt").write_text("\n".join(lines) + "\n")
-    archive = context.out / f"gpu-check-{moment:%Y%m%d-%H%M%S}.tar.gz"
+
+
+def pack_results(context: Context) -> Path:
+    """One archive with the tables, the logs and the audio. Its path."""
+    archive = context.out / f"gpu-check-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(context.out.rglob("*")):
             if path.is_file() and path.suffix in (".json", ".txt", ".log", ".wav"):

@@ -22,6 +22,7 @@ _TABLE: tuple[tuple[Part, str, str, tuple[str, ...]], ...] = (
     ("torch", "token2wav.windows", "wave:windows", ("transformers",)),
     ("torch", "token2wav.memory", "wave:memory", ("transformers",)),
     ("torch", "token2wav.graphs", "wave:graphs", ("gpu", "transformers")),
+    ("torch", "token2wav.repeated", "wave:repeated", ("gpu", "transformers")),
     ("torch", "token2wav.syncs", "wave:syncs", ("gpu", "transformers")),
     ("torch", "token2wav.speed", "wave:speed", ("gpu", "transformers")),
     ("torch", "token2wav.out_of_memory", "wave:out_of_memory", ("gpu", "transformers")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -29,9 +30,11 @@ def versions(_: Context) -> Finding:
 
 def driver(_: Context) -> Finding:
     """The newest CUDA that the driver runs, against the one that torch is built for."""
-    found = torch._C._cuda_getDriverVersion()
-    problem = find_driver_problem(found, torch.version.cuda)
-    return Finding(problem or str(found), f"CUDA {torch.version.cuda}", ok=not problem)
+    version = ctypes.c_int()
+    # The driver's own library: torch 2.11 to 2.13 have no function for it that stays.
+    code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    problem = f"cuDriverGetVersion: {code}" if code else find_driver_problem(version.value, torch.version.cuda)
+    return Finding(problem or str(version.value), f"CUDA {torch.version.cuda}", ok=not problem)
 
 
 def capability(_: Context) -> Iterator[Finding]:
@@ -80,11 +83,12 @@ def shared_memory(context: Context) -> Finding:
 
 
 def read_only(_: Context) -> Finding:
-    """CUDA starts as user 10001 where the root file system is read-only, as in a pod."""
+    """CUDA starts as user 10001 where the root file system is read-only and /tmp is its own volume, as in a pod."""
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return Finding("", skipped="needs unshare and setpriv (util-linux)")
     inside = (
-        f"mount -o remount,ro,bind / && exec setpriv --reuid 10001 --regid 10001 --clear-groups {sys.executable} -c"
+        "mount -t tmpfs -o mode=1777 tmpfs /tmp && mount -o remount,ro,bind / && "
+        f"exec setpriv --reuid 10001 --regid 10001 --clear-groups {sys.executable} -c"
     )
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{inside} "{_INIT}"']
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

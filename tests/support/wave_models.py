@@ -41,6 +41,7 @@ _VOCODER: dict[str, Any] = {
 }
 
 _VOCODER_STRENGTH = 0.7
+"""Its residual branches add up stage by stage: at full strength its output would be clipped noise."""
 
 
 def make_wave_model(shape: str = "published depth", seed: int = 0) -> Qwen2_5OmniToken2WavModel:
@@ -50,10 +51,13 @@ def make_wave_model(shape: str = "published depth", seed: int = 0) -> Qwen2_5Omn
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
-        # The vocoder's residual branches add up stage by stage: at full strength its output would be clipped noise.
-        strength = _VOCODER_STRENGTH if "bigvgan" in name else 1.0
-        parameter.normal_(0, strength * fan_in**-0.5, generator=generator)
+        parameter.normal_(0, strength(name) * fan_in**-0.5, generator=generator)
     return model
+
+
+def strength(parameter: str) -> float:
+    """By how much a random parameter of this name is weaker than one that keeps its input's size."""
+    return _VOCODER_STRENGTH if "bigvgan" in parameter else 1.0
 
 
 def make_wave_voices(model: Qwen2_5OmniToken2WavModel, *names: str) -> dict[str, Voice]:
