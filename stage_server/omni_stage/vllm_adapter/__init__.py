@@ -6,6 +6,7 @@ By where it runs::
     scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
     worker       ar_worker, ar_runner, ar_output, capture, input_rows  autoregressive: rows out, rows in
                  diffusion_worker, diffusion_runner, diffusion_output  diffusion: one step is one generation
+                 cpu_workers                                           their siblings on CPUs, never beside a GPU
                  weight_check                                          a checkpoint's tensors against a model
                  device_failure                                        is a failure the request's or the device's
     between      scheduler_output (scheduler to worker), packing and start_errors (worker to front end)

@@ -1,7 +1,7 @@
 """The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
 
-`OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling only add it
-to vLLM's two runners, which differ in how they are built and in nothing that matters here. Per step::
+`OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
+only add it to vLLM's two runners, which differ in how they are built and in nothing that matters here. Per step::
 
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
@@ -36,7 +36,6 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.forward_context import get_forward_context
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
@@ -277,13 +276,6 @@ class OmniARRunnerMixin(_Base):
 
 class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
     """vLLM's V1 runner on a GPU, with rows in and out."""
-
-
-class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
-    """The CPU sibling: vLLM builds its CPU runner with accelerator calls stubbed out; nothing else differs for us.
-
-    `host_memory` decides about streams and pinned memory, so the mixin needs no second path.
-    """
 
 
 def wants_rows(new_request: NewRequestData) -> bool:

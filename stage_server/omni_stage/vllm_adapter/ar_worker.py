@@ -1,9 +1,7 @@
-"""Workers of autoregressive stages: vLLM's workers with our runner, chosen by `worker_cls`.
+"""The GPU worker of autoregressive stages: vLLM's with our runner, chosen by `worker_cls`. The CPU's: cpu_workers.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
-- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
-  once more behind it; the first one holds no model yet and is dropped.
 - `VllmConfig.use_v2_model_runner`: our hooks are those of the V1 runner.
 """
 
@@ -11,11 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.ar_runner import CPUARModelRunner, GPUARModelRunner
+from omni_stage.vllm_adapter.ar_runner import GPUARModelRunner, OmniARRunnerMixin
 from omni_stage.vllm_adapter.compiled_check import check_runner
 
 if TYPE_CHECKING:
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 class ComparesWithEager:
     """What is asked of every autoregressive worker once its engine is up, through vLLM's `collective_rpc`."""
 
-    model_runner: GPUARModelRunner | CPUARModelRunner
+    model_runner: OmniARRunnerMixin
 
     def compare_with_eager(self) -> str:
         """How the model as configured differs from its own code, in words; "" if it does not or nothing is compiled."""
@@ -38,16 +35,6 @@ class GPUARWorker(ComparesWithEager, Worker):
     def _make_model_runner(self) -> GPUARModelRunner:
         check_runner_version(self.vllm_config)
         return GPUARModelRunner(self.vllm_config, self.device)
-
-
-class CPUARWorker(ComparesWithEager, CPUWorker):
-    """vLLM's CPU worker with `CPUARModelRunner`."""
-
-    def init_device(self) -> None:
-        """Set the device up as vLLM does, then build our runner in place of vLLM's."""
-        check_runner_version(self.vllm_config)
-        super().init_device()
-        self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
 
 
 def check_runner_version(vllm_config: VllmConfig) -> None:

@@ -1,9 +1,7 @@
-"""Workers of diffusion stages: vLLM's workers with `GPUDiffusionModelRunner`, chosen by `worker_cls`.
+"""The GPU worker of diffusion stages: vLLM's with `GPUDiffusionModelRunner`. The CPU's: cpu_workers.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
-- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
-  behind it; the runner that it replaces holds no model yet.
 - `Worker.init_device` (v1/worker/gpu_worker.py): demands gpu_memory_utilization x total free (`request_memory`), and
   sets `device` and `init_snapshot`. Nothing later holds a model without KV cache to its share: `EngineCore` asks for
   no profiling run (v1/engine/core.py, `_initialize_kv_caches`), so the share is given to torch's allocator here.
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from vllm.utils.torch_utils import set_random_seed
-from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
@@ -44,23 +41,6 @@ class GPUDiffusionWorker(Worker):
     def _make_model_runner(self) -> GPUDiffusionModelRunner:
         check_runner_version(self.vllm_config)
         return GPUDiffusionModelRunner(self.vllm_config, self.device)
-
-    def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Let the model warm itself up; sets the seed as vLLM does here."""
-        return warm_up(self.vllm_config, self.model_runner)
-
-    def execute_dummy_batch(self) -> None:
-        """Nothing to keep in step."""
-
-
-class CPUDiffusionWorker(CPUWorker):
-    """vLLM's CPU worker with the same runner: nothing in it depends on the device."""
-
-    def init_device(self) -> None:
-        """Set the device up as vLLM does, then put our runner in place of vLLM's."""
-        check_runner_version(self.vllm_config)
-        super().init_device()
-        self.model_runner = GPUDiffusionModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Let the model warm itself up; sets the seed as vLLM does here."""

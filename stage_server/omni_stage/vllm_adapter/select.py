@@ -15,9 +15,9 @@ Device = Literal["cpu", "cuda"]
 
 _PACKAGE = "omni_stage.vllm_adapter"
 _WORKERS: dict[tuple[str, str], str] = {
-    ("autoregressive", "cpu"): f"{_PACKAGE}.ar_worker.CPUARWorker",
+    ("autoregressive", "cpu"): f"{_PACKAGE}.cpu_workers.CPUARWorker",
     ("autoregressive", "cuda"): f"{_PACKAGE}.ar_worker.GPUARWorker",
-    ("diffusion", "cpu"): f"{_PACKAGE}.diffusion_worker.CPUDiffusionWorker",
+    ("diffusion", "cpu"): f"{_PACKAGE}.cpu_workers.CPUDiffusionWorker",
     ("diffusion", "cuda"): f"{_PACKAGE}.diffusion_worker.GPUDiffusionWorker",
 }
 _SCHEDULERS: dict[tuple[str, bool], str] = {

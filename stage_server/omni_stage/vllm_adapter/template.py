@@ -46,7 +46,9 @@ _PRELOADED = (
     "omni_stage.engine.vllm_engine",
 )
 """What both the stage server and its engine need of vLLM."""
-_WORKERS = ("omni_stage.vllm_adapter.ar_worker", "omni_stage.vllm_adapter.diffusion_worker")
+_GPU_WORKERS = ("omni_stage.vllm_adapter.ar_worker", "omni_stage.vllm_adapter.diffusion_worker")
+_CPU_WORKERS = ("omni_stage.vllm_adapter.cpu_workers",)
+"""These break CUDA in the process that imports them."""
 _PYTHONS = ((3, 11), (3, 13))
 """The versions of CPython, first and last, whose fork server was read."""
 
@@ -122,9 +124,9 @@ def import_shared() -> None:
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()
-    if current_platform.is_cpu() or current_platform.is_cuda():
-        for name in _WORKERS:
-            importlib.import_module(name)
+    workers = _CPU_WORKERS if current_platform.is_cpu() else _GPU_WORKERS if current_platform.is_cuda() else ()
+    for name in workers:
+        importlib.import_module(name)
 
 
 def _find_hindrance() -> str:

@@ -1,0 +1,58 @@
+"""The CPU's workers and runner: vLLM's CPU classes with the same hooks as the GPU's. Imported on CPUs only.
+
+`vllm.v1.worker.cpu.shm`, which vLLM's CPU worker imports first, puts placeholders in place of torch.cuda's streams and
+events, `torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d`, in the whole process. With a GPU
+nothing works after that: graphs cannot be captured, tensors stay on the host. So these classes are not in the modules
+of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports, image_check).
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
+  once more behind it; the first one holds no model yet and is dropped.
+- `CPUModelRunner` (v1/worker/cpu_model_runner.py): the runner that differs from the GPU's in how it is built.
+"""
+
+from __future__ import annotations
+
+from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip - first, as vLLM's own modules do
+
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from omni_stage.vllm_adapter.ar_runner import OmniARRunnerMixin
+from omni_stage.vllm_adapter.ar_worker import ComparesWithEager, check_runner_version
+from omni_stage.vllm_adapter.diffusion_runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.diffusion_worker import warm_up
+
+
+class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):
+    """The CPU sibling of `GPUARModelRunner`: vLLM builds its CPU runner with accelerator calls stubbed out.
+
+    `host_memory` decides about streams and pinned memory, so the mixin needs no second path.
+    """
+
+
+class CPUARWorker(ComparesWithEager, CPUWorker):
+    """vLLM's CPU worker with `CPUARModelRunner`."""
+
+    def init_device(self) -> None:
+        """Set the device up as vLLM does, then build our runner in place of vLLM's."""
+        check_runner_version(self.vllm_config)
+        super().init_device()
+        self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
+
+
+class CPUDiffusionWorker(CPUWorker):
+    """vLLM's CPU worker with the runner of diffusion stages: nothing in that depends on the device."""
+
+    def init_device(self) -> None:
+        """Set the device up as vLLM does, then put our runner in place of vLLM's."""
+        check_runner_version(self.vllm_config)
+        super().init_device()
+        self.model_runner = GPUDiffusionModelRunner(self.vllm_config, self.device)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Let the model warm itself up; sets the seed as vLLM does here."""
+        return warm_up(self.vllm_config, self.model_runner)
+
+    def execute_dummy_batch(self) -> None:
+        """Nothing to keep in step."""
