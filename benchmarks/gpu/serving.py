@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
 from benchmarks.gpu.engines import (
     environment,
+    gpu_memory_by_process,
     gpu_memory_by_stage,
     load_sample,
     serve,
@@ -58,8 +59,11 @@ def start(context: Context) -> Iterator[Finding]:
 def _no_cuda(context: Context, servers: list[int]) -> Finding:
     if not context.on_gpu:
         return Finding("", name="server_without_cuda", skipped="needs a GPU")
-    opened = sorted({file for pid in servers for file in nvidia_files(pid) if "uvm" in file})
-    return Finding(", ".join(opened) or "none open", "no /dev/nvidia-uvm", ok=not opened, name="server_without_cuda")
+    # A context shows in NVML's list. That /dev/nvidia-uvm is open shows less: it was on an H100, without a context.
+    holders = sorted(set(servers) & set(gpu_memory_by_process()))
+    opened = sorted({file for pid in servers for file in nvidia_files(pid)})
+    words = f"{len(holders)} of {len(servers)} servers"
+    return Finding(words, "none has a context", ok=not holders, name="server_without_cuda", data={"files": opened})
 
 
 def speed(context: Context) -> Iterator[Finding]:
@@ -85,7 +89,7 @@ def speed(context: Context) -> Iterator[Finding]:
             context.say(f"{count} at once: {data}")
             words = (
                 f"step {steps:.1f} ms, first audio {first:.2f} s, RTF {data['rtf']:.2f}, GPU idle "
-                f"{busy.gpu_idle_percent:.0f} %, busiest loop {max(busy.loads.values(), default=0):.2f}"
+                f"{busy.gpu_idle_percent} %, busiest loop {max(busy.loads.values(), default=0):.2f}"
             )
             complete = all(answer["audio_s"] > 0 for answer in answers)
             yield Finding(words, "all answered", ok=complete, name=f"{count}_at_once", data=data)
@@ -125,9 +129,9 @@ class _Busy:
         """Stage -> CPU seconds of its server for each second: the loop's thread is nearly all of them."""
 
     @property
-    def gpu_idle_percent(self) -> float:
-        """By NVML's samples; not a number without any."""
-        return 100 - statistics.mean(self._samples) if self._samples else float("nan")
+    def gpu_idle_percent(self) -> float | None:
+        """By NVML's samples; None if the block ended before the first."""
+        return round(100 - statistics.mean(self._samples), 1) if self._samples else None
 
     def __enter__(self) -> None:
         self._began, self._before = time.monotonic(), self._cpu()

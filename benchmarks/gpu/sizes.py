@@ -19,9 +19,12 @@ AUDIO_FRAMES = 30_000
 """Longest audio, in mel frames (preprocessor_config.json, chunk_length 300 s)."""
 CODES = 4096
 """Longest reply of the talker, in codec tokens."""
-WAVE_BYTES_PER_CODE = 460 << 10
-"""Peak of token2wav's vocoder for each codec token, float32, measured on meta tensors (peak.py): the transformer's is
-less than half of that, and the two never run at the same time."""
+WAVE_BYTES_PER_CODE = 680 << 10
+"""Peak of token2wav's vocoder for each codec token, float32 with TF32 as torch has it, measured on an H100 (650 KiB):
+cuDNN copies what a convolution reads into another layout. The transformer's is less than half of that, and the two never
+run at the same time."""
+WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
+"""Of that, the tensors themselves, measured on meta tensors (peak.py)."""
 WAVE_BASE_BYTES = 512 * MIB
 """cuDNN's workspaces and the allocator's rounding: an allowance."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
