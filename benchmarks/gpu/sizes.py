@@ -21,8 +21,8 @@ CODES = 4096
 """Longest reply of the talker, in codec tokens."""
 WAVE_BYTES_PER_CODE = 680 << 10
 """Peak of token2wav's vocoder for each codec token, float32 with TF32 as torch has it, measured on an H100 (650 KiB):
-cuDNN copies what a convolution reads into another layout. The transformer's is less than half of that, and the two never
-run at the same time."""
+cuDNN copies what a convolution reads into another layout. The transformer takes less than half of that, and the two
+never run at the same time."""
 WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
 """Of that, the tensors themselves, measured on meta tensors (peak.py)."""
 WAVE_BASE_BYTES = 512 * MIB
