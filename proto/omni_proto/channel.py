@@ -23,8 +23,8 @@ def channel_options() -> Options:
     """Options of a channel to a stage: round_robin over healthy pods, connections of its own, no proxy, no TXT look-up,
     names asked anew every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
     return (
-        # By default channels of a process share connections to the same address. When such a connection comes up, each
-        # channel's thread starts watching its health, and in gRPC core 1.85 one may see what another has only half made:
+        # By default channels of a process share connections to one address. When such a connection comes up, each
+        # channel's thread starts watching its health, and in gRPC core 1.85 one may meet what another has half made:
         # `HealthWatcher::SetSubchannel` enters a HealthProducer before `Start` gives it its subchannel. SIGSEGV.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG, separators=(",", ":"))),
