@@ -20,9 +20,13 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
 
 def channel_options() -> Options:
-    """Options of a channel to a stage: round_robin over healthy pods, no proxy, no TXT look-up, names asked anew
-    every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
+    """Options of a channel to a stage: round_robin over healthy pods, connections of its own, no proxy, no TXT look-up,
+    names asked anew every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
     return (
+        # By default channels of a process share connections to one address. When such a connection comes up, each
+        # channel's thread starts watching its health, and in gRPC core 1.85 one may meet what another has half made:
+        # `HealthWatcher::SetSubchannel` enters a HealthProducer before `Start` gives it its subchannel. SIGSEGV.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG, separators=(",", ":"))),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.enable_http_proxy", 0),

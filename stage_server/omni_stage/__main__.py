@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.registry import require_component
 from omni_stage.service.logs import adopt_logger, configure_logging
 from omni_stage.service.protobuf_backend import require_upb
 from omni_stage.service.termination import ExitCode, report_start_failure, write_termination
@@ -48,17 +47,19 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         write_termination("InvalidConfiguration", str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_logging(config.stage, "json" if log_format == "json" else "text")
+    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.model_infos import copy_model_infos
+
+    # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
+    apply_environment()
+    from omni_stage.models.registry import require_component
+
     try:
         # Before vLLM is imported, which takes seconds.
         require_upb()
         require_component(config.component)
     except ConfigurationError as error:
         return report_start_failure(error)
-    from omni_stage.vllm_adapter.env import apply_environment
-    from omni_stage.vllm_adapter.model_infos import copy_model_infos
-
-    # Before anything imports NumPy, which reads it too.
-    apply_environment()
     copy_model_infos()
     # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"

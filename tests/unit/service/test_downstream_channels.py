@@ -15,6 +15,7 @@ from omni_proto.channel import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.service.channels import DownstreamChannels
+from support.tcp_proxy import TcpProxy
 
 A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183
 TIMEOUT_S = 20.0
@@ -110,3 +111,18 @@ async def test_a_young_channel_is_kept() -> None:
                 await first_message(channels.generate("talker", timeout=TIMEOUT_S, metadata=()))
         assert names.queries < 6
         await channels.close()
+
+
+async def test_channels_share_no_connection() -> None:
+    """Of a shared one each channel's thread watches the health, and gRPC core 1.85 now and then crashes at that."""
+    async with serving() as (stage, _, port):
+        stage.may_end.set()
+        with TcpProxy(f"127.0.0.1:{port}") as proxy:
+            both = [DownstreamChannels({"talker": proxy.target}) for _ in range(2)]
+            for channels in both:
+                call = channels.generate("talker", timeout=TIMEOUT_S, metadata=())
+                assert await first_message(call) == "accepted"
+                assert await call.code() is grpc.StatusCode.OK
+            assert proxy.connections == len(both)
+            for channels in both:
+                await channels.close()
