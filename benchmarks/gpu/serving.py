@@ -23,6 +23,7 @@ from benchmarks.gpu.engines import (
     wait_until,
 )
 from benchmarks.gpu.environment import nvidia_files
+from omni_proto.pod_contract import ExitCode
 
 START_LIMIT_S = 1800.0
 """The startup probe's patience."""
@@ -30,7 +31,6 @@ AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
 _DRAWN_LIMITS = {"thinker": {"max_tokens": 64}, "talker": {"max_tokens": 500}}
 """What weights that mean nothing say has no end of its own: 10 s of speech."""
-ENGINE_DEAD_EXIT = 70
 _FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
 """Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
@@ -176,7 +176,7 @@ def faults(context: Context) -> Iterator[Finding]:
             token2wav = next(process for process in local._processes if process.name == "token2wav")
             yield equal(asyncio.run(_code(local.endpoint, ASSERT_SEED)), "UNAVAILABLE", name="device_assertion.call")
             ended = wait_until(lambda: token2wav.poll() is not None, 30)
-            yield equal(token2wav.poll() if ended else "runs", ENGINE_DEAD_EXIT, name="device_assertion.exit")
+            yield equal(token2wav.poll() if ended else "runs", int(ExitCode.ENGINE_DEAD), name="device_assertion.exit")
         with serve(context, pipeline, checkpoint, "faults-again") as (local, _):
             yield equal(asyncio.run(_code(local.endpoint, 7)), "OK", name="restarted")
 

@@ -21,13 +21,12 @@ from types import MappingProxyType
 from typing import IO
 
 from omni_cli.guard import ProcessId, end_tree, list_running, list_tree
+from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
 
 PR_SET_PDEATHSIG = 1
 LEFTOVER_WAIT_S = 3.0
 """How long processes that a stage started may outlive it in an orderly stop."""
 TAIL_BYTES = 64 << 10
-HANGS = "StepTimeout"
-"""Reason in the termination message of a stage server whose engine makes no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class StageProcess:
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            "OMNI_TERMINATION_LOG": str(files.termination),
+            TERMINATION_LOG_VARIABLE: str(files.termination),
             **extra_environment,
         }
         self._popen = subprocess.Popen(
@@ -135,7 +134,7 @@ class StageProcess:
 
     def has_given_up(self) -> bool:
         """Whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
-        return self.poll() is None and self._read_termination().get("reason") == HANGS
+        return self.poll() is None and self._read_termination().reason == TerminationReason.STEP_TIMEOUT
 
     def describe_end(self) -> str:
         """How the stage server ended, in words, with what its termination message says."""
@@ -145,10 +144,10 @@ class StageProcess:
         else:
             text = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
         said = self._read_termination()
-        reason, message, field = (str(said.get(key) or "") for key in ("reason", "message", "field"))
-        if not reason and not message:
+        if not said.reason and not said.message:
             return text
-        return f"{text}: {' '.join(part for part in (reason, f'({field})' if field else '', message) if part)}"
+        parts = (said.reason, f"({said.field})" if said.field else "", said.message)
+        return f"{text}: {' '.join(part for part in parts if part)}"
 
     def read_log_tail(self, lines: int) -> list[str]:
         """The last lines of its log."""
@@ -165,13 +164,13 @@ class StageProcess:
         """The stage server and all that descends from it."""
         return list_tree(self.session)
 
-    def _read_termination(self) -> dict[str, object]:
+    def _read_termination(self) -> Termination:
         """What it left for kubelet; empty if it left nothing, or has not written all of it."""
         try:
-            said = json.loads(self.files.termination.read_text(encoding="utf-8"))
+            text = self.files.termination.read_text(encoding="utf-8")
         except (OSError, ValueError):
-            return {}
-        return said if isinstance(said, dict) else {}
+            return Termination("")
+        return parse_termination(text) or Termination("")
 
     def finish(self, known: Iterable[ProcessId] = ()) -> None:
         """End whatever is left of the stage, the known processes included, and release the log.

@@ -6,17 +6,15 @@ crashes, and counts restarts; of all that only what stays the same is said.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_operator.objects import Manifest
 from omni_operator.reasons import Reason
+from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
-BAD_CONFIGURATION: Final = 78
-ENGINE_DEAD: Final = 70
-_STOPPED_FROM_OUTSIDE: Final = frozenset({0, 137, 143})
+_STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
 """Exit codes after a signal of kubelet: drained, killed, and ended by the signal itself."""
 _PULL_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
@@ -56,22 +54,16 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
     return _ended_cause(spec, ended)
 
 
-def parse_termination(text: str) -> tuple[str, str, str]:
+def shorten_termination(text: str) -> tuple[str, str, str]:
     """Reason, message and field of a termination message; of a foreign image's plain text only a short message.
 
     Kubelet takes it from the file that the container writes for this end (terminationMessagePolicy: File), never from
     its log, which may hold whatever a program prints when it dies.
     """
-    try:
-        document = json.loads(text)
-    except ValueError:
+    said = parse_termination(text)
+    if said is None:
         return "", " ".join(text.split())[:_MAX_FOREIGN_DETAIL], ""
-    if not isinstance(document, dict):
-        return "", "", ""
-    reason, message, field = (
-        value if isinstance(value := document.get(name), str) else "" for name in ("reason", "message", "field")
-    )
-    return reason, " ".join(message.split())[:_MAX_DETAIL], " ".join(field.split())[:128]
+    return said.reason, " ".join(said.message.split())[:_MAX_DETAIL], " ".join(said.field.split())[:128]
 
 
 def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
@@ -123,17 +115,19 @@ def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
             Reason.OOM_KILLED,
             f"container {name} used more memory than {limit}; raise resources.limits.memory of the stage",
         )
-    reason, message, field = parse_termination(str(ended.get("message", "")))
+    reason, message, field = shorten_termination(str(ended.get("message", "")))
     said = f": {message}" if message else ""
     where = f" (field {field})" if field else ""
-    if code == BAD_CONFIGURATION or reason == "InvalidConfiguration":
+    if code == ExitCode.BAD_CONFIGURATION or reason == TerminationReason.INVALID_CONFIGURATION:
         return _rejected(said, field, where)
-    if reason == "FetchFailed":
+    if reason == TerminationReason.FETCH_FAILED:
         return Cause(
             Reason.FETCH_FAILED, f"the checkpoint cannot be fetched{said}; check the network to the hub and the cache"
         )
-    if code == ENGINE_DEAD or reason == "EngineDead":
+    if code == ExitCode.ENGINE_DEAD or reason == TerminationReason.ENGINE_DEAD:
         return Cause(Reason.ENGINE_DEAD, f"the engine died{said}; kubectl logs --previous shows why")
+    if reason == TerminationReason.STEP_TIMEOUT:
+        return Cause(Reason.ENGINE_DEAD, f"the engine hung and was restarted{said}; kubectl logs --previous shows why")
     if not reason and not message and code in _STOPPED_FROM_OUTSIDE:
         return Cause(
             Reason.PROBE_FAILING,

@@ -26,7 +26,6 @@ from omni_operator.lease import Leadership, LeaseTimes
 from omni_operator.liveness import HttpEndpoints, check_alive, check_ready
 from omni_operator.logs import log_subject
 from omni_operator.metrics import ConditionSample, Metrics, Readings, condition_samples
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import PIPELINE_KIND
 from omni_operator.observe import PIPELINES, WATCHED_KINDS
 from omni_operator.queue import WorkQueue
@@ -36,6 +35,7 @@ from omni_operator.reflector import Reflector
 from omni_operator.seen import ObjectKey, PipelineKey, Seen, parse_version
 from omni_operator.settings import OperatorSettings
 from omni_operator.store import Store
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 RECONCILE_TIMEOUT_S = 120.0
 API_POLL_S = 2.0

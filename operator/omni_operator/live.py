@@ -11,16 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from omni_operator.names import (
-    PIPELINE_LABEL,
-    REVISION_LABEL,
-    STAGE_LABEL,
-    entry_service_name,
-    serving_revision,
-    stage_name,
-)
+from omni_operator.names import entry_service_name, serving_revision, stage_name
 from omni_operator.objects import Manifest
 from omni_operator.observed import Observed
+from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 LOST_POD_SLACK: Final = timedelta(seconds=60)
 """How long after the end of its grace a terminating pod still counts: kubelet has killed it, or its node is lost."""

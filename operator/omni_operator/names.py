@@ -9,14 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from omni_operator.objects import FIELD_MANAGER
+from omni_proto.pod_contract import DOMAIN, GRPC_PORT, PIPELINE_LABEL, REVISION_LABEL, ROLE_LABEL, STAGE_LABEL
 
-DOMAIN: Final = "omnipipeline.io"
-
-PIPELINE_LABEL: Final = f"{DOMAIN}/pipeline"
-STAGE_LABEL: Final = f"{DOMAIN}/stage"
-REVISION_LABEL: Final = f"{DOMAIN}/revision"
-ROLE_LABEL: Final = f"{DOMAIN}/role"
-"""On pods and on what belongs to one stage: `entry` for the stage that takes clients' requests, else `inner`."""
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 
 DESIRED_HASH_ANNOTATION: Final = f"{DOMAIN}/desired-hash"
@@ -30,13 +24,6 @@ NO_REVISION: Final = "none"
 REVISION_LENGTH: Final = 7
 CONTENT_HASH_LENGTH: Final = 10
 """Of the names of immutable objects: ConfigMaps and ControllerRevisions."""
-
-GRPC_PORT: Final = 50051
-HEALTH_PORT: Final = 50052
-METRICS_PORT: Final = 9090
-GRPC_PORT_NAME: Final = "grpc"
-HEALTH_PORT_NAME: Final = "health"
-METRICS_PORT_NAME: Final = "metrics"
 
 STAGE_CONTAINER: Final = "stage"
 """Container that runs the stage server."""

@@ -28,12 +28,12 @@ from omni_operator.live import (
     live_serving_revision,
     parse_time,
 )
-from omni_operator.names import REVISION_LABEL, STAGE_LABEL
 from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
 from omni_operator.pods import next_check
 from omni_operator.rollout_view import RolloutView
 from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
 
 _POD_BEARING: Final = frozenset({"Deployment", "PodDisruptionBudget"})
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import PIPELINE_KIND, ChildKind, Manifest
 from omni_operator.slim import slim_seen
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 
 class PipelineKey(NamedTuple):

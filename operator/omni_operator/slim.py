@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_operator.names import DESIRED_HASH_ANNOTATION, PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
+from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_operator.objects import KIND_BY_NAME, PIPELINE_KIND, Manifest
 from omni_proto.pipeline.load import MAX_SPEC_BYTES
+from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 SLIM: Final = "slim"
 """Set in the copy of a child that holds less than the live object: it can be compared with nothing."""

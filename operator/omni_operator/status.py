@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_operator.conditions import DEGRADED, PROGRESSING, READY, Verdict, bound, set_conditions
 from omni_operator.live import LiveSet, compute_live_sets, find_condition
-from omni_operator.names import GRPC_PORT, pipeline_url, stage_name
+from omni_operator.names import pipeline_url, stage_name
 from omni_operator.observed import Observed
 from omni_operator.plan import Plan
 from omni_operator.pods import find_cause
@@ -16,6 +16,7 @@ from omni_operator.reasons import Reason
 from omni_operator.rollout import Rollout
 from omni_operator.verdicts import Assessment, ChildError, StageState, judge
 from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pod_contract import GRPC_PORT
 
 Status = dict[str, Any]
 

@@ -16,6 +16,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
+from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
+
 SCHEMA_VERSION: Final = 1
 
 STAGE_NAME_PATTERN: Final = r"^[a-z][a-z0-9]*$"
@@ -196,11 +198,11 @@ class Listen(ConfigModel):
 
     host: Annotated[str, StringConstraints(max_length=253)] = "[::]"
     """Address; "[::]" is dual-stack."""
-    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 50051
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = GRPC_PORT
     """Port of StageService; 0 takes a free one."""
-    health_port: Annotated[int, Field(ge=0, le=65535)] = 50052
+    health_port: Annotated[int, Field(ge=0, le=65535)] = HEALTH_PORT
     """Port of grpc.health.v1 alone, always plaintext."""
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 9090
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = METRICS_PORT
     """Port of /metrics."""
     tls: ServerTls | None = None
     """TLS of the gRPC port; none is plaintext. Health and metrics are always plaintext."""

@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.logs import adopt_logger, configure_logging
 from omni_stage.service.protobuf_backend import require_upb
-from omni_stage.service.termination import ExitCode, report_start_failure, write_termination
+from omni_stage.service.termination import report_start_failure, write_termination
 
 if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
@@ -44,7 +45,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         config = load_stage_config(config_file)
     except StageConfigError as error:
         _log.critical("the stage cannot start: %s", error)
-        write_termination("InvalidConfiguration", str(error))
+        write_termination(TerminationReason.INVALID_CONFIGURATION, str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_logging(config.stage, "json" if log_format == "json" else "text")
     from omni_stage.vllm_adapter.env import apply_environment

@@ -31,10 +31,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_stage.download import FULL, LARGER, FetchError, RemoteFile, check_room, download_file, find_file, has_file
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.models.weights import weight_prefixes
-from omni_stage.service.termination import ExitCode, write_termination
+from omni_stage.service.termination import write_termination
 
 MARKER: Final = ".omni-fetched.json"
 INDEX: Final = "model.safetensors.index.json"
@@ -205,7 +206,8 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
     except OmniStageError as error:
         wrong = isinstance(error, ConfigurationError)
         _log.critical("cannot fetch: %s", error, extra={"field": error.details.field}, exc_info=not wrong)
-        write_termination("InvalidConfiguration" if wrong else "FetchFailed", str(error), error.details.field)
+        reason = TerminationReason.INVALID_CONFIGURATION if wrong else TerminationReason.FETCH_FAILED
+        write_termination(reason, str(error), error.details.field)
         return ExitCode.BAD_CONFIGURATION if wrong else ExitCode.FAILED
     _log.info("fetched", extra={"commit": commit, "dest": str(request.dest)})
     return ExitCode.DRAINED

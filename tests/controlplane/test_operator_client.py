@@ -31,7 +31,6 @@ from omni_operator.errors import (
 )
 from omni_operator.lease import LEASE, Leadership, LeaseTimes
 from omni_operator.metrics import Metrics
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, Manifest
 from omni_operator.observe import PIPELINES
 from omni_operator.queue import Backoff
@@ -39,6 +38,7 @@ from omni_operator.rate_limit import RateLimiter
 from omni_operator.reflector import Reflector
 from omni_operator.seen import ObjectKey, PipelineKey
 from omni_operator.store import Store
+from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
 from support.controlplane.fault_proxy import FaultProxy

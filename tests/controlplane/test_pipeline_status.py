@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from omni_proto.pod_contract import ExitCode, Termination, TerminationReason
 from support.controlplane import pods
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.operators import OperatorProcess, wait_idle
@@ -121,7 +122,8 @@ def test_running_pods_fail_and_recover(api: Api, operator: OperatorProcess) -> N
     api.apply(build_pipeline())
     before = wait_settled(api)
     (pod,) = api.list("Pod", labels=f"{STAGE_LABEL}=talker")
-    pods.crash(api, pod, '{"reason": "ENGINE_DEAD", "message": "the engine process ended"}', exit_code=70)
+    left = Termination(TerminationReason.ENGINE_DEAD, "the engine process ended")
+    pods.crash(api, pod, left.encode(), exit_code=ExitCode.ENGINE_DEAD)
     ready = wait_condition(api, "Ready", status="False", reason="EngineDead")
     assert "talker" in ready["message"]
     assert ready["lastTransitionTime"] >= condition_of(before, "Ready")["lastTransitionTime"]

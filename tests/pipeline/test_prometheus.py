@@ -11,9 +11,9 @@ import pytest
 from observability.alerts import list_alerts
 from observability.pipeline_dashboard import PIPELINE_DASHBOARD
 
-from omni_operator.names import PIPELINE_LABEL, STAGE_LABEL
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.pipeline import parse_pipeline
+from omni_proto.pod_contract import PIPELINE_LABEL, STAGE_LABEL
 from omni_proto.stage_config import Listen, ServerTls
 from support.certificates import DAY, Authority, MountedSecret, tls_files
 from support.metric_rules import find_bad_metrics, scrape, series_of

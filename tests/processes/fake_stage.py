@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, ExitCode, Termination, TerminationReason
 from omni_proto.stage_config import load_stage_config
 
 
@@ -26,11 +27,11 @@ def main() -> None:
     behaviour = behaviours.get(config.stage, "ok")
     sys.stderr.write(f"fake stage {config.stage} begins\n")
     if behaviour == "refuse":
-        Path(os.environ["OMNI_TERMINATION_LOG"]).write_text(
-            json.dumps({"reason": "InvalidConfiguration", "message": "weights are missing", "field": "model.path"})
+        Path(os.environ[TERMINATION_LOG_VARIABLE]).write_text(
+            Termination(TerminationReason.INVALID_CONFIGURATION, "weights are missing", "model.path").encode()
         )
         sys.stderr.write("the last words of the stage\n")
-        sys.exit(78)
+        sys.exit(ExitCode.BAD_CONFIGURATION)
 
     listener = socket.create_server((config.listen.host, config.listen.grpc_port))
     attempts = directory / f"{config.stage}.attempts"
@@ -56,8 +57,8 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "hang" and (directory / "hang").exists():
             sys.stderr.write("the engine makes no step\n")
-            Path(os.environ["OMNI_TERMINATION_LOG"]).write_text(
-                json.dumps({"reason": "StepTimeout", "message": "no step for 30 s", "field": ""})
+            Path(os.environ[TERMINATION_LOG_VARIABLE]).write_text(
+                Termination(TerminationReason.STEP_TIMEOUT, "no step for 30 s").encode()
             )
             behaviour = "ok"
         time.sleep(0.02)

@@ -19,13 +19,13 @@ from omni_operator.build_settings import BuildSettings
 from omni_operator.decide import Decision, decide, parse_live_pipeline
 from omni_operator.events import EventData, compute_events
 from omni_operator.live import controller_uid
-from omni_operator.names import REVISION_LABEL, STAGE_LABEL
 from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.observed import Observed
 from omni_operator.plan import Prune
 from omni_operator.slim import slim_seen
 from omni_operator.status import compute_status
 from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 GRACE = timedelta(seconds=330)

@@ -22,10 +22,19 @@ from omni_operator.desired.volumes import (
 )
 from omni_operator.objects import Manifest
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pod_contract import (
+    DEFAULT_TERMINATION_LOG,
+    GRPC_PORT,
+    GRPC_PORT_NAME,
+    HEALTH_PORT,
+    HEALTH_PORT_NAME,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
+    TERMINATION_LOG_VARIABLE,
+)
 
 PRE_STOP_SLEEP_S: Final = 5
 """Between the pod's removal from its Services and SIGTERM: callers learn of the removal meanwhile."""
-_TERMINATION_LOG: Final = "/dev/termination-log"
 _COMMAND: Final = ("python", "-m", "omni_stage")
 _INIT_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 
@@ -55,9 +64,9 @@ def build_stage_container(build: StageBuild) -> Manifest:
         "args": ["serve", "--config", f"{CONFIG_MOUNT}/{CONFIG_KEY}", "--log-format", "json"],
         "env": [*_common_env(), *_stage_env(build)],
         "ports": [
-            {"name": names.GRPC_PORT_NAME, "containerPort": names.GRPC_PORT, "protocol": "TCP"},
-            {"name": names.HEALTH_PORT_NAME, "containerPort": names.HEALTH_PORT, "protocol": "TCP"},
-            {"name": names.METRICS_PORT_NAME, "containerPort": names.METRICS_PORT, "protocol": "TCP"},
+            {"name": GRPC_PORT_NAME, "containerPort": GRPC_PORT, "protocol": "TCP"},
+            {"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT, "protocol": "TCP"},
+            {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
         **_resources(build, only=None),
         **build_probes(build.gpus),
@@ -98,7 +107,7 @@ def _container(build: StageBuild, name: str) -> Manifest:
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "terminationMessagePath": _TERMINATION_LOG,
+        "terminationMessagePath": DEFAULT_TERMINATION_LOG,
         "terminationMessagePolicy": "File",
     }
     if build.settings.image_pull_policy is not None:
@@ -111,7 +120,7 @@ def _common_env() -> list[Manifest]:
         _variable("HOME", HOME_MOUNT),
         # The user id may have no name in the image; torch asks for one.
         _variable("USER", "omni"),
-        _variable("OMNI_TERMINATION_LOG", _TERMINATION_LOG),
+        _variable(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG),
         *(_variable(name, f"{CACHE_MOUNT}/{folder}") for name, folder in _CACHES.items()),
     ]
 

@@ -16,6 +16,7 @@ from omni_operator.desired.metadata import build_child
 from omni_operator.desired.stage_build import StageBuild
 from omni_operator.objects import Manifest
 from omni_proto.pipeline import readers_of
+from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 
 _LINK_LOCAL: Final = "169.254.0.0/16"
 _NO_HUBS: Final = {"0.0.0.0/0": [_LINK_LOCAL], "::/0": ["fe80::/10", "fd00:ec2::254/128"]}
@@ -45,13 +46,13 @@ def build_network_policy(build: StageBuild) -> Manifest:
 
 
 def _ingress(build: StageBuild) -> list[Manifest]:
-    calls: Manifest = {"ports": _tcp(names.GRPC_PORT)}
+    calls: Manifest = {"ports": _tcp(GRPC_PORT)}
     if build.stage.inputs:
         calls["from"] = [_stage_pods(build, build.stage.inputs[0].source)]
     return [
         calls,
-        {"ports": _tcp(names.HEALTH_PORT)},
-        {"ports": _tcp(names.METRICS_PORT), "from": [{"namespaceSelector": {}}]},
+        {"ports": _tcp(HEALTH_PORT)},
+        {"ports": _tcp(METRICS_PORT), "from": [{"namespaceSelector": {}}]},
     ]
 
 
@@ -61,7 +62,7 @@ def _egress(build: StageBuild) -> list[Manifest]:
     rules: list[Manifest] = [{"ports": dns, "to": resolvers}]
     readers = sorted(reader.name for reader in readers_of(build.pipeline, build.stage.name))
     if readers:
-        rules.append({"ports": _tcp(names.GRPC_PORT), "to": [_stage_pods(build, reader) for reader in readers]})
+        rules.append({"ports": _tcp(GRPC_PORT), "to": [_stage_pods(build, reader) for reader in readers]})
     if build.model.fetch is not None:
         mirror = build.settings.hub_endpoint
         hubs: list[Manifest] = [{"ipBlock": {"cidr": block, "except": not_in}} for block, not_in in _NO_HUBS.items()]

@@ -9,8 +9,9 @@ from omni_operator import names
 from omni_operator.build_settings import Owner
 from omni_operator.desired.metadata import build_child
 from omni_operator.objects import Manifest
+from omni_proto.pod_contract import METRICS_PORT_NAME, PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
-_LABELS = {"pipeline": names.PIPELINE_LABEL, "stage": names.STAGE_LABEL, "revision": names.REVISION_LABEL}
+_LABELS = {"pipeline": PIPELINE_LABEL, "stage": STAGE_LABEL, "revision": REVISION_LABEL}
 # Not podTargetLabels, which would make it omnipipeline_io_pipeline.
 _RELABELINGS = [
     {
@@ -28,8 +29,8 @@ def build_pod_monitor(revision: str, owner: Owner, selected_by: Mapping[str, str
     Series carry the labels pipeline, stage and revision.
     """
     spec = {
-        "selector": {"matchLabels": {names.PIPELINE_LABEL: owner.name, names.REVISION_LABEL: revision}},
-        "podMetricsEndpoints": [{"port": names.METRICS_PORT_NAME, "relabelings": _RELABELINGS}],
+        "selector": {"matchLabels": {PIPELINE_LABEL: owner.name, REVISION_LABEL: revision}},
+        "podMetricsEndpoints": [{"port": METRICS_PORT_NAME, "relabelings": _RELABELINGS}],
     }
     labels = {**selected_by, **names.child_labels(owner.name, revision=revision)}
     return build_child("PodMonitor", names.revision_name(owner.name, revision), owner, labels, {"spec": spec})

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_operator.names import HEALTH_PORT
 from omni_operator.objects import Manifest
+from omni_proto.pod_contract import HEALTH_PORT, LIVENESS, READINESS
 
 STARTUP_S: Final = 600
 """For a stage on the CPU: imports (tens of seconds where cores are shared), a small model, one warm-up request."""
@@ -32,20 +32,20 @@ def build_probes(gpus: int) -> Manifest:
     """startupProbe, readinessProbe and livenessProbe of a container with so many GPUs."""
     return {
         "startupProbe": {
-            "grpc": {"port": HEALTH_PORT, "service": "readiness"},
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
             "periodSeconds": _STARTUP_PERIOD_S,
             "timeoutSeconds": 3,
             "failureThreshold": startup_seconds(gpus) // _STARTUP_PERIOD_S,
             "terminationGracePeriodSeconds": _HUNG_GRACE_S,
         },
         "readinessProbe": {
-            "grpc": {"port": HEALTH_PORT, "service": "readiness"},
+            "grpc": {"port": HEALTH_PORT, "service": READINESS},
             "periodSeconds": 5,
             "timeoutSeconds": 3,
             "failureThreshold": 2,
         },
         "livenessProbe": {
-            "grpc": {"port": HEALTH_PORT, "service": "liveness"},
+            "grpc": {"port": HEALTH_PORT, "service": LIVENESS},
             "periodSeconds": 10,
             "timeoutSeconds": 5,
             "failureThreshold": 3,

@@ -11,6 +11,7 @@ from omni_operator.build_settings import Owner
 from omni_operator.desired.metadata import build_child
 from omni_operator.desired.stage_build import StageBuild
 from omni_operator.objects import Manifest
+from omni_proto.pod_contract import GRPC_PORT, GRPC_PORT_NAME
 
 
 def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
@@ -47,9 +48,9 @@ def _headless_spec(selector: dict[str, str], tls: bool) -> Manifest:
 def _ports(tls: bool) -> list[Manifest]:
     return [
         {
-            "name": names.GRPC_PORT_NAME,
-            "port": names.GRPC_PORT,
-            "targetPort": names.GRPC_PORT_NAME,
+            "name": GRPC_PORT_NAME,
+            "port": GRPC_PORT,
+            "targetPort": GRPC_PORT_NAME,
             "protocol": "TCP",
             # Tells meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
             "appProtocol": "https" if tls else "kubernetes.io/h2c",

@@ -13,7 +13,6 @@ from grpc_status import rpc_status
 from omni_proto.client.connection import explain_refusal
 from omni_proto.errors import OmniProtoError
 
-DOMAIN: Final = "omnipipeline.io"
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
 
 

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
 from omni_proto.errors import OmniProtoError, TensorError, TensorErrorKind, WireError
+from omni_proto.pod_contract import DOMAIN
 from omni_proto.stage.v1 import errors_pb2 as reasons
 from omni_stage.errors import (
     CorruptTensorError,
@@ -23,7 +24,6 @@ from omni_stage.errors import (
     ProtocolViolationError,
 )
 
-DOMAIN = "omnipipeline.io"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARS = 1024
 """Messages travel in HTTP/2 trailers, which peers cap at 8 KiB in all."""

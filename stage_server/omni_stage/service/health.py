@@ -9,10 +9,8 @@ from __future__ import annotations
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 
+from omni_proto.pod_contract import LIVENESS, READINESS
 from omni_stage.service.wire import SERVICE_NAME
-
-READINESS = "readiness"
-LIVENESS = "liveness"
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import prometheus_client
 
+from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig
 from omni_stage.engine.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
@@ -32,7 +33,7 @@ from omni_stage.service.plan import reads_stream
 from omni_stage.service.server import bind, build_health_server, build_main_server
 from omni_stage.service.servicer import StageRuntime, StageServicer
 from omni_stage.service.stage_info import installed_versions
-from omni_stage.service.termination import ExitCode, report_start_failure, write_termination
+from omni_stage.service.termination import report_start_failure, write_termination
 from omni_stage.service.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class StageServer:
         # The calls were failed just now; let their statuses reach the callers.
         await self.in_flight.wait_idle(2.0)
         message = f"the engine of stage {self.config.stage!r} died"
-        write_termination("EngineDead", message)
+        write_termination(TerminationReason.ENGINE_DEAD, message)
         return ExitCode.ENGINE_DEAD
 
     def _build_runtime(self, engine: StageEngine) -> StageRuntime:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 
+from omni_proto.pod_contract import TerminationReason
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import EngineDeadStageError, StepTimeoutError
 from omni_stage.service.health import StageHealth
@@ -88,6 +89,6 @@ class Watchdog:
         # A late caller would wait for its deadline: another replica, or this stage after its restart, is better.
         self._in_flight.refuse()
         _log.critical("the engine makes no step", extra={"calls_ended": ended, "limit_s": self._step_timeout_s})
-        write_termination("StepTimeout", str(error))
+        write_termination(TerminationReason.STEP_TIMEOUT, str(error))
         await self._health.set_ready(False)
         await self._health.set_alive(False)

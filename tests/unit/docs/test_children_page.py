@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from omni_operator import names
 from omni_operator.desired import containers, deployment, model_files, probes
 from omni_operator.objects import CHILD_KINDS
+from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from support.operator_pipelines import build_all, make_single, pod_spec
 
 HUB = {"model": {"uri": "hf://org/model", "tokenSecretRef": {"name": "hub"}}}
@@ -61,4 +61,4 @@ def test_user_cache_and_ports(page: str) -> None:
     assert f"user and group {deployment.USER_ID}" in page
     assert f"{model_files.CACHE_GIB_PER_GPU}Gi a GPU" in page
     ports = {row[2].split(",")[0] for row in rows(page, "## The network")}
-    assert ports == {str(names.GRPC_PORT), str(names.HEALTH_PORT), str(names.METRICS_PORT), "53", "443"}
+    assert ports == {str(GRPC_PORT), str(HEALTH_PORT), str(METRICS_PORT), "53", "443"}

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omni_operator import names
 from omni_operator.settings import OperatorSettings
 from omni_proto.pipeline.offline import parse_checked
+from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen
 from support.doc_examples import EXAMPLES
 
@@ -36,9 +36,9 @@ def test_ports_are_those_that_are_listened_on(page: str) -> None:
     table = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
     stage, operator = Listen(), OperatorSettings()
     assert (stage.grpc_port, stage.health_port, stage.metrics_port) == (
-        names.GRPC_PORT,
-        names.HEALTH_PORT,
-        names.METRICS_PORT,
+        GRPC_PORT,
+        HEALTH_PORT,
+        METRICS_PORT,
     )
     assert [(pod, int(port)) for pod, port in table] == [
         ("entry stage", stage.grpc_port),

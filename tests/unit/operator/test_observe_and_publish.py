@@ -12,7 +12,6 @@ from omni_operator.build_settings import BuildSettings
 from omni_operator.decide import decide, parse_live_pipeline
 from omni_operator.errors import ApiError, RetryClass, api_error
 from omni_operator.events import EventData
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import ChildKey, key_of
 from omni_operator.observe import add_children, count_ready_endpoints, observe_pipeline
 from omni_operator.observed import Observed
@@ -22,6 +21,7 @@ from omni_operator.reconcile import REPORTED_FAILURES, describe_failure
 from omni_operator.seen import PipelineKey, Seen
 from omni_operator.store import Store
 from omni_proto.pipeline import PipelineError
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PIPELINE: dict[str, Any] = {

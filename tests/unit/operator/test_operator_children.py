@@ -20,6 +20,7 @@ from omni_operator.desired.metadata import seal
 from omni_operator.objects import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, ChildKind, key_of
 from omni_operator.revision import compute_revision
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
+from omni_proto.pod_contract import REVISION_LABEL
 from omni_proto.stage_config import parse_stage_config
 from support.operator_pipelines import (
     OWNER,
@@ -78,7 +79,7 @@ class TestEveryChild:
         assert seal(child) == child
 
     def test_only_what_outlives_revisions_lacks_the_revision_s_label(self) -> None:
-        shared = [child for child in self.CHILDREN if names.REVISION_LABEL not in child["metadata"]["labels"]]
+        shared = [child for child in self.CHILDREN if REVISION_LABEL not in child["metadata"]["labels"]]
         assert {key_of(child) for child in shared} == {
             ("ServiceAccount", "demo-stages"),
             ("Service", "demo"),

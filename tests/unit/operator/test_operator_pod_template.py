@@ -12,11 +12,11 @@ from omni_operator.build_settings import BuildSettings
 from omni_operator.desired.deployment import USER_ID
 from omni_operator.desired.placement import drop_empty
 from omni_operator.desired.probes import build_probes, startup_seconds
+from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
 from omni_stage.models.weights import weight_prefixes
 from omni_stage.service.health import LIVENESS, READINESS
-from omni_stage.service.termination import TERMINATION_LOG_VARIABLE
 from support.operator_pipelines import (
     GPU,
     SETTINGS,

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import KIND_BY_NAME
 from omni_operator.seen import ObjectKey, PipelineKey, Seen, parse_version, pipeline_of, read_version, version_of
 from omni_operator.store import Store
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 P = PipelineKey("ns", "p")
 Q = PipelineKey("ns", "q")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_operator.containers import parse_termination
+from omni_operator.containers import shorten_termination
 from omni_operator.live import LiveStage
 from omni_operator.pods import find_cause, lacks_capacity, next_check
 from omni_operator.reasons import Reason
@@ -551,4 +551,4 @@ def test_when_to_look_again() -> None:
     ids=range(8),
 )
 def test_termination_messages(text: str, parsed: tuple[str, str, str]) -> None:
-    assert parse_termination(text) == parsed
+    assert shorten_termination(text) == parsed

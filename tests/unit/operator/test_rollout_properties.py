@@ -22,12 +22,13 @@ from omni_operator.build_settings import BuildSettings, Owner
 from omni_operator.decide import parse_live_pipeline, read_snapshots
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.live import compute_live_sets
-from omni_operator.names import REVISION_LABEL, stage_name
+from omni_operator.names import stage_name
 from omni_operator.objects import ChildKey, Manifest, key_of
 from omni_operator.plan import Prune
 from omni_operator.revision import compute_revision
 from omni_operator.rollout_view import RolloutView
 from omni_proto.pipeline import OmniPipeline
+from omni_proto.pod_contract import REVISION_LABEL
 from support.operator_pipelines import make_stages
 from support.simulated_cluster import BAD_IMAGE, SimulatedCluster, member_of
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from omni_operator.names import REVISION_LABEL
 from omni_operator.objects import ChildKey
+from omni_proto.pod_contract import REVISION_LABEL
 from support.operator_pipelines import make_stages
 from support.simulated_cluster import BAD_IMAGE, SimulatedCluster, member_of
 

@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from omni_operator.decide import parse_live_pipeline
-from omni_operator.names import PIPELINE_LABEL
 from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, key_of
 from omni_operator.observe import ENDPOINT_SLICES, PODS, REPLICA_SETS, count_ready_endpoints
 from omni_operator.observed import Observed
@@ -19,6 +18,7 @@ from omni_operator.seen import ObjectKey, PipelineKey, Seen
 from omni_operator.slim import SLIM, slim_child, slim_seen
 from omni_operator.store import Store
 from omni_proto.pipeline import PipelineError, parse_pipeline
+from omni_proto.pod_contract import PIPELINE_LABEL
 from support.operator_pipelines import build_all
 from support.pipelines import SAMPLES
 

@@ -18,7 +18,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from omni_stage.service.termination import ExitCode
+from omni_proto.pod_contract import ExitCode
 
 SERVICE = "omni_proto.stage.v1.StageService"
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -20,7 +20,6 @@ from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
 from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
-from omni_stage.service.termination import encode_termination
 from omni_stage.service.watchdog import Verdict, judge
 
 
@@ -166,7 +165,3 @@ def test_memory_limits() -> None:
     assert parse_cgroup_limit("9223372036854771712") is None
     assert parse_memory_total("MemFree: 1 kB\nMemTotal:  2048 kB\n") == 2 << 20
     assert parse_memory_total("") is None
-
-
-def test_termination_message_is_short() -> None:
-    assert len(json.loads(encode_termination("R", "ä" * 2000))["message"].encode()) <= 1024

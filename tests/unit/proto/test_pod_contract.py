@@ -1,0 +1,137 @@
+"""The contract between a stage's pod and whoever runs it: what one side writes, each reader understands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from omni_cli import processes
+from omni_operator.containers import find_container_cause
+from omni_operator.desired.probes import build_probes
+from omni_operator.reasons import Reason
+from omni_proto.pod_contract import (
+    GRPC_PORT,
+    HEALTH_PORT,
+    LIVENESS,
+    MAX_TERMINATION_BYTES,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
+    PIPELINE_LABEL,
+    READINESS,
+    STAGE_LABEL,
+    ExitCode,
+    Termination,
+    TerminationReason,
+    parse_termination,
+)
+from omni_proto.stage_config import Listen
+from omni_stage.service.errors import DOMAIN as STAGE_DOMAIN
+
+ROOT = Path(__file__).parents[3]
+GOLDENS = sorted((ROOT / "tests" / "golden" / "operator").glob("*.yaml"))
+KUBELET_READS = 4096
+
+CAUSES = {
+    TerminationReason.INVALID_CONFIGURATION: Reason.CONFIG_REJECTED,
+    TerminationReason.START_FAILED: Reason.CRASH_LOOP_BACK_OFF,
+    TerminationReason.ENGINE_DEAD: Reason.ENGINE_DEAD,
+    TerminationReason.STEP_TIMEOUT: Reason.ENGINE_DEAD,
+    TerminationReason.FETCH_FAILED: Reason.FETCH_FAILED,
+}
+
+
+@pytest.mark.parametrize("message", ["", "weights are missing", "ä" * 2000, "\U0001f600" * 1000, '"\\\n'])
+def test_a_message_comes_back(message: str) -> None:
+    left = Termination(TerminationReason.START_FAILED, message, "model.path")
+    text = left.encode()
+    assert len(text.encode()) < KUBELET_READS
+    found = parse_termination(text)
+    assert found is not None
+    assert (found.reason, found.field) == ("StartFailed", "model.path")
+    assert message.startswith(found.message)
+    assert len(found.message) == len(message) or len(found.message.encode()) > MAX_TERMINATION_BYTES - 4
+
+
+@pytest.mark.parametrize("text", ["", "panic: no space", "[" * 100_000, '{"reason": "Engine'])
+def test_a_foreign_message_is_none(text: str) -> None:
+    assert parse_termination(text) is None
+
+
+@pytest.mark.parametrize("text", ["[1]", "7", "null", '"text"'])
+def test_json_of_another_form_says_nothing(text: str) -> None:
+    assert parse_termination(text) == Termination("")
+
+
+def test_values_that_are_no_text_are_none() -> None:
+    assert parse_termination('{"reason": 7, "message": {"a": 1}, "more": "x"}') == Termination("", "", "")
+
+
+@pytest.mark.parametrize("reason", list(TerminationReason))
+def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
+    ended = {"exitCode": int(ExitCode.FAILED), "message": Termination(reason, "said so").encode()}
+    status = {"name": "stage", "state": {"terminated": ended}}
+    cause = find_container_cause({"name": "stage"}, status, init=False)
+    assert cause is not None
+    assert cause.reason == CAUSES[reason]
+    assert "said so" in cause.message
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (ExitCode.BAD_CONFIGURATION, Reason.CONFIG_REJECTED),
+        (ExitCode.ENGINE_DEAD, Reason.ENGINE_DEAD),
+        (ExitCode.FAILED, Reason.CRASH_LOOP_BACK_OFF),
+        (ExitCode.ABORTED, Reason.PROBE_FAILING),
+    ],
+)
+def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
+    """Where nothing was left behind: a volume that is full, a process that was killed."""
+    status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
+    cause = find_container_cause({"name": "stage"}, status, init=False)
+    assert cause is not None
+    assert cause.reason == reason
+
+
+def test_omnipipe_reads_the_same_form() -> None:
+    assert processes.parse_termination is parse_termination
+
+
+def test_probes_ask_for_the_health_that_stages_publish() -> None:
+    probes = build_probes(0)
+    asked = {name: probe["grpc"]["service"] for name, probe in probes.items()}
+    assert asked == {"startupProbe": READINESS, "readinessProbe": READINESS, "livenessProbe": LIVENESS}
+    assert {probe["grpc"]["port"] for probe in probes.values()} == {HEALTH_PORT}
+
+
+def test_stages_listen_where_pods_say() -> None:
+    listen = Listen()
+    assert (listen.grpc_port, listen.health_port, listen.metrics_port) == (GRPC_PORT, HEALTH_PORT, METRICS_PORT)
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: path.stem)
+def test_monitors_and_policies_name_ports_that_pods_have(golden: Path) -> None:
+    documents = [item for item in yaml.safe_load_all(golden.read_text(encoding="utf-8")) if item]
+    ports = {
+        port["name"]: port["containerPort"]
+        for item in documents
+        if item["kind"] == "Deployment"
+        for port in item["spec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert ports == {"grpc": GRPC_PORT, "health": HEALTH_PORT, METRICS_PORT_NAME: METRICS_PORT}
+    for item in documents:
+        if item["kind"] == "PodMonitor":
+            assert {end["port"] for end in item["spec"]["podMetricsEndpoints"]} == {METRICS_PORT_NAME}
+        if item["kind"] == "Deployment":
+            assert {PIPELINE_LABEL, STAGE_LABEL} <= set(item["spec"]["template"]["metadata"]["labels"])
+
+
+def test_errors_carry_the_same_domain() -> None:
+    assert f"{STAGE_DOMAIN}/pipeline" == PIPELINE_LABEL
+
+
+def test_the_form_is_json() -> None:
+    assert json.loads(Termination("R").encode()) == {"reason": "R", "message": "", "field": ""}
