@@ -16,7 +16,8 @@ SESSION = "import subprocess; subprocess.Popen(['sleep', '98765'], start_new_ses
 TESTS = {
     "good": "def test_it(): pass",
     "fails": "def test_it(): assert False",
-    "dies": "import os, signal\ndef test_first(): pass\ndef test_it(): os.kill(os.getpid(), signal.SIGSEGV)",
+    "dies": "import os, signal\ndef test_first(): assert 'told' == 'at once'\n"
+    "def test_it(): os.kill(os.getpid(), signal.SIGSEGV)",
     "exits": "import os\ndef test_it(): os._exit(0)",
     "hangs": f"import time\ndef test_it():\n    {SESSION}\n    time.sleep(3600)",
     "leaves": f"def test_it():\n    {SESSION}",
@@ -59,6 +60,12 @@ def test_a_crash_is_named_with_its_test(outcomes: dict[str, Outcome]) -> None:
     (problem,) = outcomes["dies"].problems
     assert problem.startswith("died by SIGSEGV in ")
     assert problem.endswith("test_dies.py::test_it")
+
+
+def test_a_failure_before_a_crash_is_told(outcomes: dict[str, Outcome], folder: Path) -> None:
+    log = (folder / "dies.log").read_text()
+    assert "call of " in log
+    assert "AssertionError: assert 'told' == 'at once'" in log
 
 
 def test_an_exit_without_a_report_is_a_failure(outcomes: dict[str, Outcome]) -> None:

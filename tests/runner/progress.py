@@ -1,4 +1,5 @@
-"""A pytest plugin: writes down which test runs, for the runner to name when the process dies or hangs.
+"""A pytest plugin: writes down which test runs, for the runner to name when the process dies or hangs, and each failure
+as it happens, for pytest tells them at the end only.
 
 SIGUSR1 makes the process write the stack of every thread to its log.
 """
@@ -19,7 +20,21 @@ PROGRESS_VARIABLE = "OMNIPIPE_TEST_PROGRESS"
 def pytest_configure(config: pytest.Config) -> None:
     """pytest's own plugin enables faulthandler for crashes; this adds a signal to ask for the stacks."""
     # A copy of what is stderr now: while a test runs, pytest's capture has another file there.
-    faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True)
+    stderr = os.dup(2)
+    faulthandler.register(signal.SIGUSR1, file=stderr, all_threads=True)
+    config.pluginmanager.register(FailureWriter(stderr))
+
+
+class FailureWriter:
+    """Writes failures to a file descriptor at once: a process that dies later does not reach pytest's summary."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            text = f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext}\n"
+            os.write(self._descriptor, text.encode(errors="replace"))
 
 
 @pytest.hookimpl(wrapper=True)
