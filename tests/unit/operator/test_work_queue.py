@@ -215,7 +215,8 @@ async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPat
         queue.done(key)
     assert queue.longest_due_s() > 300, "though what waits has waited for long"
     clock += 500.0
-    assert queue.stuck_s() >= 500.0, "nobody takes what is ready"
+    # Not 500: the sum of a clock and 500 may be rounded down.
+    assert queue.stuck_s() > 499.0, "nobody takes what is ready"
     queue.begin()
     assert queue.stuck_s() == 0.0
 
