@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.guard import list_tree
-from support.controlplane.process import die_with
+from support.controlplane.process import ENDS_WITH_PARENT
 
 OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
@@ -68,16 +68,14 @@ def run_pipeline(
     command = [OMNIPIPE, "run", str(pipeline), "--model-dir", str(model_dir)]
     command += ["--address-file", str(address_file), "--log-dir", str(log_dir)]
     with (folder / "run.log").open("wb") as log:
-        parent = os.getpid()
         # A session of its own, so that its tree can be told from those of other pipelines. It ends with a test process
         # that is killed, and its guard then ends the stages.
         process = subprocess.Popen(
-            command,
+            [*ENDS_WITH_PARENT, *command],
             stdout=log,
             stderr=log,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
-            preexec_fn=lambda: die_with(parent),
         )
         try:
             running = wait_for_address(process, address_file, log_dir, folder / "run.log")

@@ -16,6 +16,13 @@ from support.logged_program import LoggedProgram
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
+ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+"""Before a command: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
+
+A program of util-linux in place of preexec_fn: that makes subprocess fork where it would vfork, and gRPC, if this
+process has called anything, starts its threads anew in the child, which may abort before it becomes the program.
+"""
+
 
 class Running(Protocol):
     """What ChildProcess needs of a process: a part of subprocess.Popen."""
@@ -95,15 +102,13 @@ class ChildProcess(LoggedProgram):
         return self._process.wait(timeout_s)
 
     def _spawn(self) -> Running:
-        parent = os.getpid()
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                self._command,
+                [*ENDS_WITH_PARENT, *self._command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                preexec_fn=lambda: die_with(parent),
                 # Ctrl-C belongs to the parent, which stops its children in order.
                 start_new_session=True,
             )
