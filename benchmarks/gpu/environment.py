@@ -31,7 +31,7 @@ def versions(_: Context) -> Finding:
 def driver(_: Context) -> Finding:
     """The newest CUDA that the driver runs, against the one that torch is built for."""
     version = ctypes.c_int()
-    # The driver's own library: torch 2.11 to 2.13 have no function for it that stays.
+    # Asked of the driver itself: torch 2.11 and 2.13 expose no function for it.
     code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     problem = f"cuDriverGetVersion: {code}" if code else find_driver_problem(version.value, torch.version.cuda)
     return Finding(problem or str(version.value), f"CUDA {torch.version.cuda}", ok=not problem)

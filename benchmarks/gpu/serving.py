@@ -30,7 +30,7 @@ START_LIMIT_S = 1800.0
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
 _DRAWN_LIMITS = {"thinker": {"max_tokens": 64}, "talker": {"max_tokens": 500}}
-"""What weights that mean nothing say has no end of its own: 10 s of speech."""
+"""Random weights rarely emit an end token, so the lengths are fixed: 500 codec tokens are 10 s of speech."""
 _FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
 """Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002

@@ -3,9 +3,8 @@
     python -m benchmarks.gpu.shaped 7b DIRECTORY
 
 config.json, names, shapes, dtypes and shards are the published ones (tests/data/published), and so are the ids of the
-tokenizer's special tokens. It says nothing that has a meaning, and nothing may be learnt from what it says: memory,
-seconds and requests at once are those of the release. 7b takes 22 GB of disk, 3b takes 12 GB; a GPU draws them in
-less than a minute.
+tokenizer's special tokens. The output is meaningless; memory use, speed and concurrency are those of the release.
+7b takes 22 GB of disk, 3b takes 12 GB.
 """
 
 from __future__ import annotations
