@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from omni_proto.bounded_connections import BoundedConnections, ConnectionTable, open_listener
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.metrics_server import MetricsServer
+from omni_stage.service.server.metrics_server import MetricsServer
 
 HOARD = 2_000
 

@@ -14,7 +14,7 @@ import pytest
 from omni_proto.channel import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.service.channels import DownstreamChannels
+from omni_stage.service.edges.channels import DownstreamChannels
 from support.tcp_proxy import TcpProxy
 
 A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183

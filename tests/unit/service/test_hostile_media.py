@@ -13,8 +13,8 @@ import pytest_asyncio
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PrepareTimeoutError, RequestTooLargeError
 from omni_stage.models.component import AudioPart
-from omni_stage.service.media_plan import MediaRules, MediaSlot, check_media, judge_medium
-from omni_stage.service.media_pool import MediaPool
+from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
+from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
 from support.scripted_stages import ScriptedComponent
 
@@ -108,6 +108,6 @@ async def test_a_worker_that_was_taken_over_is_not_believed(
     async def ask(*_: object) -> dict[str, Any]:
         return answer
 
-    monkeypatch.setattr("omni_stage.service.media_pool._Worker.ask", ask)
+    monkeypatch.setattr("omni_stage.service.media.worker_pool._Worker.ask", ask)
     with pytest.raises(InvalidMediaError):
         await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, 20)

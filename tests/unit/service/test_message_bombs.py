@@ -19,7 +19,7 @@ import pytest
 from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.protobuf_backend import require_upb
+from omni_stage.process.protobuf_backend import require_upb
 from support.raw_http2 import RawConnection, grpc_message
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"

@@ -18,8 +18,8 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import tensors_pb2
 from omni_proto.tensors import prompt_embeds_spec, spec_from_proto
 from omni_stage.errors import ByteBudgetExceededError, TooManyRequestsError
-from omni_stage.service.admission import Admission
-from omni_stage.service.prompt_embeds import EMBEDS_COPIES
+from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES
 
 HIDDEN = 8
 SPEC = prompt_embeds_spec(HIDDEN, "bfloat16")

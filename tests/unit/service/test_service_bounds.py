@@ -14,7 +14,7 @@ import pytest
 async def test_a_call_without_start_holds_no_place_for_long(
     kit: Any, lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_stage.service.servicer.START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("omni_stage.service.request.servicer.START_TIMEOUT_S", 0.3)
     stage = await kit.serve()
 
     async def nothing() -> AsyncIterator[Any]:

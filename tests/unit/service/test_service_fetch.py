@@ -19,9 +19,9 @@ import huggingface_hub.constants
 import pytest
 
 from omni_proto.pod_contract import ExitCode
-from omni_stage.download import FetchError, RemoteFile, download_file, has_file, part_path, safe_path
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
+from omni_stage.fetch.checkpoint import INDEX, FetchRequest, fetch, parse_uri, read_token, run_fetch, select_weights
+from omni_stage.fetch.download import FetchError, RemoteFile, download_file, has_file, part_path, safe_path
 from support.hub import COMMIT, TOKEN, Hub, etag_of
 
 FILES = {

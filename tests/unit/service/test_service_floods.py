@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service import side_calls
-from omni_stage.service.places import Place, Places, count_start_places, peer_address
-from omni_stage.service.server import health_options, main_options
+from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
+from omni_stage.service.server import side_calls
+from omni_stage.service.server.ports import health_options, main_options
 from support.polling import until
 from support.raw_http2 import RawConnection, grpc_message
 
@@ -146,7 +146,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
 async def test_half_sent_starts_give_way_to_who_sends_one(
     kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("omni_stage.service.servicer.START_GRACE_S", 0.01)
+    monkeypatch.setattr("omni_stage.service.request.servicer.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
     peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
     await hoard(peer, GENERATE, 5, grpc_message(b"x" * 1000, 8 * MIB))

@@ -28,7 +28,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import ServerTls, StageConfig
 from omni_stage.errors import ConfigurationError
-from omni_stage.service import tls
+from omni_stage.service.server import tls
 from support.certificates import DAY, Authority, MountedSecret, Pair, tls_files
 from support.polling import until
 
@@ -216,7 +216,7 @@ async def test_a_broken_renewal_keeps_the_certificate_and_is_told_once(
     kit: Any, secret: MountedSecret, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     stage = await kit.serve(listen=listen(secret))
-    with caplog.at_level(logging.INFO, logger="omni_stage.service.tls"):
+    with caplog.at_level(logging.INFO, logger="omni_stage.service.server.tls"):
         secret.write(files)
         await until(lambda: stage.registry.get_sample_value(REJECTED) == 1, 20)
         await asyncio.sleep(0.1)
@@ -238,7 +238,7 @@ async def test_an_expired_certificate_is_served_and_told(
 ) -> None:
     expired = CA.issue(lasts=-DAY)
     secret.write(tls_files(expired))
-    with caplog.at_level(logging.WARNING, logger="omni_stage.service.tls"):
+    with caplog.at_level(logging.WARNING, logger="omni_stage.service.server.tls"):
         stage = await kit.serve(listen=listen(secret))
     assert "expired" in caplog.text
     assert stage.registry.get_sample_value(EXPIRY) == expired.not_after.timestamp()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from omni_proto.peer_table import PeerTable
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.admission import RETRY_AFTER_S
+from omni_stage.service.request.admission import RETRY_AFTER_S
 
 FEWEST_START_PLACES = 8
 """Calls that may be sending their Start, however small the budget."""

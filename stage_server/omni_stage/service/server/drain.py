@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from omni_stage.errors import DrainingError
-from omni_stage.service.health import StageHealth
 from omni_stage.service.in_flight import InFlight
+from omni_stage.service.server.health import StageHealth
 
 _log = logging.getLogger(__name__)
 

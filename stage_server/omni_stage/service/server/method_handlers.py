@@ -8,7 +8,7 @@ from __future__ import annotations
 import grpc
 
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_stage.service.servicer import StageServicer
+from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, deserialize_request
 
 

@@ -11,12 +11,12 @@ from grpc_reflection.v1alpha import reflection
 from omni_proto.channel import server_options
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
-from omni_stage.service.handlers import stage_handlers
-from omni_stage.service.health import StageHealth
-from omni_stage.service.interceptors import CallInterceptor
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.servicer import StageServicer
-from omni_stage.service.side_calls import (
+from omni_stage.service.request.servicer import StageServicer
+from omni_stage.service.server.health import StageHealth
+from omni_stage.service.server.interceptors import CallInterceptor
+from omni_stage.service.server.method_handlers import stage_handlers
+from omni_stage.service.server.side_calls import (
     HEALTH_IN_ALL,
     HEALTH_PER_PEER,
     MAIN_IN_ALL,

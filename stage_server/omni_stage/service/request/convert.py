@@ -15,7 +15,7 @@ from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_serv
 from omni_proto.stage_config import Limits, SamplingDefaults
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, ImagePart, TextPart, UserPrompt
-from omni_stage.service.media_plan import MediaRules, MediaSlot, check_media, plan_medium
+from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
 
 ROLES = ("system", "user", "assistant")
 MAX_PARTS = 1024

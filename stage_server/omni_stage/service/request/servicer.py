@@ -20,27 +20,27 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.models.component import AudioPart, EdgeInput, ImagePart, StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
-from omni_stage.service.admission import Admission
 from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.call_metadata import forwarded_metadata
-from omni_stage.service.channels import DownstreamChannels
-from omni_stage.service.convert import PromptPlan, build_prompt, is_light
 from omni_stage.service.deadlines import Deadline
-from omni_stage.service.downstream import EdgeCall, EdgeContext
-from omni_stage.service.edge_input import to_torch
+from omni_stage.service.edges.channels import DownstreamChannels
+from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
+from omni_stage.service.edges.input import to_torch
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.logs import request_id_var
-from omni_stage.service.media_plan import receive_media
-from omni_stage.service.media_pool import MediaPool
+from omni_stage.service.media.planning import receive_media
+from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.places import START_GRACE_S, Places, peer_address
-from omni_stage.service.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
-from omni_stage.service.prompt_embeds import build_embeds
-from omni_stage.service.reading import RequestReader
-from omni_stage.service.responses import ResponseWriter
-from omni_stage.service.run import RequestRun
-from omni_stage.service.stage_info import describe_stage
-from omni_stage.service.timeline import Timeline
+from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.convert import PromptPlan, build_prompt, is_light
+from omni_stage.service.request.places import START_GRACE_S, Places, peer_address
+from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
+from omni_stage.service.request.prompt_embeds import build_embeds
+from omni_stage.service.request.reading import RequestReader
+from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.run import RequestRun
+from omni_stage.service.request.stage_info import describe_stage
+from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0

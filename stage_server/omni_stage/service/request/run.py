@@ -13,15 +13,15 @@ from omni_proto.stage_config import Output
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.models.component import StageRequest, StageStep
-from omni_stage.service.admission import Admitted
 from omni_stage.service.audio import AudioEncoder
-from omni_stage.service.convert import finish_reason_to_proto
-from omni_stage.service.downstream import EdgeCall
+from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import error_info, first_error, to_status
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.plan import RequestPlan, bound_rows
-from omni_stage.service.responses import ResponseWriter
-from omni_stage.service.timeline import Timeline
+from omni_stage.service.request.admission import Admitted
+from omni_stage.service.request.convert import finish_reason_to_proto
+from omni_stage.service.request.plan import RequestPlan, bound_rows
+from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)
 

@@ -21,23 +21,23 @@ from omni_stage.engine.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import OmniStageError
 from omni_stage.models.component import TakesMedia
-from omni_stage.service.admission import Admission
-from omni_stage.service.channels import DownstreamChannels
-from omni_stage.service.drain import drain
-from omni_stage.service.health import StageHealth
+from omni_stage.process.termination import report_start_failure, write_termination
+from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.metrics_server import MetricsServer
-from omni_stage.service.places import Places, count_start_places
-from omni_stage.service.plan import reads_stream
-from omni_stage.service.server import bind, build_health_server, build_main_server
-from omni_stage.service.servicer import StageRuntime, StageServicer
-from omni_stage.service.stage_info import installed_versions
-from omni_stage.service.termination import report_start_failure, write_termination
-from omni_stage.service.watchdog import Watchdog
+from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.places import Places, count_start_places
+from omni_stage.service.request.plan import reads_stream
+from omni_stage.service.request.servicer import StageRuntime, StageServicer
+from omni_stage.service.request.stage_info import installed_versions
+from omni_stage.service.server.drain import drain
+from omni_stage.service.server.health import StageHealth
+from omni_stage.service.server.metrics_server import MetricsServer
+from omni_stage.service.server.ports import bind, build_health_server, build_main_server
+from omni_stage.service.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from omni_stage.service.tls import ServingCertificate
+    from omni_stage.service.server.tls import ServingCertificate
 
 ENGINE_STOP_S = 20.0
 
@@ -176,7 +176,7 @@ class StageServer:
         if tls is None:
             return None
         # Imported where it is used: most stages have no certificate.
-        from omni_stage.service.tls import ServingCertificate
+        from omni_stage.service.server.tls import ServingCertificate
 
         return await asyncio.to_thread(ServingCertificate, tls, self._registry)
 

@@ -16,7 +16,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from omni_stage.errors import TooManyRequestsError
-from omni_stage.service.places import Places, peer_address
+from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64

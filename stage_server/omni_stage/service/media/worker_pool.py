@@ -31,7 +31,7 @@ from omni_stage.errors import InvalidMediaError, OmniStageError, PrepareTimeoutE
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.media.worker import PACKET_BYTES, READY
 from omni_stage.models.component import AudioPart, ImagePart
-from omni_stage.service.media_plan import MediaRules, MediaSlot, sound_samples
+from omni_stage.service.media.planning import MediaRules, MediaSlot, sound_samples
 
 WORKERS: Final = 2
 START_TIMEOUT_S: Final = 60.0

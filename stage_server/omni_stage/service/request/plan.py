@@ -11,12 +11,12 @@ from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import Component, TakesMedia
-from omni_stage.service import modalities
-from omni_stage.service.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
-from omni_stage.service.edge_input import check_edge
-from omni_stage.service.media_plan import MediaRules
-from omni_stage.service.modalities import plan_modalities
-from omni_stage.service.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.edges.input import check_edge
+from omni_stage.service.media.planning import MediaRules
+from omni_stage.service.request import modalities
+from omni_stage.service.request.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
+from omni_stage.service.request.modalities import plan_modalities
+from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
 
 _ENCODINGS = frozenset(
     (

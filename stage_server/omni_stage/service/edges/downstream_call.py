@@ -23,10 +23,10 @@ from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
-from omni_stage.service.channels import DownstreamChannels
 from omni_stage.service.deadlines import Deadline, downstream_timeout
-from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
-from omni_stage.service.edge_output import EdgeWriter
+from omni_stage.service.edges.channels import DownstreamChannels
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.errors import RelayedError, first_error, retry_delay_s
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import OutgoingChunk

@@ -32,10 +32,19 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
-from omni_stage.download import FULL, LARGER, FetchError, RemoteFile, check_room, download_file, find_file, has_file
 from omni_stage.errors import ConfigurationError, OmniStageError
+from omni_stage.fetch.download import (
+    FULL,
+    LARGER,
+    FetchError,
+    RemoteFile,
+    check_room,
+    download_file,
+    find_file,
+    has_file,
+)
 from omni_stage.models.weights import weight_prefixes
-from omni_stage.service.termination import write_termination
+from omni_stage.process.termination import write_termination
 
 MARKER: Final = ".omni-fetched.json"
 INDEX: Final = "model.safetensors.index.json"
