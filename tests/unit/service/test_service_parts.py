@@ -11,14 +11,16 @@ import pytest
 from google.rpc import error_details_pb2
 
 from omni_proto import errors as proto_errors
+from omni_proto.rpc.retry import may_retry
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage import errors
 from omni_stage.engine.byte_budget import parse_cgroup_limit, parse_memory_total
 from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
 from omni_stage.service.deadlines import Deadline, downstream_timeout
-from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
-from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
+from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
 from omni_stage.service.server.watchdog import Verdict, judge
 
@@ -27,12 +29,12 @@ def test_details_of_a_peer_that_do_not_parse_are_none() -> None:
     damaged = to_status(errors.NotReadyError("no", retry_after_s=1), stage="talker", request_id="r")
     for detail in damaged.details:
         detail.value = b"\x0a\x02\xff\xff\xff"
-    assert error_info(damaged) is None
-    assert retry_delay_s(damaged) is None
+    read = read_status(damaged)
+    assert (read.is_of_a_stage, read.reason, read.retry_after_s) == (False, "", None)
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\x0a\xff"))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), trailers)
-    status, _ = status_of_call(error, stage="talker", request_id="r")
-    assert error_info(status).reason == "DOWNSTREAM_UNAVAILABLE"
+    status = explain_failure(error, stage="talker", request_id="r")
+    assert read_status(status).reason == "DOWNSTREAM_UNAVAILABLE"
 
 
 @pytest.mark.parametrize(
@@ -79,18 +81,18 @@ def test_watchdog_verdicts(is_dead: bool, unfinished: int, age: float, verdict: 
 )
 def test_errors_map_in_one_place(error: Exception, code: str, reason: str) -> None:
     status = to_status(error, stage="s", request_id="r")
-    info = error_info(status)
-    assert info is not None
-    assert (status.code, info.reason) == (grpc.StatusCode[code].value[0], reason)
+    told = read_status(status)
+    assert told.is_of_a_stage
+    assert (status.code, told.reason) == (grpc.StatusCode[code].value[0], reason)
     assert "secret" not in str(status)
 
 
 def test_retry_info_makes_a_refusal_retryable() -> None:
     refused = to_status(errors.TooManyRequestsError("x", retry_after_s=1.5), stage="s", request_id="r")
-    assert retry_delay_s(refused) == 1.5
-    assert is_retryable(refused)
-    assert not is_retryable(to_status(errors.RequestTooLargeError("x"), stage="s", request_id="r"))
-    assert is_retryable(to_status(errors.DrainingError("x"), stage="s", request_id="r"))
+    assert read_status(refused).retry_after_s == 1.5
+    assert may_retry(read_status(refused))
+    assert not may_retry(read_status(to_status(errors.RequestTooLargeError("x"), stage="s", request_id="r")))
+    assert may_retry(read_status(to_status(errors.DrainingError("x"), stage="s", request_id="r")))
     assert not any(d.Is(error_details_pb2.BadRequest.DESCRIPTOR) for d in refused.details)
 
 
