@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from omni_operator.metrics import Metrics, Readings, condition_samples
+from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.server.tls import CertificateMetrics
