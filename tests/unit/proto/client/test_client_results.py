@@ -142,7 +142,7 @@ def test_sound_with_a_gap_or_another_format_is_an_error(second: AudioChunk) -> N
 def test_an_answer_without_sound_writes_no_file(tmp_path: Path) -> None:
     result = ResultBuilder().result()
     assert result.audio_seconds == 0
-    with pytest.raises(ArgumentError, match="no sound"):
+    with pytest.raises(ArgumentError, match="no audio"):
         result.write_wav(tmp_path / "a.wav")
     assert not (tmp_path / "a.wav").exists()
 
