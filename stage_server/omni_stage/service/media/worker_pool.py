@@ -250,10 +250,10 @@ class _Job:
                 pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, begin)
                 parts.append(ImagePart(Image.fromarray(pixels)))
             else:
-                samples = np.ndarray((count,), np.float32, shared, begin).copy()
-                if not np.isfinite(samples).all():
+                waveform = np.ndarray((count,), np.float32, shared, begin).copy()
+                if not np.isfinite(waveform).all():
                     raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
-                parts.append(AudioPart(samples, medium["to_hz"]))
+                parts.append(AudioPart(waveform, medium["to_hz"]))
         return parts
 
 
