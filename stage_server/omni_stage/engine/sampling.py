@@ -78,7 +78,7 @@ def check_streamed_sampling(sampling: SamplingDefaults, *, field: str = "") -> N
     """Refuse, by name, what would mean something else on a stage whose input is streamed.
 
     There earlier output counts as prompt: output penalties and min_tokens would see the last part alone, and vLLM takes
-    no stop texts. `field` is the path of the sampling in the request. Raises InvalidRequestError.
+    no stop strings. `field` is the path of the sampling in the request. Raises InvalidRequestError.
     """
     for name in _NOT_STREAMED:
         if getattr(sampling, name):

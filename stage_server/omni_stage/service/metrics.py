@@ -153,14 +153,14 @@ class EntryMetrics:
             "omni_pipeline_first_text", "From a request's start until the caller's first piece of text.", registry
         )
         self._first_audio = _histogram(
-            "omni_pipeline_first_audio", "From a request's start until the caller's first piece of sound.", registry
+            "omni_pipeline_first_audio", "From a request's start until the caller's first piece of audio.", registry
         )
         self._audio = Counter(
-            "omni_pipeline_audio", "Sound that was answered, as long as it plays.", unit="seconds", registry=registry
+            "omni_pipeline_audio", "Audio that was answered, as long as it plays.", unit="seconds", registry=registry
         )
         self._real_time_factor = Histogram(
             "omni_pipeline_real_time_factor",
-            "From a request's start until its last sound, over the length of the sound; below 1: faster than it plays.",
+            "From a request's start until its last audio, over the length of the audio; below 1: faster than it plays.",
             unit="ratio",
             buckets=REAL_TIME_FACTORS,
             registry=registry,

@@ -74,7 +74,7 @@ class Talker:
         }
 
     def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """Neither the parameters of diffusion nor stop texts."""
+        """Neither the parameters of diffusion nor stop strings."""
         check_codec_sampling(sampling)
 
     def prepare(self, request: StageRequest) -> StageInput:

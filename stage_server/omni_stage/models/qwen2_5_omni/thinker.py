@@ -52,7 +52,7 @@ class Thinker:
     queue_timeout_s: float | None = None
     writes_text = True
     takes_prompt_embeds = True
-    sound_rate_hz = SOUND_RATE_HZ
+    audio_rate_hz = SOUND_RATE_HZ
     max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(
@@ -122,7 +122,7 @@ class Thinker:
         """See TakesMedia."""
         return self._media_costs.image(width, height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         """See TakesMedia."""
         return self._media_costs.sound(samples)
 
