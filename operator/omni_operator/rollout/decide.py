@@ -13,13 +13,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, controller_uid
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.rollout import Rollout, decide_rollout
-from omni_operator.state.live import controller_uid
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document

@@ -20,16 +20,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest, controller_uid, is_terminating, parse_time
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.rollout_view import RolloutView
-from omni_operator.state.live import (
-    LOST_POD_SLACK,
-    compute_live_sets,
-    controller_uid,
-    is_terminating,
-    live_serving_revision,
-    parse_time,
-)
+from omni_operator.state.live import LOST_POD_SLACK, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import next_check
 from omni_proto.pipeline import OmniPipeline, order_stages

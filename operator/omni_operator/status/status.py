@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from omni_kube.objects import find_condition
 from omni_operator.names import pipeline_url, stage_name
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.rollout import Rollout
-from omni_operator.state.live import LiveSet, compute_live_sets, find_condition
+from omni_operator.state.live import LiveSet, compute_live_sets
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, Verdict, bound, set_conditions

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.names import stage_name
 from omni_operator.rollout.decide import parse_live_pipeline, read_snapshots
 from omni_operator.rollout.plan import Prune
