@@ -38,6 +38,7 @@ from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, ApiError, eventually
 from support.controlplane.control_plane import ControlPlane
@@ -282,7 +283,7 @@ def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
     settings, owner = BuildSettings(), Owner(name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
     shared = build_shared(owner, serving=revision)
-    return [*shared, *build_revision_set(pipeline, revision, owner, settings)]
+    return [*shared, *build_revision_set(pipeline, revision, first_replicas(pipeline), owner, settings)]
 
 
 def say(message: str) -> None:
