@@ -41,8 +41,8 @@ WALL_CLOCK = frozenset(
     | {"datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
 )
 MAY_READ_THE_WALL_CLOCK = {
-    "omni_stage/service/timeline.py": "when a request was accepted, told to callers; all else there is monotonic",
-    "omni_stage/service/tls.py": "certificates expire by the wall clock",
+    "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
+    "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
     "omni_kube/clock.py": "until the API server has told its own time",
     "omni_kube/lease.py": "the time in the Lease, for people; who holds it is decided by a monotonic clock",
 }

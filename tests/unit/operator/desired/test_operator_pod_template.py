@@ -16,7 +16,7 @@ from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
 from omni_stage.models.weights import weight_prefixes
-from omni_stage.service.health import LIVENESS, READINESS
+from omni_stage.service.server.health import LIVENESS, READINESS
 from support.operator_pipelines import (
     GPU,
     SETTINGS,
