@@ -10,7 +10,6 @@ from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import omni_kube.client as client_module
@@ -222,10 +221,9 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert [len(page.items) for page in pages] == [2, 2, 1]
     assert len({page.version for page in pages}) == 1
     assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
-    kept = msgspec.json.decode(pages[0].items[0].encode())
-    assert (kept["apiVersion"], kept["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
-    assert "data" not in kept, "metadata alone was asked for"
-    assert "managedFields" not in kept["metadata"]
+    read = pages[0].items[0].decode()
+    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
+    assert "data" not in read, "metadata alone was asked for"
 
 
 async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
