@@ -20,7 +20,7 @@ from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
 from omni_operator.kinds import FIELD_MANAGER
 from omni_operator.process.handlers import run_kopf
-from omni_operator.process.logs import configure_logging
+from omni_operator.process.pipeline_log import configure_operator_logging
 from omni_operator.process.settings import OperatorSettings, SettingsError, parse_settings
 
 EXIT_STOPPED: Final = 0
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        configure_logging(settings.log_format, settings.log_level)
+        configure_operator_logging(settings.log_format, settings.log_level)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_operator(settings))
     except (SettingsError, CredentialsError) as error:

@@ -27,8 +27,8 @@ from omni_kube.pacing import RateLimiter
 from omni_kube.transport import Transport
 from omni_operator.kinds import PIPELINE_KIND
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
-from omni_operator.process.logs import log_subject
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
+from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.process.watches import Watches
 from omni_operator.process.work_queue import WorkQueue

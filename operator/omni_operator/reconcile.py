@@ -20,8 +20,8 @@ from omni_kube.objects import NamespacedName, ObjectKey, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import PIPELINE_KIND
-from omni_operator.process.logs import log_subject
 from omni_operator.process.metrics import Metrics
+from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.apply import Outcome, apply_plan
 from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline

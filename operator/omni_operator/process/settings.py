@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn, cast
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
-from omni_operator.process.logs import LogFormat
+from omni_proto.logs import LogFormat
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
