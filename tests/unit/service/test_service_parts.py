@@ -15,11 +15,11 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage import errors
 from omni_stage.engine.byte_budget import parse_cgroup_limit, parse_memory_total
 from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError
+from omni_stage.process.stage_log import request_id_var, stage_formatter
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
-from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
 from omni_stage.service.server.watchdog import Verdict, judge
 
 
@@ -142,8 +142,8 @@ def test_logs_hold_ids_and_no_exception_text() -> None:
             "n", logging.ERROR, "f", 1, "it failed", (), (ValueError, error, error.__traceback__)
         )
     record.size = 3
-    line = json.loads(JsonFormatter("thinker").format(record))
-    text = TextFormatter("thinker").format(record)
+    line = json.loads(stage_formatter("thinker", "json").format(record))
+    text = stage_formatter("thinker", "text").format(record)
     request_id_var.reset(token)
     assert (line["stage"], line["request_id"], line["size"]) == ("thinker", "r7", 3)
     assert "ValueError at" in line["error"]
