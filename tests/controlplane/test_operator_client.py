@@ -440,7 +440,7 @@ class Candidate:
     def __init__(self, client: ApiClient, space: Api, identity: str) -> None:
         self.told: list[bool] = []
         self.leadership = Leadership(
-            client,
+            client.transport,
             name="election",
             namespace=space.namespace,
             identity=identity,
