@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 
+from omni_stage.process.stage_log import request_id_var, stage_formatter
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
-from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
 
 
 def test_logs_hold_ids_and_no_exception_text() -> None:
@@ -18,8 +18,8 @@ def test_logs_hold_ids_and_no_exception_text() -> None:
             "n", logging.ERROR, "f", 1, "it failed", (), (ValueError, error, error.__traceback__)
         )
     record.size = 3
-    line = json.loads(JsonFormatter("thinker").format(record))
-    text = TextFormatter("thinker").format(record)
+    line = json.loads(stage_formatter("thinker", "json").format(record))
+    text = stage_formatter("thinker", "text").format(record)
     request_id_var.reset(token)
     assert (line["stage"], line["request_id"], line["size"]) == ("thinker", "r7", 3)
     assert "ValueError at" in line["error"]

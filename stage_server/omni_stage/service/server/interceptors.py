@@ -12,9 +12,9 @@ import grpc
 from google.rpc import status_pb2
 
 from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, grpc_code, read_status
+from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.call_metadata import request_id_of
 from omni_stage.service.errors import to_stage_error, to_status
-from omni_stage.service.logs import request_id_var
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import SERVICE_NAME
 
