@@ -34,7 +34,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_stage.download import FULL, LARGER, FetchError, RemoteFile, check_room, download_file, find_file, has_file
 from omni_stage.errors import ConfigurationError, OmniStageError
-from omni_stage.models.weights import weight_prefixes
+from omni_stage.models.registry import weight_prefixes
 from omni_stage.service.termination import write_termination
 
 MARKER: Final = ".omni-fetched.json"
