@@ -161,18 +161,18 @@ class EntryMetrics:
         )
         self._first_audio = _histogram(
             StageMetric.PIPELINE_FIRST_AUDIO_SECONDS,
-            "From a request's start until the caller's first piece of sound.",
+            "From a request's start until the caller's first piece of audio.",
             registry,
         )
         self._audio = Counter(
             StageMetric.PIPELINE_AUDIO_SECONDS,
-            "Sound that was answered, as long as it plays.",
+            "Audio that was answered, as long as it plays.",
             unit="seconds",
             registry=registry,
         )
         self._real_time_factor = Histogram(
             StageMetric.PIPELINE_REAL_TIME_FACTOR,
-            "From a request's start until its last sound, over the length of the sound; below 1: faster than it plays.",
+            "From a request's start until its last audio, over the length of the audio; below 1: faster than it plays.",
             unit="ratio",
             buckets=REAL_TIME_FACTORS,
             registry=registry,
