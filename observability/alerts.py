@@ -217,8 +217,8 @@ OPERATOR = Group(
             fires="> 0.2",
             wait="15m",
             severity="warning",
-            when="more than a fifth of the looks at pipelines fail, over 15 minutes",
-            summary="{{ $value | humanizePercentage }} of the operator's looks at pipelines fail.",
+            when="more than a fifth of reconciles fail, over 15 minutes",
+            summary="{{ $value | humanizePercentage }} of the operator's reconciles fail.",
             description="For 15 minutes more than a fifth of the operator's reconciles have ended with an error: the "
             "API server does not answer, refuses what it writes, or it has a fault.",
         ),

@@ -40,7 +40,7 @@ _WORK = Row(
         Panel(
             "Reconciles",
             [Query(rate(f"omni_operator_reconcile_total{{{_OPERATOR}}}", "result"), "{{result}}")],
-            "Looks at pipelines a second, by how they ended.",
+            "Reconciles a second, by result.",
             unit="ops",
             stacked=True,
         ),
@@ -53,13 +53,13 @@ _WORK = Row(
                 )
                 for share in QUANTILES
             ],
-            "One look at one pipeline, writes included.",
+            "One reconcile of one pipeline, writes included.",
             unit="s",
         ),
         Panel(
             "Queue",
             [Query(f"sum by (pod) (omni_operator_queued_pipelines{{{_OPERATOR}}})", "{{pod}}")],
-            "Pipelines that wait to be looked at, planned repetitions included.",
+            "Pipelines that wait to be reconciled, planned repetitions included.",
         ),
         Panel(
             "Longest due",

@@ -78,14 +78,14 @@ class Metrics:
         Info("omni_operator", "What this operator is: its version.", registry=self.registry).info({"version": version})
         self._duration = Histogram(
             "omni_operator_reconcile_duration",
-            "One look at one pipeline, writes included.",
+            "One reconcile of one pipeline, writes included.",
             unit="seconds",
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._reconciles = Counter(
             "omni_operator_reconcile",
-            f"Looks at pipelines, by how they ended: {', '.join(RESULTS)}.",
+            f"Reconciles of pipelines by result: {', '.join(RESULTS)}.",
             ["result"],
             registry=self.registry,
         )
@@ -121,7 +121,7 @@ class Metrics:
         self._call_duration.labels(verb).observe(seconds)
 
     def observe_reconcile(self, result: str, seconds: float) -> None:
-        """One look at one pipeline."""
+        """One reconcile of one pipeline."""
         self._reconciles.labels(result).inc()
         self._duration.observe(seconds)
 
@@ -161,7 +161,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
         yield ages
         yield from _collect_pipelines(list(readings.conditions()))
         yield GaugeMetricFamily(
-            "omni_operator_queued_pipelines", "Pipelines that wait to be looked at.", value=readings.queue_length()
+            "omni_operator_queued_pipelines", "Pipelines that wait to be reconciled.", value=readings.queue_length()
         )
         yield GaugeMetricFamily(
             "omni_operator_longest_due_seconds",

@@ -1,8 +1,8 @@
-"""The decisions of one round in their order: revision, rollout, desired children, plan.
+"""The decisions of one reconcile in their order: revision, rollout, desired children, plan.
 
     pipeline, observed, settings, time --> Decision
 
-Pure, but for remembering the sets that were built last: building one costs ten times the rest of a round.
+Pure, but for remembering the sets that were built last: building one costs ten times the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REMEMBERED_SETS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one round found to be right."""
+    """What one reconcile found to be right."""
 
     pipeline: OmniPipeline
     target: str

@@ -1,6 +1,6 @@
 """Why a container does not run, from its status as kubelet writes it.
 
-Causes must not change while nothing changes: kubelet goes round waiting, running and terminated while a container
+Causes must not change while nothing changes: kubelet cycles through waiting, running and terminated while a container
 crashes, and counts restarts; of all that only what stays the same is said.
 """
 

@@ -1,7 +1,7 @@
 """Why a stage has not all its pods, from what the scheduler, kubelet and the controllers say about it.
 
-Of several pods and causes the one is told that must be mended first; which one that is does not depend on the order
-or the names of pods, as far as it can be helped.
+Of several pods and causes the most actionable one is reported. Which one that is does not depend on the order or the
+names of pods, as far as possible.
 """
 
 from __future__ import annotations

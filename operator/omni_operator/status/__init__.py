@@ -1,0 +1,1 @@
+"""What is told: conditions with reasons and remedies, and Events."""

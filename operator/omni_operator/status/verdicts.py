@@ -3,7 +3,7 @@
 Ready        requests are served: every stage of the revision that serves has a ready pod. A rollout that goes well
              does not touch it, for the old revision serves until the new one can.
 Progressing  what runs is not yet what the spec asks for, and is on its way there.
-Degraded     something failed, or less runs than did. What a healthy rollout passes through is no failure.
+Degraded     something failed, or fewer replicas run than before. What a healthy rollout passes through is no failure.
 """
 
 from __future__ import annotations

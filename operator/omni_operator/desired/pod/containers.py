@@ -6,8 +6,7 @@ from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator import names
-from omni_operator.desired.children.config_map import CONFIG_KEY
-from omni_operator.desired.pod.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
+from omni_operator.desired.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
 from omni_operator.desired.pod.probes import build_probes
 from omni_operator.desired.pod.volumes import (
     CACHE_MOUNT,
@@ -20,7 +19,7 @@ from omni_operator.desired.pod.volumes import (
     TOKEN_VOLUME,
     writable_mounts,
 )
-from omni_operator.desired.stage_build import StageBuild
+from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 from omni_proto.pipeline.kubernetes import GPU_RESOURCE
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
