@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
-from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
@@ -41,7 +41,7 @@ class RequestPlan:
     streamed: bool
     """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults
-    own: frozenset[Output]
+    own: frozenset[Modality]
     calls: tuple[DownstreamStage, ...]
     voice: str
     encoding: sampling_pb2.AudioEncoding

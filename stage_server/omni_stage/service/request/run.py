@@ -10,7 +10,7 @@ from contextlib import aclosing
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
-from omni_proto.stage_config import Output
+from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.models.component import StageRequest, StageStep
@@ -167,14 +167,14 @@ class RequestRun:
         self._rows_bound = min(self._rows_bound, exact)
 
     async def _emit(self, step: StageStep) -> None:
-        if step.text and Output.TEXT in self._plan.own:
+        if step.text and Modality.TEXT in self._plan.own:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
             # Of embeddings the engine reports zeros, which are nobody's token ids.
             has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
             prompt = step.prompt_token_ids if has_ids else None
             await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
-        if Output.AUDIO in self._plan.own:
+        if Modality.AUDIO in self._plan.own:
             for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
                 self._timeline.first_audio = self._timeline.first_audio or self._timeline.now()
                 await self._writer.send(audio=chunk)
