@@ -14,9 +14,10 @@ from omni_stage.models.component import Component, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.planning import MediaRules
 from omni_stage.service.request import modalities
-from omni_stage.service.request.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
 from omni_stage.service.request.modalities import plan_modalities
+from omni_stage.service.request.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.request.sampling import check_sampling_names, sampling_from_proto
 
 _ENCODINGS = frozenset(
     (
