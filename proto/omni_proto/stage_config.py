@@ -46,7 +46,7 @@ class EdgeMode(StrEnum):
     STREAM = "Stream"
 
 
-class Output(StrEnum):
+class Modality(StrEnum):
     """A modality that a stage returns to the client."""
 
     TEXT = "Text"
@@ -230,7 +230,7 @@ class DownstreamStage(ConfigModel):
     """Component of the downstream stage: names the processor of the edge."""
     stages: Annotated[list[StageName], Field(min_length=1, max_length=16)]
     """Names of the downstream stage and of all below it."""
-    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that the downstream stage or any below it returns."""
 
 
@@ -260,7 +260,7 @@ class StageConfig(ConfigModel):
     """The checkpoint."""
     input: InputEdge | None = None
     """The stage that this one reads; none for the entry stage."""
-    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that this stage returns to the client."""
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
     """Stages that read this one."""

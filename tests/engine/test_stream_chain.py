@@ -15,7 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinished, TokenDelta
-from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageConfig
+from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Modality, StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.server.stage_server import StageServer
 from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
@@ -58,7 +58,7 @@ class Chain:
         if config.downstream:
             (edge,) = config.downstream
             below = ["talker", "token2wav"] if edge.stage == "talker" else ["token2wav"]
-            changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Output.AUDIO]}
+            changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Modality.AUDIO]}
             changes["downstream"] = [edge.model_copy(update=changed)]
         return config.model_copy(update=changes)
 

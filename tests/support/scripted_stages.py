@@ -26,7 +26,7 @@ from omni_proto.rpc.aio_status import StatusKeeper
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, MediaCost, StageInput, StageRequest, StageStep
 from omni_stage.models.manifest import describe
@@ -44,7 +44,7 @@ class ScriptedComponent:
 
     id: str = "test/stage"
     kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    outputs: tuple[Output, ...] = tuple(Output)
+    outputs: tuple[Modality, ...] = tuple(Modality)
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
     default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
@@ -383,7 +383,7 @@ class Kit:
     @staticmethod
     def edge(stage: str, target: str, stages: list[str]) -> DownstreamStage:
         return DownstreamStage(
-            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Output.AUDIO]
+            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Modality.AUDIO]
         )
 
 

@@ -13,8 +13,8 @@ from omni_proto.stage_config import (
     InputEdge,
     Listen,
     MediaLimits,
+    Modality,
     ModelSource,
-    Output,
     StageConfig,
     Timeouts,
 )
@@ -48,13 +48,13 @@ def stages_from(pipeline: OmniPipeline, name: str) -> list[Stage]:
     ]
 
 
-def outputs_from(pipeline: OmniPipeline, name: str) -> list[Output]:
-    """Modalities that the stage or any below it returns, in the order of Output."""
+def outputs_from(pipeline: OmniPipeline, name: str) -> list[Modality]:
+    """Modalities that the stage or any below it returns, in the order of Modality."""
     found = {output for stage in stages_from(pipeline, name) for output in stage.outputs}
-    return [output for output in Output if output in found]
+    return [output for output in Modality if output in found]
 
 
-def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Output]) -> list[Stage]:
+def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) -> list[Stage]:
     """The stages that a request for these modalities calls, in the order of the graph; none named means all declared.
 
     Raises ValueError if the pipeline does not declare one of them.

@@ -35,7 +35,7 @@ from omni_proto.stage_config import (
     EngineArgs,
     Limits,
     MediaLimits,
-    Output,
+    Modality,
     SamplingDefaults,
     StageName,
 )
@@ -147,7 +147,7 @@ class Stage(PodSettings):
         default_factory=list
     )
     """The stage that this one reads; none for the entry stage."""
-    outputs: Annotated[list[Output], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
     """Modalities that the stage returns to the client."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling of requests that do not say."""

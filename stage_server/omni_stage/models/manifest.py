@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal, When
-from omni_proto.stage_config import Output, SamplingDefaults
+from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.errors import ConfigurationError
 
 MAX_TEMPERATURE: Final = 2.0
@@ -99,7 +99,7 @@ def describe(
     *,
     id: str,
     kind: EngineKind,
-    outputs: tuple[Output, ...] = (),
+    outputs: tuple[Modality, ...] = (),
     reads: str | None = None,
     publishes: str | None = None,
     publishes_rows: bool = False,

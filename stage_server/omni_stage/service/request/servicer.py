@@ -32,9 +32,9 @@ from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.convert import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.places import START_GRACE_S, Places, peer_address
 from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
+from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.prompt_embeds import build_embeds
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.request.responses import ResponseWriter
