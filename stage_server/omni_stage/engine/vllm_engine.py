@@ -194,7 +194,7 @@ class VllmStageEngine:
                 output = await preparation.within(anext(outputs, None))
                 while output is not None:
                     self._work.note_step()
-                    yield emitter.emit(engine_step(output, finish_reason(output)))
+                    yield emitter.emit(engine_step(output, finish_reason(output, self.component.facts.kind)))
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:
