@@ -43,7 +43,7 @@ class Thinker:
     facts = THINKER
     input_schema = None
     voices: Sequence[str] = ()
-    sound_rate_hz = SOUND_RATE_HZ
+    audio_rate_hz = SOUND_RATE_HZ
     max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(
@@ -102,7 +102,7 @@ class Thinker:
         """See TakesMedia."""
         return self._media_costs.image(width, height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         """See TakesMedia."""
         return self._media_costs.sound(samples)
 
