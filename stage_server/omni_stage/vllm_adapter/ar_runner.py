@@ -1,7 +1,7 @@
 """The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
 
 `OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
-only add it to vLLM's two runners, which differ in how they are built and in nothing that matters here. Per step (sample_tokens is ar_publish's)::
+only add it to vLLM's two runners, which differ in how they are built alone. Per step, of which ar_publish samples::
 
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
