@@ -31,7 +31,7 @@ class ScriptedComponent:
     queue_timeout_s: float | None = None
     writes_text: bool = True
 
-    sound_rate_hz: int = 16_000
+    audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
 
     @property
@@ -52,7 +52,7 @@ class ScriptedComponent:
     def image_cost(self, width: int, height: int) -> MediaCost:
         return MediaCost(0, width * height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         return MediaCost(0, samples)
 
     def engine_kwargs(self) -> dict[str, Any]:
