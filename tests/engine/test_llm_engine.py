@@ -25,7 +25,7 @@ from omni_stage.models.component import (
     TextPart,
     UserPrompt,
 )
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
 

@@ -18,9 +18,9 @@ from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
 from omni_stage.payloads import PromptEmbedsPayload
 from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.polling import until
 
 pytestmark = pytest.mark.engine

@@ -13,7 +13,7 @@ import pytest
 from omni_cli.guard import list_running
 from omni_proto.client import OmniClient
 from omni_proto.stage_config import ModelSource, StageConfig
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.stage_processes import StageProcess
 
 pytestmark = pytest.mark.pipeline
