@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,29 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="omnipipe",
-    help="Run any-to-any models as pipelines of stage servers, and talk to them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and end, if --version was given."""
+    if wanted:
+        from omnipipeline import __version__
+
+        print(f"omnipipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def omnipipe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Run any-to-any models as pipelines of stage servers, and talk to them."""
+
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="File that holds one OmniPipeline.")]
 
@@ -42,6 +61,12 @@ def fail(message: str) -> typer.Exit:
     """Print an error and make the exit that goes with it."""
     sys.stderr.write(f"error: {message}\n")
     return typer.Exit(1)
+
+
+def require_engine() -> None:
+    """Print which extra to install and exit 1 where no engine is installed."""
+    if find_spec("vllm") is None:
+        raise fail("no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'")
 
 
 def read_pipeline(path: Path) -> OmniPipeline:
@@ -90,6 +115,7 @@ def run(
     from omni_cli.run import run_pipeline
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
+    require_engine()
     pipeline = read_pipeline(pipeline_file)
     try:
         model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
@@ -299,10 +325,8 @@ def tiny_model(
     Example:
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
-    try:
-        from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
-    except ImportError as error:
-        raise fail(f"{error}; install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'") from error
+    require_engine()
+    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
     try:
         write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
@@ -326,13 +350,5 @@ def demo(
     """
     from omni_cli.demo import run_demo
 
+    require_engine()
     raise typer.Exit(run_demo(out))
-
-
-def main() -> None:
-    """Entry point of the `omnipipe` script."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

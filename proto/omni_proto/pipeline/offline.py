@@ -26,9 +26,9 @@ from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline
 from omni_proto.pipeline.schema import Schema
 
 
-def load_checked(path: Path) -> OmniPipeline:
+def load_checked(path: str | Path) -> OmniPipeline:
     """Read the pipeline file at path and check it as the API server would. Raises PipelineError."""
-    return parse_checked(read_file(path), source=str(path))
+    return parse_checked(read_file(Path(path)), source=str(path))
 
 
 def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
