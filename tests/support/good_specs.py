@@ -135,7 +135,7 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         first(
             resources={
                 "limits": {"cpu": 2, "memory": "16Gi", "ephemeral-storage": "1.5Gi"},
-                "requests": {"cpu": "500m", "memory": "16Gi", "example.com/nic": 1},
+                "requests": {"cpu": "500m", "memory": "16Gi"},
             }
         ),
     ),

@@ -75,4 +75,5 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "format": _format,
     "quantity": _quantity,
     "compareTo": _compare_to,
+    "asApproximateFloat": float,
 }

@@ -164,8 +164,8 @@ def _broken_rules(
 ) -> Iterator[tuple[FieldPath, str]]:
     for rule in schema.get("x-kubernetes-validations", ()) if path not in skip else ():
         if evaluate(rule["rule"], value) is not True:
-            field = rule.get("fieldPath", "").removeprefix(".")
-            yield (*path, field) if field else path, _message(rule, value)
+            below = [part for part in rule.get("fieldPath", "").split(".") if part]
+            yield (*path, *below), _message(rule, value)
     for part, child, item in _children(schema, value):
         yield from _broken_rules(child, item, (*path, part), skip)
 
