@@ -48,6 +48,7 @@ RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate -
 
 FROM builder AS code
 COPY pyproject.toml README.md LICENSE ./
+COPY kube kube
 COPY operator operator
 COPY stage_server stage_server
 COPY proto proto

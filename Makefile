@@ -16,7 +16,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image
 	@.venv/bin/omnipipe demo --out demo-output
 
 RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
-  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-3} -- -p no:cacheprovider
+  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-4} -- -p no:cacheprovider
 
 test: setup controlplane ## All tests; logs in test-logs
 	@$(RUN_TESTS)

@@ -28,14 +28,14 @@ from benchmarks.__main__ import record, write_page
 from benchmarks.report import Report, Row
 from benchmarks.stored import RESULTS
 from benchmarks.verdict import Ratio
-from omni_operator.build_settings import BuildSettings, Owner
-from omni_operator.client import ApiClient
-from omni_operator.connection import load_connection
+from omni_kube.client import ApiClient
+from omni_kube.connection import load_connection
+from omni_kube.objects import KIND_BY_NAME, Manifest
+from omni_kube.pacing import RateLimiter
 from omni_operator.desired import build_revision_set, build_shared
-from omni_operator.metrics import Metrics
-from omni_operator.objects import KIND_BY_NAME, Manifest
-from omni_operator.rate_limit import RateLimiter
-from omni_operator.revision import compute_revision
+from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.revision import compute_revision
+from omni_operator.process.metrics import Metrics
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, ApiError, eventually
 from support.controlplane.control_plane import ControlPlane

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from omni_operator.metrics import Metrics, Readings, condition_samples
+from omni_operator.process.metrics import Metrics, Readings, condition_samples
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.tls import CertificateMetrics
+from omni_stage.service.server.tls import CertificateMetrics
 
 _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
 # Of vLLM's some fifty series: those that the dashboards and alerts use.

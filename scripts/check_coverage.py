@@ -14,6 +14,7 @@ from pathlib import Path
 FLOORS = {
     "proto/omni_proto": 85.0,
     "proto/omni_proto/pipeline": 90.0,
+    "kube/omni_kube": 90.0,
     "operator/omni_operator": 90.0,
     "stage_server/omni_stage/payloads": 85.0,
     "stage_server/omni_stage/vllm_adapter": 85.0,

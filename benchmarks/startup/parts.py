@@ -20,7 +20,7 @@ class Mark:
 
 PARTS = (
     ("interpreter, torch, transformers, vLLM", "server", "start_template ends"),
-    ("our modules", "server", "omni_stage.service.serve imported"),
+    ("our modules", "server", "omni_stage.service.server.stage_server imported"),
     ("component and checkpoint", "server", "build_stage_engine ends"),
     ("engine configuration", "server", "VllmStageEngine._create_vllm_config ends"),
     ("start the engine's process", "core", "EngineCore.__init__ begins"),

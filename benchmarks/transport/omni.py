@@ -21,8 +21,8 @@ from benchmarks.transport.payload import ROW_BYTES, ROW_ELEMENTS, SCHEMA, SPEC
 from omni_proto.channel import channel_options, server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, TensorChunkView, header_for
-from omni_stage.service.edge_input import to_torch
-from omni_stage.service.edge_output import EdgeWriter
+from omni_stage.service.edges.input import to_torch
+from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, WireMessage, deserialize_request, serialize_request
 
 MAX_ROWS = 1 << 14

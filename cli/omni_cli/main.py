@@ -273,7 +273,7 @@ def render(
       omnipipe render pipeline.yaml -n models --image registry.example/stage:1.2 | kubectl diff -f -
     """
     from omni_cli.render import format_manifests, render_children
-    from omni_operator.build_settings import DEFAULT_IMAGE, BuildSettings
+    from omni_operator.desired.build_settings import DEFAULT_IMAGE, BuildSettings
 
     pipeline = read_pipeline(pipeline_file)
     settings = BuildSettings(default_image=image or DEFAULT_IMAGE, pod_monitors=pod_monitors)

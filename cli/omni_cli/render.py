@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import yaml
 
-from omni_operator.build_settings import BuildSettings, Owner
+from omni_kube.objects import Manifest
 from omni_operator.desired import build_revision_set, build_shared
-from omni_operator.objects import Manifest
-from omni_operator.revision import compute_revision
+from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.revision import compute_revision
 from omni_proto.pipeline import OmniPipeline
 
 

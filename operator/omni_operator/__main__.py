@@ -15,12 +15,12 @@ from typing import Final
 
 import uvloop
 
-from omni_operator.connection import load_connection
+from omni_kube.connection import load_connection
+from omni_kube.errors import SettingsError
 from omni_operator.controller import Controller
-from omni_operator.errors import SettingsError
-from omni_operator.handlers import run_kopf
-from omni_operator.logs import configure_logging
-from omni_operator.settings import OperatorSettings, parse_settings
+from omni_operator.process.handlers import run_kopf
+from omni_operator.process.logs import configure_logging
+from omni_operator.process.settings import OperatorSettings, parse_settings
 
 EXIT_STOPPED: Final = 0
 EXIT_INTERNAL: Final = 70

@@ -19,22 +19,22 @@ from typing import Any
 
 import kopf
 
-from omni_operator.client import ApiClient
-from omni_operator.connection import Connection
-from omni_operator.errors import ApiError, NotLeaderError
-from omni_operator.lease import Leadership, LeaseTimes
-from omni_operator.liveness import HttpEndpoints, check_alive, check_ready
-from omni_operator.logs import log_subject
-from omni_operator.metrics import ConditionSample, Metrics, Readings, condition_samples
-from omni_operator.objects import PIPELINE_KIND
-from omni_operator.observe import PIPELINES, WATCHED_KINDS
-from omni_operator.queue import WorkQueue
-from omni_operator.rate_limit import RateLimiter
+from omni_kube.client import ApiClient
+from omni_kube.connection import Connection
+from omni_kube.errors import ApiError, NotLeaderError
+from omni_kube.lease import Leadership, LeaseTimes
+from omni_kube.objects import PIPELINE_KIND
+from omni_kube.pacing import RateLimiter
+from omni_kube.reflector import Reflector
+from omni_kube.seen import ObjectKey, PipelineKey, Seen, parse_version
+from omni_kube.store import Store
+from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
+from omni_operator.process.logs import log_subject
+from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
+from omni_operator.process.settings import OperatorSettings
+from omni_operator.process.work_queue import WorkQueue
 from omni_operator.reconcile import Reconciler
-from omni_operator.reflector import Reflector
-from omni_operator.seen import ObjectKey, PipelineKey, Seen, parse_version
-from omni_operator.settings import OperatorSettings
-from omni_operator.store import Store
+from omni_operator.state.observe import PIPELINES, WATCHED_KINDS
 from omni_proto.pod_contract import PIPELINE_LABEL
 
 RECONCILE_TIMEOUT_S = 120.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_operator.objects import FIELD_MANAGER
+from omni_kube.objects import FIELD_MANAGER
 from omni_proto.pod_contract import DOMAIN, GRPC_PORT, PIPELINE_LABEL, REVISION_LABEL, ROLE_LABEL, STAGE_LABEL
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"

@@ -13,16 +13,19 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from omni_operator.apply import Outcome, apply_plan
-from omni_operator.build_settings import BuildSettings
-from omni_operator.client import ApiClient
-from omni_operator.decide import Decision, decide, parse_live_pipeline
-from omni_operator.errors import RetryClass
-from omni_operator.events import EventGate, compute_events
-from omni_operator.logs import log_subject
-from omni_operator.metrics import Metrics
-from omni_operator.objects import PIPELINE_KIND
-from omni_operator.observe import (
+from omni_kube.client import ApiClient
+from omni_kube.errors import RetryClass
+from omni_kube.objects import PIPELINE_KIND
+from omni_kube.seen import ObjectKey, PipelineKey, version_of
+from omni_kube.store import Store
+from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.process.logs import log_subject
+from omni_operator.process.metrics import Metrics
+from omni_operator.process.settings import OperatorSettings
+from omni_operator.rollout.apply import Outcome, apply_plan
+from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
+from omni_operator.rollout.plan import Verified
+from omni_operator.state.observe import (
     Unlabelled,
     add_children,
     observe_live_pipeline,
@@ -30,15 +33,12 @@ from omni_operator.observe import (
     observe_unlabelled,
     observe_unread,
 )
-from omni_operator.observed import Observed
-from omni_operator.plan import Verified
-from omni_operator.publish import is_minor, live_status, write_events, write_status
-from omni_operator.seen import ObjectKey, PipelineKey, version_of
-from omni_operator.settings import OperatorSettings
-from omni_operator.slim import can_slim
-from omni_operator.status import compute_invalid_status, compute_status, compute_too_many_status
-from omni_operator.store import Store
-from omni_operator.verdicts import ChildError
+from omni_operator.state.observed import Observed
+from omni_operator.state.slim import can_slim
+from omni_operator.status.events import EventGate, compute_events
+from omni_operator.status.publish import is_minor, live_status, write_events, write_status
+from omni_operator.status.status import compute_invalid_status, compute_status, compute_too_many_status
+from omni_operator.status.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 
 MAX_ROUNDS: Final = 5

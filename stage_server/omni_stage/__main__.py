@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
+from omni_stage.process.protobuf_backend import require_upb
+from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.logs import adopt_logger, configure_logging
-from omni_stage.service.protobuf_backend import require_upb
-from omni_stage.service.termination import report_start_failure, write_termination
 
 if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
-        from omni_stage.fetch import FetchRequest, run_fetch
+        from omni_stage.fetch.checkpoint import FetchRequest, run_fetch
 
         configure_logging("fetch", args.log_format)
         request = FetchRequest(args.uri, args.revision, args.dest, args.component, args.commit_file)
@@ -65,8 +65,8 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _preload()
-    from omni_stage.service.malloc import tune_malloc
-    from omni_stage.service.serve import run_stage
+    from omni_stage.process.malloc import tune_malloc
+    from omni_stage.service.server.stage_server import run_stage
 
     tune_malloc()
     import uvloop

@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from omni_cli.render import format_manifests, render_children
-from omni_operator.build_settings import BuildSettings
-from omni_operator.decide import parse_live_pipeline
-from omni_operator.matching import find_difference
-from omni_operator.objects import CHILD_KINDS
+from omni_kube.matching import find_difference
+from omni_kube.objects import CHILD_KINDS
+from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from support.controlplane.api import Api, ApiError
 from support.controlplane.api_server import ApiServer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_operator.settings import OperatorSettings, parse_settings
+from omni_operator.process.settings import OperatorSettings, parse_settings
 from support.controlplane.api import eventually
 from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
 from omni_cli.render import render_children
-from omni_operator.build_settings import BuildSettings
+from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
@@ -88,11 +88,10 @@ def test_nothing_is_written_while_nothing_changes(api: Api, make_operator: Calla
 
 
 class Edit(NamedTuple):
-    """A change of the spec. `revised`: whether it makes a new revision."""
+    """A change of the spec, on top of those before it."""
 
     name: str
     change: Callable[[Manifest], Any]
-    revised: bool
 
 
 def _set(*path: str | int, value: Any) -> Callable[[Manifest], Any]:
@@ -111,11 +110,13 @@ def _rename_stage(pipeline: Manifest) -> None:
 
 def _rename_entry(pipeline: Manifest) -> None:
     stage_of(pipeline, "thinker")["name"] = "reader"
-    stage_of(pipeline, "talker")["inputs"] = [{"from": "reader"}]
+    for name in ("talker", "talker2"):
+        stage_of(pipeline, name)["inputs"] = [{"from": "reader"}]
 
 
 def _remove_stage(pipeline: Manifest) -> None:
-    pipeline["spec"]["stages"].pop()
+    stages = pipeline["spec"]["stages"]
+    stages.remove(stage_of(pipeline, "vocoder"))
     stage_of(pipeline, "talker")["outputs"] = ["Audio"]
 
 
@@ -124,43 +125,56 @@ def _add_stage(pipeline: Manifest) -> None:
     pipeline["spec"]["stages"].append(second)
 
 
-EDITS = [
-    Edit("scale up", _set("stages", 1, "replicas", value=3), revised=False),
-    Edit("scale to zero", _set("stages", 2, "replicas", value=0), revised=False),
-    Edit("engine arguments", _set("stages", 0, "engineArgs", value={"maxNumSeqs": 8}), revised=False),
-    Edit("default sampling", _set("stages", 0, "defaultSampling", value={"temperature": 0.5}), revised=False),
-    Edit("request timeout", _set("timeouts", "request", value=60), revised=False),
-    Edit("resources", _set("stages", 0, "resources", value={"limits": {"nvidia.com/gpu": 1}}), revised=False),
-    Edit("pod annotation", _set("defaults", "podAnnotations", value={"team.example.com/x": "y"}), revised=False),
-    Edit("node selector", _set("defaults", "nodeSelector", value={"kubernetes.io/hostname": "node-1"}), revised=False),
-    Edit("image", _set("defaults", "image", value="example.com/stage:2"), revised=True),
-    Edit("image of a stage", _set("stages", 1, "image", value="example.com/talker:2"), revised=True),
-    Edit("model revision", _set("model", value={"uri": "hf://org/tiny", "revision": "v2"}), revised=True),
-    Edit("dtype", _set("stages", 0, "engineArgs", value={"dtype": "float16"}), revised=True),
-    Edit("edge mode", _set("stages", 1, "inputs", value=[{"from": "thinker", "mode": "Stream"}]), revised=True),
-    Edit("stage added", _add_stage, revised=True),
-    Edit("stage removed", _remove_stage, revised=True),
-    Edit("stage renamed", _rename_stage, revised=True),
-    Edit("entry renamed", _rename_entry, revised=True),
-]
+IN_PLACE = (
+    Edit("scale up", _set("stages", 1, "replicas", value=3)),
+    Edit("scale down", _set("stages", 1, "replicas", value=1)),
+    Edit("engine arguments", _set("stages", 0, "engineArgs", value={"maxNumSeqs": 8})),
+    Edit("default sampling", _set("stages", 0, "defaultSampling", value={"temperature": 0.5})),
+    Edit("request timeout", _set("timeouts", "request", value=60)),
+    Edit("resources", _set("stages", 0, "resources", value={"limits": {"nvidia.com/gpu": 1}})),
+    Edit("pod annotation", _set("defaults", "podAnnotations", value={"team.example.com/x": "y"})),
+    Edit("node selector", _set("defaults", "nodeSelector", value={"kubernetes.io/hostname": "node-1"})),
+)
+REVISED = (
+    Edit("image", _set("defaults", "image", value="example.com/stage:2")),
+    Edit("image of a stage", _set("stages", 1, "image", value="example.com/talker:2")),
+    Edit("model revision", _set("model", value={"uri": "hf://org/tiny", "revision": "v2"})),
+    Edit("dtype", _set("stages", 0, "engineArgs", value={"dtype": "float16"})),
+    Edit("edge mode", _set("stages", 1, "inputs", value=[{"from": "thinker", "mode": "Stream"}])),
+    Edit("stage added", _add_stage),
+    Edit("stage renamed", _rename_stage),
+    Edit("entry renamed", _rename_entry),
+    Edit("stage removed", _remove_stage),
+)
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=[edit.name for edit in EDITS])
-def test_edit(api: Api, operator: OperatorProcess, edit: Edit) -> None:
-    api.apply(build_pipeline())
+@pytest.mark.parametrize(("edits", "revised"), [(IN_PLACE, False), (REVISED, True)], ids=["in place", "revised"])
+def test_edits(api: Api, operator: OperatorProcess, edits: Sequence[Edit], revised: bool) -> None:
+    pipeline = build_pipeline()
+    api.apply(pipeline)
+    wait_settled(api)
+    for edit in edits:
+        before = revisions(api)
+        edit.change(pipeline)
+        api.apply(pipeline)
+        wait_settled(api)
+        assert (revisions(api) != before) is revised, edit.name
+        assert revisions(api) == {serving_revision(api)}, edit.name
+        # What is there now is what a pipeline created like that would have: nothing is missing, nothing is left over.
+        assert_children_as_rendered(api)
+        wait_idle(operator)
+        assert noop_applies(operator) == 0, edit.name
+
+
+def test_scaled_to_zero(api: Api, operator: OperatorProcess) -> None:
+    pipeline = build_pipeline()
+    api.apply(pipeline)
     wait_settled(api)
     before = revisions(api)
-    edited = build_pipeline()
-    edit.change(edited)
-    api.apply(edited)
-
-    if edit.name == "scale to zero":
-        wait_condition(api, "Ready", status="False", reason="ScaledToZero")
-    else:
-        wait_settled(api)
-    assert (revisions(api) != before) is edit.revised
-    assert revisions(api) == {serving_revision(api)}
-    # What is there now is what a pipeline created like that would have: nothing is missing, nothing is left over.
+    _set("stages", 2, "replicas", value=0)(pipeline)
+    api.apply(pipeline)
+    wait_condition(api, "Ready", status="False", reason="ScaledToZero")
+    assert revisions(api) == before == {serving_revision(api)}
     assert_children_as_rendered(api)
     wait_idle(operator)
     assert noop_applies(operator) == 0

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import omni_operator.client as client_module
-from omni_operator.client import ApiClient
-from omni_operator.connection import load_connection
-from omni_operator.errors import (
+import omni_kube.client as client_module
+from omni_kube.client import ApiClient
+from omni_kube.connection import load_connection
+from omni_kube.errors import (
     ConflictError,
     ForbiddenError,
     GoneError,
@@ -29,15 +29,15 @@ from omni_operator.errors import (
     UnauthorizedError,
     UnreachableError,
 )
-from omni_operator.lease import LEASE, Leadership, LeaseTimes
-from omni_operator.metrics import Metrics
-from omni_operator.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, Manifest
-from omni_operator.observe import PIPELINES
-from omni_operator.queue import Backoff
-from omni_operator.rate_limit import RateLimiter
-from omni_operator.reflector import Reflector
-from omni_operator.seen import ObjectKey, PipelineKey
-from omni_operator.store import Store
+from omni_kube.lease import LEASE, Leadership, LeaseTimes
+from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, Manifest
+from omni_kube.pacing import RateLimiter
+from omni_kube.reflector import Reflector
+from omni_kube.seen import ObjectKey, PipelineKey
+from omni_kube.store import Store
+from omni_operator.process.metrics import Metrics
+from omni_operator.process.work_queue import Backoff
+from omni_operator.state.observe import PIPELINES
 from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinished, TokenDelta
 from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageConfig
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.service.serve import StageServer
+from omni_stage.service.server.stage_server import StageServer
 from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
 from support.polling import until
 from support.streams import until_empty

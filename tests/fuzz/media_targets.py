@@ -16,7 +16,7 @@ from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
 from omni_stage.media.decode import UndecodableError, decode_image, decode_sound
 from omni_stage.media.resample import resample, resample_blocks
-from omni_stage.service.media_plan import MediaRules, MediaSlot, check_media, judge_medium, sound_samples
+from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium, sound_samples
 from support.hostile_media import CORPUS, TAKEN
 from support.scripted_stages import ScriptedComponent
 

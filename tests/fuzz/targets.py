@@ -31,14 +31,14 @@ from omni_proto.tensors import (
 from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
 from omni_stage.models.component import ImagePart
 from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
-from omni_stage.service.convert import build_prompt
-from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
-from omni_stage.service.edge_input import check_edge, to_torch
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edges.input import check_edge, to_torch
 from omni_stage.service.errors import MAX_MESSAGE_CHARS, STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
-from omni_stage.service.media_plan import receive_media
-from omni_stage.service.plan import media_rules, plan_request
-from omni_stage.service.prompt_embeds import EMBEDS_COPIES
-from omni_stage.service.reading import RequestReader
+from omni_stage.service.media.planning import receive_media
+from omni_stage.service.request.convert import build_prompt
+from omni_stage.service.request.plan import media_rules, plan_request
+from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES
+from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.wire import deserialize_request
 from support.scripted_stages import ScriptedComponent
 

@@ -23,7 +23,7 @@ from omni_proto.client import AsyncOmniClient
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
-from omni_stage.service.places import FEWEST_START_PLACES
+from omni_stage.service.request.places import FEWEST_START_PLACES
 from support.cheap_stages import EDGE_A, ROW, WORD
 from support.scripted_stages import END, Answer, collect
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports

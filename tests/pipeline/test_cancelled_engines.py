@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from omni_proto.client import AsyncOmniClient, StageFinished, TokenDelta
 from omni_proto.stage_config import StageConfig
-from omni_stage.service.serve import StageServer
+from omni_stage.service.server.stage_server import StageServer
 from support.omni_stages import OmniStages, StartedEngine, run_omni_stages
 from support.stage_processes import chain_configs, pick_chain_ports
 

@@ -16,10 +16,10 @@ import pytest
 
 from omni_proto.client import AsyncOmniClient
 from omni_proto.pod_contract import ExitCode
-from omni_stage.download import FetchError
 from omni_stage.errors import OmniStageError
-from omni_stage.fetch import FetchRequest, fetch, run_fetch
-from omni_stage.service.serve import Ports
+from omni_stage.fetch.checkpoint import FetchRequest, fetch, run_fetch
+from omni_stage.fetch.download import FetchError
+from omni_stage.service.server.stage_server import Ports
 from support.hub import COMMIT, Hub
 from support.small_volume import VolumeNotMountedError, fill, small_volume
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_operator.desired.deployment import USER_ID
+from omni_operator.desired.children.deployment import USER_ID
 from omni_proto.pipeline.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 

@@ -58,7 +58,10 @@ RULES: tuple[Rule, ...] = (
     Rule("engine-runners", ("tests/engine/",)),
     Rule("processes", ("tests/processes/",)),
     Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/runners/", "tests/unit/schedulers/")),
-    Rule("unit-control-plane", tuple(f"tests/unit/{name}/" for name in ("operator", "pipeline_api", "cli", "helm"))),
+    Rule(
+        "unit-control-plane",
+        tuple(f"tests/unit/{name}/" for name in ("kube", "operator", "pipeline_api", "cli", "helm")),
+    ),
     Rule("unit", ("tests/unit/",)),
 )
 

@@ -28,9 +28,9 @@ from prometheus_client import CollectorRegistry, Gauge
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import EngineKind, FinishReason, StageRequest, StageStep
+from omni_stage.process.malloc import tune_malloc
 from omni_stage.service.logs import configure_logging
-from omni_stage.service.malloc import tune_malloc
-from omni_stage.service.serve import StageServer, run_stage
+from omni_stage.service.server.stage_server import StageServer, run_stage
 from support.scripted_stages import Script, ScriptedComponent
 
 ROW = 3584

@@ -27,7 +27,7 @@ from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import EngineKind, FinishReason, MediaCost, StageInput, StageRequest, StageStep
-from omni_stage.service.serve import StageServer
+from omni_stage.service.server.stage_server import StageServer
 from support.polling import until
 
 EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))

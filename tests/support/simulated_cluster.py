@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from omni_operator.build_settings import BuildSettings
-from omni_operator.decide import Decision, decide, parse_live_pipeline
-from omni_operator.events import EventData, compute_events
-from omni_operator.live import controller_uid
-from omni_operator.objects import ChildKey, Manifest, key_of
-from omni_operator.observed import Observed
-from omni_operator.plan import Prune
-from omni_operator.slim import slim_seen
-from omni_operator.status import compute_status
+from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
+from omni_operator.rollout.plan import Prune
+from omni_operator.state.live import controller_uid
+from omni_operator.state.observed import Observed
+from omni_operator.state.slim import slim_seen
+from omni_operator.status.events import EventData, compute_events
+from omni_operator.status.status import compute_status
 from omni_proto.pipeline.status import PipelineStatus
 from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
 

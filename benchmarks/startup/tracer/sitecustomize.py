@@ -15,7 +15,7 @@ import time
 
 MARKS = {
     "omni_stage.vllm_adapter.template": ("start_template",),
-    "omni_stage.service.serve": (),
+    "omni_stage.service.server.stage_server": (),
     "omni_stage.engine.factory": ("build_stage_engine",),
     "omni_stage.engine.vllm_engine": ("VllmStageEngine._create_vllm_config", "VllmStageEngine._start"),
     "omni_stage.vllm_adapter.async_llm": ("AsyncEngineCore.start",),

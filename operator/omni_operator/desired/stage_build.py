@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from omni_kube.objects import content_hash
 from omni_operator import names
-from omni_operator.build_settings import BuildSettings, Owner
-from omni_operator.desired.model_files import ModelFiles
-from omni_operator.objects import content_hash
+from omni_operator.desired.build_settings import BuildSettings, Owner
+from omni_operator.desired.pod.model_files import ModelFiles
 from omni_proto.pipeline import EntryTls, OmniPipeline, Stage, gpus_of
 from omni_proto.stage_config import StageConfig
 

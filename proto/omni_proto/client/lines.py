@@ -3,7 +3,7 @@
 gRPC asks again for a name that did not resolve only after pauses that grow to two minutes (gRPC core 1.85,
 `polling_resolver.cc`), and no channel option shortens them: a client that called while the entry's only pod was
 replaced would miss it for as long after it is back. A new channel asks at once. Stages do the same
-(omni_stage/service/channels.py).
+(omni_stage/service/edges/channels.py).
 """
 
 from __future__ import annotations

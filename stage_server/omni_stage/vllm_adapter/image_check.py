@@ -26,7 +26,7 @@ from pathlib import Path
 from omni_stage.vllm_adapter.env import apply_environment
 
 MODULES = (
-    "omni_stage.service.serve",
+    "omni_stage.service.server.stage_server",
     "omni_stage.engine.vllm_engine",
     "omni_stage.vllm_adapter.ar_worker",
     "omni_stage.vllm_adapter.diffusion_worker",

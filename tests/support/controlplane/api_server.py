@@ -6,6 +6,7 @@ with ApiServer(directory, crds=[FILE]) as server:
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -204,7 +205,9 @@ class ApiServer:
         self.apply_crds(*self._crds)
 
     def _child(self, name: str, *arguments: str | Path) -> ChildProcess:
-        child = ChildProcess(name, [self.binaries[name], *arguments], self.directory / f"{name}.log")
+        # There is memory enough: a garbage collector that runs more seldom spares a tenth of the CPU time.
+        environment = {"GOGC": "400", **os.environ}
+        child = ChildProcess(name, [self.binaries[name], *arguments], self.directory / f"{name}.log", environment)
         self._children.append(child)
         return child
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from omni_operator.settings import OperatorSettings
+from omni_operator.process.settings import OperatorSettings
 from omni_proto.pipeline.offline import parse_checked
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen

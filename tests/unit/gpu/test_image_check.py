@@ -18,7 +18,7 @@ GOOD = Findings(
     flashinfer_samples=False,
     precompiled=(),
     compilers={"cc": "", "c++": ""},
-    imports={"omni_stage.service.serve": ""},
+    imports={"omni_stage.service.server.stage_server": ""},
     user=10001,
 )
 PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")

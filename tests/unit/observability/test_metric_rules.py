@@ -12,8 +12,8 @@ from observability.reference import collect_operator_metrics, collect_stage_metr
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from omni_operator.metrics import Metrics, Readings, condition_samples
-from omni_stage.service.metrics_server import MetricsServer
+from omni_operator.process.metrics import Metrics, Readings, condition_samples
+from omni_stage.service.server.metrics_server import MetricsServer
 from support import scripted_stages
 from support.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse_metrics, scrape, series_of
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from omni_operator.observed import Observed
-from omni_operator.publish import build_event
+from omni_operator.state.observed import Observed
+from omni_operator.status.publish import build_event
 from support.operator_pipelines import make_stages
 from support.simulated_cluster import SimulatedCluster
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_operator.objects import CHILD_KINDS
-from omni_operator.settings import OperatorSettings
+from omni_kube.objects import CHILD_KINDS
+from omni_operator.process.settings import OperatorSettings
 
 FILES = ("namespaced", "cluster")
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate", "deletecollection"}

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from omni_cli import processes
-from omni_operator.containers import find_container_cause
-from omni_operator.desired.probes import build_probes
+from omni_operator.desired.pod.probes import build_probes
 from omni_operator.reasons import Reason
+from omni_operator.state.container_causes import find_container_cause
 from omni_proto.pod_contract import (
     GRPC_PORT,
     HEALTH_PORT,

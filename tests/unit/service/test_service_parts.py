@@ -17,10 +17,10 @@ from omni_stage.engine.byte_budget import parse_cgroup_limit, parse_memory_total
 from omni_stage.errors import DeadlineExceededError, DownstreamProtocolError
 from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
 from omni_stage.service.deadlines import Deadline, downstream_timeout
-from omni_stage.service.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
 from omni_stage.service.errors import error_info, first_error, retry_delay_s, to_status
 from omni_stage.service.logs import JsonFormatter, TextFormatter, request_id_var
-from omni_stage.service.watchdog import Verdict, judge
+from omni_stage.service.server.watchdog import Verdict, judge
 
 
 def test_details_of_a_peer_that_do_not_parse_are_none() -> None:

@@ -1,0 +1,100 @@
+"""The way to the API server: address, certificates and tokens by the official client, HTTP by aiohttp.
+
+`kubernetes.aio` reads kubeconfig files, exec plugins and in-cluster tokens and refreshes them; its typed calls cost
+twice the CPU of plain JSON, so the calls themselves are made in `client.py`. kopf gets a session of the same kind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+from omni_kube.errors import SettingsError
+
+USER_AGENT = "omnipipeline-operator"
+CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 90.0
+"""For how long an idle connection is kept; longer than the pause between two looks of a watch."""
+
+
+class Connection:
+    """Address and credentials of one API server."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+
+    @property
+    def server(self) -> str:
+        """Base URL of the API server, without a final slash."""
+        return str(self._configuration.host).rstrip("/")
+
+    def new_session(self, on_response: Callable[[str, int], None] | None = None) -> aiohttp.ClientSession:
+        """A session that brings the credentials to every request.
+
+        on_response is called with path and query, and the status, of every answer.
+        """
+
+        async def authenticate(
+            request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        ) -> aiohttp.ClientResponse:
+            # Asked for every request: service account tokens change every hour.
+            token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+            if token:
+                request.headers["Authorization"] = token
+            response = await handler(request)
+            if on_response is not None:
+                on_response(request.url.path_qs, response.status)
+            return response
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                ssl=RESTClientObject(self._configuration).ssl_context, limit=0, keepalive_timeout=KEEPALIVE_S
+            ),
+            headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
+            proxy=self._configuration.proxy,
+            middlewares=(authenticate,),
+            # A watch event may hold an object of several MiB.
+            read_bufsize=2**20,
+        )
+
+
+async def load_connection(kubeconfig: Path | None) -> Connection:
+    """Read the credentials: of the file if one is given, else of the pod, else of the default kubeconfig.
+
+    Raises SettingsError.
+    """
+    configuration = Configuration()
+    try:
+        if kubeconfig is not None:
+            await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=str(kubeconfig), client_configuration=configuration, persist_config=False
+            )
+        elif "KUBERNETES_SERVICE_HOST" in os.environ:
+            kube_config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                client_configuration=configuration, persist_config=False
+            )
+    except (kube_config.ConfigException, OSError) as error:
+        raise SettingsError(f"cannot read the credentials of the API server: {error}") from error
+    return Connection(configuration)
+
+
+async def iter_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
+    parts: list[bytes] = []
+    async for data in content.iter_any():
+        *complete, rest = data.split(b"\n")
+        if complete:
+            yield b"".join([*parts, complete[0]])
+            for line in complete[1:]:
+                yield line
+            parts = []
+        if rest:
+            parts.append(rest)

@@ -1,0 +1,130 @@
+"""Keeps one collection of the store equal to the API server's: list, then watch, and a new list when the watch is lost.
+
+A list replaces: what it lacks was deleted while nobody watched. (kopf's own watches only report what exists after a
+relist, so a child deleted during an outage would never come back.) Nothing ends a reflector: not a forbidden list, not
+a server that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import ApiError, GoneError
+from omni_kube.objects import ChildKind
+from omni_kube.seen import PipelineKey, parse_version
+from omni_kube.store import Store
+from omni_operator.process.work_queue import Backoff
+
+WATCH_TIMEOUT_S = 60.0
+"""A watch is asked for anew after this: the time of the last answer then tells whether it lives."""
+SHORTEST_WATCH_S = 1.0
+"""A watch that ended sooner is not asked for again at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class Reflector:
+    """One kind in one namespace ("" is all), restricted by a label selector on the server's side."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        store: Store,
+        kind: ChildKind,
+        namespace: str,
+        *,
+        selector: str,
+        on_change: Callable[[Iterable[PipelineKey]], None],
+        watch_timeout_s: float = WATCH_TIMEOUT_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        """on_change gets the pipelines that a change concerns."""
+        self.kind = kind
+        self.namespace = namespace
+        self.synced = asyncio.Event()
+        """Set once the first list is complete."""
+        self._client = client
+        self._store = store
+        self._selector = selector
+        self._on_change = on_change
+        self._watch_timeout_s = watch_timeout_s
+        self._backoff = backoff or Backoff(first_s=0.5, longest_s=5.0)
+        self._last_seen = asyncio.get_running_loop().time()
+        self.lists = 0
+        """Complete lists so far."""
+
+    @property
+    def name(self) -> str:
+        """Kind, and namespace if it is one."""
+        return f"{self.kind.kind}/{self.namespace}" if self.namespace else self.kind.kind
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the API server last said anything about this collection."""
+        return asyncio.get_running_loop().time() - self._last_seen
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        version: str | None = None
+        failures = 0
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                if version is None:
+                    version = await self._list()
+                    failures = 0
+                version = await self._watch(version)
+                failures = 0
+            except GoneError:
+                _log.info("watch of %s is too old, listing again", self.name)
+                version = None
+            except ApiError as error:
+                failures += 1
+                pause = max(self._backoff.pause(failures), error.retry_after_s or 0.0)
+                # One line an outage, not one an attempt.
+                _log.log(
+                    logging.WARNING if failures == 1 else logging.DEBUG,
+                    "watch of %s failed, again in %.1f s: %s", self.name, pause, error,
+                )  # fmt: skip
+                await asyncio.sleep(pause)
+                continue
+            if asyncio.get_running_loop().time() - started < SHORTEST_WATCH_S:
+                await asyncio.sleep(SHORTEST_WATCH_S)
+
+    async def _list(self) -> str:
+        listing = self._store.begin_list(self.kind.kind, self.namespace)
+        version = ""
+        async with aclosing(self._client.list_pages(self.kind, self.namespace, self._selector)) as pages:
+            async for page in pages:
+                self._touch()
+                version = page.version
+                concerned = set()
+                for item in page.items:
+                    concerned |= listing.put(item, parse_version(version))
+                self._on_change(concerned)
+        self._on_change(listing.end(parse_version(version)))
+        self.lists += 1
+        self.synced.set()
+        return version
+
+    async def _watch(self, version: str) -> str:
+        """Take in events until the server ends the watch. Returns the version to go on from."""
+        events = self._client.watch(self.kind, self.namespace, version, self._watch_timeout_s, self._selector)
+        async with aclosing(events):
+            async for event in events:
+                self._touch()
+                version = event.version
+                if event.seen is None:
+                    self._store.advance(self.kind.kind, self.namespace, parse_version(version))
+                elif event.type == "DELETED":
+                    self._on_change(self._store.remove_seen(event.seen, self.namespace))
+                else:
+                    self._on_change(self._store.put_seen(event.seen, self.namespace))
+        return version
+
+    def _touch(self) -> None:
+        self._last_seen = asyncio.get_running_loop().time()

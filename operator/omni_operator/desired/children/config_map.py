@@ -1,0 +1,18 @@
+"""ConfigMap of a stage: its stage file, immutable, with its hash in the name. A changed file is another ConfigMap, so
+pods of a half-done rollout go on reading what they were started with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_kube.objects import Manifest
+from omni_operator.desired.metadata import build_child
+from omni_operator.desired.stage_build import StageBuild
+
+CONFIG_KEY: Final = "stage.yaml"
+
+
+def build_config_map(build: StageBuild) -> Manifest:
+    """The stage's ConfigMap."""
+    content = {"immutable": True, "data": {CONFIG_KEY: build.config_text}}
+    return build_child("ConfigMap", build.config_map, build.owner, build.labels, content)

@@ -1,0 +1,20 @@
+"""PodDisruptionBudget: a node's drain takes one pod of a replicated stage at a time."""
+
+from __future__ import annotations
+
+from omni_kube.objects import Manifest
+from omni_operator.desired.metadata import build_child
+from omni_operator.desired.stage_build import StageBuild
+
+
+def build_disruption_budget(build: StageBuild) -> Manifest | None:
+    """The stage's PodDisruptionBudget; None without replicas, where it could only block every drain."""
+    if build.replicas < 2:
+        return None
+    spec = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": build.selector},
+        # A pod that is not ready serves nobody: it must not keep a node from being drained.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return build_child("PodDisruptionBudget", build.name, build.owner, build.labels, {"spec": spec})

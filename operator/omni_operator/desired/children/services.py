@@ -1,0 +1,58 @@
+"""Services: two stable ones that select the serving revision's entry stage, and a headless one for each stage.
+
+gRPC keeps one connection for many calls, so a stage's upstream balances over the addresses of a headless Service; the
+stable NAME has a cluster IP for clients that cannot.
+"""
+
+from __future__ import annotations
+
+from omni_kube.objects import Manifest
+from omni_operator import names
+from omni_operator.desired.build_settings import Owner
+from omni_operator.desired.metadata import build_child
+from omni_operator.desired.stage_build import StageBuild
+from omni_proto.pod_contract import GRPC_PORT, GRPC_PORT_NAME
+
+
+def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
+    """The stable Services of a pipeline; without a serving revision they have no endpoints.
+
+    tls: whether clients reach the serving revision over TLS.
+    """
+    selector = names.entry_selector(owner.name, serving)
+    labels = names.child_labels(owner.name)
+    return [
+        build_child(
+            "Service", names.headless_service_name(owner.name), owner, labels, {"spec": _headless_spec(selector, tls)}
+        ),
+        build_child(
+            "Service",
+            names.entry_service_name(owner.name),
+            owner,
+            labels,
+            {"spec": {"selector": selector, "ports": _ports(tls)}},
+        ),
+    ]
+
+
+def build_stage_service(build: StageBuild) -> Manifest:
+    """The headless Service by which a stage's upstream of the same revision calls it."""
+    spec = _headless_spec(build.selector, tls=build.tls is not None)
+    return build_child("Service", build.name, build.owner, build.labels, {"spec": spec})
+
+
+def _headless_spec(selector: dict[str, str], tls: bool) -> Manifest:
+    return {"clusterIP": "None", "selector": selector, "ports": _ports(tls)}
+
+
+def _ports(tls: bool) -> list[Manifest]:
+    return [
+        {
+            "name": GRPC_PORT_NAME,
+            "port": GRPC_PORT,
+            "targetPort": GRPC_PORT_NAME,
+            "protocol": "TCP",
+            # Tells meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
+            "appProtocol": "https" if tls else "kubernetes.io/h2c",
+        }
+    ]

@@ -1,0 +1,149 @@
+"""Containers of a stage's pod: the stage server, and before it the download of an hf:// checkpoint."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_kube.objects import Manifest
+from omni_operator import names
+from omni_operator.desired.children.config_map import CONFIG_KEY
+from omni_operator.desired.pod.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
+from omni_operator.desired.pod.probes import build_probes
+from omni_operator.desired.pod.volumes import (
+    CACHE_MOUNT,
+    CONFIG_MOUNT,
+    HOME_MOUNT,
+    TLS_MOUNT,
+    TLS_VOLUME,
+    TOKEN_FILE,
+    TOKEN_MOUNT,
+    TOKEN_VOLUME,
+    writable_mounts,
+)
+from omni_operator.desired.stage_build import StageBuild
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
+from omni_proto.pod_contract import (
+    DEFAULT_TERMINATION_LOG,
+    GRPC_PORT,
+    GRPC_PORT_NAME,
+    HEALTH_PORT,
+    HEALTH_PORT_NAME,
+    METRICS_PORT,
+    METRICS_PORT_NAME,
+    TERMINATION_LOG_VARIABLE,
+)
+
+PRE_STOP_SLEEP_S: Final = 5
+"""Between the pod's removal from its Services and SIGTERM: callers learn of the removal meanwhile."""
+_COMMAND: Final = ("python", "-m", "omni_stage")
+_INIT_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+
+_CACHES: Final = {
+    "HF_HOME": "huggingface",
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+    "NUMBA_CACHE_DIR": "numba",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+}
+"""Variables that move what is compiled and cached at run time off the read-only root."""
+
+
+def build_stage_container(build: StageBuild) -> Manifest:
+    """The container of the stage server."""
+    mounts = [{"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True}, *writable_mounts()]
+    mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
+    if build.model.volume is not None:
+        mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
+    if build.tls is not None:
+        # A directory, never single files by subPath: those would stay as they were when the Secret changes.
+        mounts.append({"name": TLS_VOLUME, "mountPath": TLS_MOUNT, "readOnly": True})
+    return {
+        **_container(build, names.STAGE_CONTAINER),
+        "args": ["serve", "--config", f"{CONFIG_MOUNT}/{CONFIG_KEY}", "--log-format", "json"],
+        "env": [*_common_env(), *_stage_env(build)],
+        "ports": [
+            {"name": GRPC_PORT_NAME, "containerPort": GRPC_PORT, "protocol": "TCP"},
+            {"name": HEALTH_PORT_NAME, "containerPort": HEALTH_PORT, "protocol": "TCP"},
+            {"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"},
+        ],
+        **_resources(build, only=None),
+        **build_probes(build.gpus),
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SLEEP_S}}},
+        "volumeMounts": mounts,
+    }
+
+
+def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
+    """The init container that downloads what the stage's component needs; the only one that sees the token."""
+    args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
+    args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
+    mounts: list[Manifest] = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}]
+    if fetch.token is not None:
+        args += ["--token-file", f"{TOKEN_MOUNT}/{TOKEN_FILE}"]
+        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
+    # The image may say that its hub is offline, for the stage server.
+    env = [*_common_env(), _variable("HF_HUB_OFFLINE", "0"), _variable("HF_HUB_DISABLE_TELEMETRY", "1")]
+    if build.settings.hub_endpoint is not None:
+        env.append(_variable("HF_ENDPOINT", build.settings.hub_endpoint))
+    return {
+        **_container(build, names.FETCH_CONTAINER),
+        "args": args,
+        "env": env,
+        # As the stage's: it adds nothing to what the pod is scheduled by, and fits quotas that want limits.
+        **_resources(build, only=_INIT_RESOURCES),
+        "volumeMounts": mounts,
+    }
+
+
+def _container(build: StageBuild, name: str) -> Manifest:
+    container: Manifest = {
+        "name": name,
+        "image": build.image,
+        "command": list(_COMMAND),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePath": DEFAULT_TERMINATION_LOG,
+        "terminationMessagePolicy": "File",
+    }
+    if build.settings.image_pull_policy is not None:
+        container["imagePullPolicy"] = build.settings.image_pull_policy
+    return container
+
+
+def _common_env() -> list[Manifest]:
+    return [
+        _variable("HOME", HOME_MOUNT),
+        # The user id may have no name in the image; torch asks for one.
+        _variable("USER", "omni"),
+        _variable(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG),
+        *(_variable(name, f"{CACHE_MOUNT}/{folder}") for name, folder in _CACHES.items()),
+    ]
+
+
+def _stage_env(build: StageBuild) -> list[Manifest]:
+    env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
+    limits = build.stage.resources.limits
+    # With a GPU vLLM chooses how many threads load and how many serve, unless this variable is set.
+    if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
+        # A limit on CPU time does not narrow the affinity mask, from which threads would be counted.
+        limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
+        env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
+    return env
+
+
+def _variable(name: str, value: str) -> Manifest:
+    return {"name": name, "value": value}
+
+
+def _resources(build: StageBuild, only: tuple[str, ...] | None) -> Manifest:
+    resources: Manifest = {}
+    for field, values in (("limits", build.stage.resources.limits), ("requests", build.stage.resources.requests)):
+        kept = {name: str(value) for name, value in values.items() if only is None or name in only}
+        if kept:
+            resources[field] = kept
+    return {"resources": resources} if resources else {}

@@ -1,0 +1,61 @@
+"""Volumes of a stage's pod. The root file system is read-only, so all that is written goes to bounded emptyDirs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_kube.objects import Manifest
+from omni_operator.desired.pod.model_files import MODELS_VOLUME
+from omni_operator.desired.stage_build import StageBuild
+
+CONFIG_MOUNT: Final = "/etc/omnipipeline"
+HOME_MOUNT: Final = "/home/omni"
+CACHE_MOUNT: Final = "/cache"
+TOKEN_VOLUME: Final = "hub-token"  # noqa: S105 - the name of a volume
+TOKEN_MOUNT: Final = "/etc/omnipipeline-token"  # noqa: S105 - a path
+TOKEN_FILE: Final = "token"  # noqa: S105 - a file's name
+TLS_VOLUME: Final = "tls"
+TLS_MOUNT: Final = "/etc/omnipipeline-tls"
+TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
+
+_WRITABLE: Final = {"home": (HOME_MOUNT, "1Gi"), "cache": (CACHE_MOUNT, "10Gi"), "tmp": ("/tmp", "2Gi")}  # noqa: S108
+_SHM_GIB_PER_GPU: Final = 2
+"""Tensor parallel ranks exchange through shared memory; what is written counts as the pod's memory."""
+_GROUP_READS: Final = 0o440
+
+
+def writable_mounts() -> list[Manifest]:
+    """Mounts of home, caches and temporary files: every container has them."""
+    return [{"name": name, "mountPath": path} for name, (path, _) in _WRITABLE.items()]
+
+
+def build_volumes(build: StageBuild) -> list[Manifest]:
+    """The pod's volumes."""
+    shm = f"{_SHM_GIB_PER_GPU * max(1, build.gpus)}Gi"
+    volumes: list[Manifest] = [
+        {"name": "config", "configMap": {"name": build.config_map}},
+        *({"name": name, "emptyDir": {"sizeLimit": size}} for name, (_, size) in _WRITABLE.items()),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
+    ]
+    if build.model.volume is not None:
+        volumes.append({"name": MODELS_VOLUME, **build.model.volume})
+    if build.model.fetch is not None and build.model.fetch.token is not None:
+        token = build.model.fetch.token
+        secret = {
+            "secretName": token.name,
+            "items": [{"key": token.key, "path": TOKEN_FILE}],
+            "defaultMode": _GROUP_READS,
+            # Without it the pod would hang in ContainerCreating; so the download says what is missing.
+            "optional": True,
+        }
+        volumes.append({"name": TOKEN_VOLUME, "secret": secret})
+    if build.tls is not None:
+        secret = {
+            "secretName": build.tls.secret_name,
+            "items": [{"key": name, "path": name} for name in TLS_FILES],
+            "defaultMode": _GROUP_READS,
+            # As above; and ca.crt need not be there.
+            "optional": True,
+        }
+        volumes.append({"name": TLS_VOLUME, "secret": secret})
+    return volumes

@@ -1,0 +1,104 @@
+"""Health of the process, over HTTP: /healthz fails when a watch is silent or work stuck, /readyz until caches fill.
+
+A watch is asked for anew every minute, so one that has said nothing for three is dead, whatever its connection
+claims: a restart reads credentials and addresses anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from aiohttp import web
+
+from omni_kube.errors import SettingsError
+from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_listener
+
+LONGEST_SILENCE_S = 180.0
+LONGEST_WORK_S = 180.0
+"""A look at one pipeline is cut off well before (reconcile's own limit)."""
+
+
+def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
+    """What is wrong with the process, empty if nothing is."""
+    problems = [
+        f"watch of {name}: nothing heard for {age_s:.0f} s (limit {LONGEST_SILENCE_S:.0f} s)"
+        for name, age_s in sorted(watch_ages.items())
+        if age_s > LONGEST_SILENCE_S
+    ]
+    if stuck_s > LONGEST_WORK_S:
+        problems.append(f"no look at a pipeline has ended for {stuck_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
+    return problems
+
+
+def check_ready(unsynced: Sequence[str]) -> list[str]:
+    """What the process still waits for, empty if nothing."""
+    return [f"not listed yet: {', '.join(sorted(unsynced))}"] if unsynced else []
+
+
+class HttpEndpoints:
+    """Two plain HTTP servers, within bounds: health and metrics; on all addresses, IPv4 and IPv6."""
+
+    def __init__(
+        self,
+        alive: Callable[[], list[str]],
+        ready: Callable[[], list[str]],
+        metrics: Callable[[str], tuple[bytes, str]],
+    ) -> None:
+        """metrics: Accept header -> body and content type."""
+        self._checks = {"/healthz": alive, "/readyz": ready}
+        self._metrics = metrics
+        self._runners: list[web.AppRunner] = []
+        self._servers: list[asyncio.Server] = []
+
+    async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
+        """Bind both ports; write them as JSON to address_file, whole or not at all. Raises SettingsError."""
+        health = web.Application()
+        for path in self._checks:
+            health.router.add_get(path, self._check)
+        metrics = web.Application()
+        metrics.router.add_get("/metrics", self._render)
+        ports = {"health": await self._serve(health, health_port), "metrics": await self._serve(metrics, metrics_port)}
+        if address_file is not None:
+            temporary = address_file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(ports), encoding="utf-8")
+            os.replace(temporary, address_file)
+
+    async def stop(self) -> None:
+        """Close both."""
+        for server in self._servers:
+            server.close()
+        for runner in self._runners:
+            await runner.cleanup()
+
+    async def _serve(self, app: web.Application, port: int) -> int:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runners.append(runner)
+        await runner.setup()
+        try:
+            listener = open_listener("", port)
+        except OSError as error:
+            raise SettingsError(f"port {port} cannot be bound: {error.strerror}; choose another one") from error
+        if runner.server is None:
+            raise RuntimeError("a runner that is set up has a server")
+        bounded = BoundedConnections(runner.server)
+        server = await asyncio.get_running_loop().create_server(bounded, sock=listener, backlog=BACKLOG)
+        self._servers.append(server)
+        return int(listener.getsockname()[1])
+
+    async def _check(self, request: web.Request) -> web.Response:
+        problems = self._checks[request.path]()
+        return _last(web.Response(text="\n".join(problems or ["ok"]) + "\n", status=503 if problems else 200))
+
+    async def _render(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics(request.headers.get("Accept", ""))
+        return _last(web.Response(body=body, headers={"Content-Type": content_type}))
+
+
+def _last(response: web.Response) -> web.Response:
+    """The response as the last one of its connection: connections live for one answer."""
+    response.force_close()
+    return response

@@ -1,0 +1,190 @@
+"""omni_operator_*: what the operator tells Prometheus. docs/observability.md lists it; `python -m observability` writes
+that list. Labels are bounded: words of ours, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from omni_kube.objects import Manifest
+from omni_operator.status.conditions import CONDITION_TYPES
+
+RESULTS = ("unchanged", "changed", "conflict", "error", "gone")
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionSample:
+    """A condition of a live pipeline."""
+
+    namespace: str
+    pipeline: str
+    condition: str
+    """Ready, Progressing or Degraded."""
+    status: str
+    """True, False or Unknown."""
+    reason: str
+
+
+def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
+    """The conditions of a live pipeline; Ready is Unknown if it has none."""
+    metadata = pipeline["metadata"]
+    found = {item.get("type"): item for item in (pipeline.get("status") or {}).get("conditions") or ()}
+    return tuple(
+        ConditionSample(
+            metadata["namespace"],
+            metadata["name"],
+            kind,
+            str(found.get(kind, {}).get("status", "Unknown")),
+            str(found.get(kind, {}).get("reason", "Unknown")),
+        )
+        for kind in CONDITION_TYPES
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What is read when the metrics are asked for."""
+
+    watch_ages: Callable[[], Mapping[str, float]]
+    """Seconds since each watch heard something."""
+    conditions: Callable[[], Iterable[ConditionSample]]
+    queue_length: Callable[[], int]
+    """Pipelines that wait."""
+    longest_due_s: Callable[[], float]
+    """For how long a pipeline has been due or in work, at most."""
+
+
+class Metrics:
+    """All counters of one process, in a registry of their own."""
+
+    def __init__(self, version: str = "") -> None:
+        disable_created_metrics()  # a series of its own for each counter, which nobody reads
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        Info("omni_operator", "What this operator is: its version.", registry=self.registry).info({"version": version})
+        self._duration = Histogram(
+            "omni_operator_reconcile_duration",
+            "One look at one pipeline, writes included.",
+            unit="seconds",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._reconciles = Counter(
+            "omni_operator_reconcile",
+            f"Looks at pipelines, by how they ended: {', '.join(RESULTS)}.",
+            ["result"],
+            registry=self.registry,
+        )
+        for result in RESULTS:
+            self._reconciles.labels(result)
+        self._calls = Counter(
+            "omni_operator_api_calls",
+            "Calls to the API server by RBAC verb and HTTP status (or timeout, unreachable).",
+            ["verb", "code"],
+            registry=self.registry,
+        )
+        self._call_duration = Histogram(
+            "omni_operator_api_call_duration",
+            "Until the API server answered a call, or did not, by RBAC verb; without what a watch brings after that.",
+            ["verb"],
+            unit="seconds",
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._noops = Counter(
+            "omni_operator_noop_applies",
+            "Applies that changed nothing: each is a fault of the comparison.",
+            registry=self.registry,
+        )
+        self._status_writes = Counter(
+            "omni_operator_status_writes", "Writes of a pipeline's status.", registry=self.registry
+        )
+        self._leader = Gauge("omni_operator_leader", "1 while this process may write.", registry=self.registry)
+
+    def count_call(self, verb: str, code: str, seconds: float) -> None:
+        """One call to the API server."""
+        self._calls.labels(verb, code).inc()
+        self._call_duration.labels(verb).observe(seconds)
+
+    def observe_reconcile(self, result: str, seconds: float) -> None:
+        """One look at one pipeline."""
+        self._reconciles.labels(result).inc()
+        self._duration.observe(seconds)
+
+    def count_noop_apply(self) -> None:
+        """An apply that did not change the resource version."""
+        self._noops.inc()
+
+    def count_status_write(self) -> None:
+        """A status was written."""
+        self._status_writes.inc()
+
+    def set_leader(self, leader: bool) -> None:
+        """Whether this process may write."""
+        self._leader.set(leader)
+
+    def add_readings(self, readings: Readings) -> None:
+        """Read these when the metrics are asked for."""
+        self.registry.register(_Gauges(readings))
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics as text, and its content type, in the format that an Accept header prefers."""
+        encode, content_type = choose_encoder(accept)
+        return bytes(encode(self.registry)), str(content_type)
+
+
+class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped here
+    def __init__(self, readings: Readings) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterable[Metric]:
+        readings = self._readings
+        ages = GaugeMetricFamily(
+            "omni_operator_watch_age_seconds", "Since a watch last heard anything.", labels=["watch"], unit="seconds"
+        )
+        for watch, age_s in readings.watch_ages().items():
+            ages.add_metric([watch], age_s)
+        yield ages
+        yield from _collect_pipelines(list(readings.conditions()))
+        yield GaugeMetricFamily(
+            "omni_operator_queued_pipelines", "Pipelines that wait to be looked at.", value=readings.queue_length()
+        )
+        yield GaugeMetricFamily(
+            "omni_operator_longest_due_seconds",
+            "How long the pipeline that has waited or been worked on longest has been due.",
+            value=readings.longest_due_s(),
+            unit="seconds",
+        )
+
+
+def _collect_pipelines(samples: list[ConditionSample]) -> Iterable[Metric]:
+    counts = dict.fromkeys(("True", "False", "Unknown"), 0)
+    # Not `namespace`: the scrape's label of that name is the operator's own, and wins.
+    labels = ["pipeline_namespace", "pipeline", "condition", "reason"]
+    conditions = GaugeMetricFamily(
+        "omni_operator_pipeline_condition", "1 if the pipeline's condition is True, else 0.", labels=labels
+    )
+    for sample in samples:
+        names = [sample.namespace, sample.pipeline, sample.condition, sample.reason]
+        conditions.add_metric(names, float(sample.status == "True"))
+        if sample.condition == "Ready":
+            counts[sample.status] = counts.get(sample.status, 0) + 1
+    pipelines = GaugeMetricFamily("omni_operator_pipelines", "Pipelines by Ready condition.", labels=["ready"])
+    for ready, count in counts.items():
+        pipelines.add_metric([ready], count)
+    yield pipelines
+    yield conditions

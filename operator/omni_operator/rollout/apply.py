@@ -1,0 +1,133 @@
+"""Carries a plan out: applies in the plan's order, then prunes. Ends at the first failure.
+
+What comes later in a plan builds on what comes before (a Deployment on its ConfigMap, the switch of the entry Service
+on everything), so nothing is written past a failure. The next look starts over from what is there then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import ApiError, ConflictError, InvalidError
+from omni_kube.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
+from omni_kube.seen import ObjectKey, version_of
+from omni_kube.store import Store
+from omni_operator.rollout.plan import Plan, Verified
+
+_log = logging.getLogger(__name__)
+
+
+class ApplyMetrics(Protocol):
+    """Counts writes that were not needed."""
+
+    def count_noop_apply(self) -> None:
+        """An apply that did not change the object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What carrying out a plan came to."""
+
+    applied: int = 0
+    pruned: int = 0
+    error: ApiError | None = None
+    """What ended it early."""
+    failed: str = ""
+    """The object that it failed on, e.g. `Deployment tiny-thinker-1a2b3c4`."""
+    taken: bool = False
+    """Whether it failed on a child that was not seen, but exists: labels are missing, or it is somebody else's."""
+
+    @property
+    def writes(self) -> int:
+        """Writes that succeeded."""
+        return self.applied + self.pruned
+
+
+async def apply_plan(
+    client: ApiClient,
+    store: Store,
+    scope: str,
+    namespace: str,
+    plan: Plan,
+    seen: Mapping[ChildKey, Manifest],
+    unknown: Mapping[ChildKey, ApiError],
+    verified: Verified,
+    metrics: ApplyMetrics,
+) -> Outcome:
+    """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
+
+    Children to apply that were seen are ours, and applied to that very object. The others are only ever created, so
+    that nobody else's object that has the name is touched; unknown are those of which asking failed, and how.
+    """
+    applied = pruned = 0
+    key: ChildKey | None = None
+    try:
+        for manifest, why in zip(plan.apply, plan.why, strict=True):
+            key = key_of(manifest)
+            if key in unknown:
+                raise unknown[key]
+            if key in seen:
+                uid = str(seen[key]["metadata"]["uid"])
+                await _apply_child(client, store, scope, manifest, uid, why, verified, metrics)
+            else:
+                try:
+                    after = await client.apply_new(KIND_BY_NAME[key.kind], manifest)
+                except ConflictError as error:
+                    return Outcome(applied, pruned, error, _describe(key), taken=True)
+                _take(store, scope, manifest, after, why, verified)
+            applied += 1
+        for child in plan.prune:
+            key = child.key
+            kind = KIND_BY_NAME[child.key.kind]
+            rest = await client.delete(kind, namespace, child.key.name, uid=child.uid, version=child.resource_version)
+            _log.info("deleted %s %s", child.key.kind, child.key.name)
+            if rest is None or "deletionTimestamp" not in rest.get("metadata", {}):
+                store.remove_deleted(ObjectKey(child.key.kind, namespace, child.key.name), scope)
+            pruned += 1
+    except ApiError as error:
+        return Outcome(applied, pruned, error, _describe(key))
+    return Outcome(applied, pruned)
+
+
+async def _apply_child(
+    client: ApiClient,
+    store: Store,
+    scope: str,
+    manifest: Manifest,
+    uid: str,
+    why: str,
+    verified: Verified,
+    metrics: ApplyMetrics,
+) -> None:
+    key = key_of(manifest)
+    before = store.get(ObjectKey(key.kind, manifest["metadata"]["namespace"], key.name))
+    try:
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
+    except InvalidError:
+        if key.kind != "Service" or before is None:
+            raise
+        # A port whose number somebody edited is another port to server-side apply, which adds ours beside it, and then
+        # their names collide.
+        await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}}, uid)
+        after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
+    if before is not None and version_of(before) == version_of(after):
+        store.put_written(after, scope)
+        verified.add_applied(manifest, after)
+        metrics.count_noop_apply()
+        _log.warning("apply of %s changed nothing, though it differed by: %s", _describe(key), why)
+    else:
+        _take(store, scope, manifest, after, why, verified)
+
+
+def _take(store: Store, scope: str, manifest: Manifest, after: Manifest, why: str, verified: Verified) -> None:
+    store.put_written(after, scope)
+    verified.add_applied(manifest, after)
+    _log.info("applied %s: %s", _describe(key_of(manifest)), why)
+
+
+def _describe(key: ChildKey | None) -> str:
+    return f"{key.kind} {key.name}" if key else ""

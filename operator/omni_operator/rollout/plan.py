@@ -1,0 +1,217 @@
+"""From what must exist and what does to the writes that are left: nothing where nothing differs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from omni_kube.matching import find_difference
+from omni_kube.objects import CHILD_KINDS, ChildKey, Manifest, key_of
+from omni_operator.names import DESIRED_HASH_ANNOTATION, entry_service_name, headless_service_name
+from omni_operator.state.live import controller_of, controller_uid, value_at
+from omni_operator.state.observed import Observed
+from omni_operator.state.slim import SLIM
+from omni_proto.pipeline import KIND
+
+_APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
+_UNREAD: Final = "unread"
+_PRUNE_LAST: Final = "ControllerRevision"
+"""It keeps the spec of what is being pruned: a round that is cut short must still know it."""
+
+
+class Prune(NamedTuple):
+    """A child to delete, if it is still the very object that was seen."""
+
+    key: ChildKey
+    uid: str
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An object that has the name of a child and is not ours; it is never touched."""
+
+    key: ChildKey
+    owner: str
+    """Who controls it, e.g. `Deployment web`; empty if nobody does."""
+    leftover: bool = False
+    """Whether it belongs to a deleted pipeline of the same name: the garbage collector is about to remove it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The writes of one round, in order: applies, then prunes."""
+
+    apply: tuple[Manifest, ...] = ()
+    """Children to apply: what others need before them, the stable Services last of all, so that a switch comes when
+    everything that it leads to is there."""
+    prune: tuple[Prune, ...] = ()
+    """Children to delete."""
+    conflicts: tuple[Conflict, ...] = ()
+    """Names that are taken."""
+    waiting: tuple[ChildKey, ...] = ()
+    """Children that are being deleted, to be applied again when they are gone."""
+    unread: tuple[ChildKey, ...] = ()
+    """Children of which only the metadata is known, which is as it should be: the rest has to be read."""
+    why: tuple[str, ...] = ()
+    """For each apply, what differs: `missing`, `desired` (we want something else now) or the path of a changed field.
+    For logs."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self.apply and not self.prune
+
+
+class Verified:
+    """Versions of live objects that were found to hold all of what is desired: comparing is most of a round's work.
+
+    A desired hash stands for what was compared, uid and resource version for what it was compared with, so an entry
+    never turns wrong. An object has one entry; the oldest are forgotten.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._held: dict[str, tuple[str, str]] = {}
+
+    def __contains__(self, key: tuple[str, str, str]) -> bool:
+        wanted, uid, version = key
+        return self._held.get(uid) == (wanted, version)
+
+    def add_applied(self, manifest: Manifest, live: Manifest) -> None:
+        """Note the answer to an apply: it holds what was applied, or what admission made of that."""
+        metadata = live["metadata"]
+        wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
+        self.add((wanted, metadata["uid"], metadata["resourceVersion"]))
+
+    def add(self, key: tuple[str, str, str]) -> None:
+        """Note a desired hash, and the uid and resource version of the object that holds it."""
+        wanted, uid, version = key
+        self._held.pop(uid, None)
+        self._held[uid] = (wanted, version)
+        if len(self._held) > self._limit:
+            del self._held[next(iter(self._held))]
+
+    def holds(self, live: Manifest) -> bool:
+        """Whether a live object was found to hold what its own desired hash says."""
+        metadata = live["metadata"]
+        wanted = (metadata.get("annotations") or {}).get(DESIRED_HASH_ANNOTATION, "")
+        return (wanted, metadata.get("uid", ""), metadata.get("resourceVersion", "")) in self
+
+
+def compute_plan(
+    desired: Sequence[Manifest],
+    observed: Observed,
+    keep: Collection[ChildKey] = (),
+    verified: Verified | None = None,
+) -> Plan:
+    """The writes that make the children equal to desired.
+
+    A child is skipped if its desired-hash annotation is ours (so nothing was added or removed on our side) and desired
+    is a subset of it (so nobody changed it). keep names children that may not be pruned (Rollout.keep). What verified
+    knows is not compared again.
+    """
+    apply: list[tuple[Manifest, str]] = []
+    conflicts: list[Conflict] = []
+    waiting: list[ChildKey] = []
+    unread: list[ChildKey] = []
+    for manifest in sorted(desired, key=lambda item: _apply_order(item, observed.name)):
+        live = observed.children.get(key_of(manifest))
+        if live is None:
+            apply.append((manifest, "missing"))
+        elif controller_uid(live) != observed.uid:
+            conflicts.append(_conflict(live, observed.name))
+        elif "deletionTimestamp" in live["metadata"]:
+            waiting.append(key_of(manifest))
+        elif (difference := _difference(manifest, live, verified)) == _UNREAD:
+            unread.append(key_of(manifest))
+        elif difference is not None:
+            apply.append((manifest, difference))
+    return Plan(
+        apply=tuple(manifest for manifest, _ in apply),
+        prune=_prunes({key_of(manifest) for manifest in desired} | set(keep), observed),
+        conflicts=tuple(conflicts),
+        waiting=tuple(waiting),
+        unread=tuple(unread),
+        why=tuple(difference for _, difference in apply),
+    )
+
+
+def _apply_order(manifest: Manifest, pipeline: str) -> tuple[int, int, str]:
+    kind, name = key_of(manifest)
+    is_stable = kind == "Service" and name in (entry_service_name(pipeline), headless_service_name(pipeline))
+    return int(is_stable), _APPLY_RANK[kind], name
+
+
+def _difference(manifest: Manifest, live: Manifest, verified: Verified | None) -> str | None:
+    wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
+    if live["metadata"].get("annotations", {}).get(DESIRED_HASH_ANNOTATION) != wanted:
+        return "desired"
+    key = (wanted, live["metadata"].get("uid", ""), live["metadata"].get("resourceVersion", ""))
+    if verified is not None and key in verified:
+        return None
+    if SLIM in live:
+        return _UNREAD
+    if verified is None:
+        return find_difference(manifest, live)
+    difference = find_difference(manifest, live)
+    if difference is None:
+        verified.add(key)
+    return difference
+
+
+def _conflict(live: Manifest, pipeline: str) -> Conflict:
+    owner = controller_of(live)
+    if owner is None:
+        return Conflict(key_of(live), "")
+    leftover = owner["kind"] == KIND and owner["name"] == pipeline
+    return Conflict(key_of(live), f"{owner['kind']} {owner['name']}", leftover)
+
+
+def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
+    used = set(_used_config_maps(observed))
+    found = [
+        Prune(key, child["metadata"]["uid"], child["metadata"]["resourceVersion"])
+        for key, child in observed.children.items()
+        if key not in retained
+        and controller_uid(child) == observed.uid
+        and "deletionTimestamp" not in child["metadata"]
+        and not (key.kind == "ConfigMap" and key.name in used)
+    ]
+    # What runs goes first, what it needs after it.
+    return tuple(
+        sorted(found, key=lambda item: (item.key.kind == _PRUNE_LAST, -_APPLY_RANK[item.key.kind], item.key.name))
+    )
+
+
+def _used_config_maps(observed: Observed) -> Iterator[str]:
+    """Names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
+
+    The live Deployment counts as it was seen: it may have been changed only in this round, and its pods not yet.
+    """
+    for pod in observed.pods:
+        yield from _config_maps_of(pod["spec"])
+    for replica_set in observed.replica_sets:
+        if value_at(replica_set, "spec", "replicas", default=0) > 0:
+            yield from _config_maps_of(value_at(replica_set, "spec", "template", "spec", default={}))
+    for key, child in observed.children.items():
+        if key.kind == "Deployment" and value_at(child, "spec", "replicas", default=0) > 0:
+            yield from _config_maps_of(value_at(child, "spec", "template", "spec", default={}))
+
+
+def _config_maps_of(pod_spec: Manifest) -> Iterator[str]:
+    for volume in pod_spec.get("volumes", ()):
+        yield from _names(volume.get("configMap"))
+        for source in (volume.get("projected") or {}).get("sources", ()):
+            yield from _names(source.get("configMap"))
+    for container in (*pod_spec.get("initContainers", ()), *pod_spec.get("containers", ())):
+        for source in container.get("envFrom", ()):
+            yield from _names(source.get("configMapRef"))
+        for variable in container.get("env", ()):
+            yield from _names((variable.get("valueFrom") or {}).get("configMapKeyRef"))
+
+
+def _names(reference: dict[str, Any] | None) -> Iterator[str]:
+    if reference and reference.get("name"):
+        yield reference["name"]

@@ -1,0 +1,260 @@
+"""How a pipeline gets from the revision that serves to the one that is asked for, decided anew in every round.
+
+A revision is a complete set of stages that talk to one another only. All that a decision needs is in the API: which
+sets exist, and which of them the entry Service selects. So a restarted operator decides as the old one would have.
+
+    build     the set of the target, beside the one that serves (BlueGreen), or after it has gone (Recreate)
+    switch    the entry Service selects the target once every stage of it is available
+    retire    a set that neither serves nor is the target ends from the entry downwards: a stage is scaled to zero when
+              no pod of the stage above is left, for requests in flight still need it; when no pod is left at all, the
+              set is pruned
+
+See docs/adr for the table of cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_operator.rollout.rollout_view import RolloutView
+from omni_operator.state.live import (
+    LOST_POD_SLACK,
+    compute_live_sets,
+    controller_uid,
+    is_terminating,
+    live_serving_revision,
+    parse_time,
+)
+from omni_operator.state.observed import Observed
+from omni_operator.state.pod_causes import next_check
+from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
+
+_POD_BEARING: Final = frozenset({"Deployment", "PodDisruptionBudget"})
+
+
+class Phase(StrEnum):
+    """Where a rollout stands."""
+
+    COMPLETE = "Complete"
+    """One set, the target's, and all of it is available."""
+    INCOMPLETE = "Incomplete"
+    """One set, the target's, whose pods are as they should be but not all available."""
+    STARTING = "Starting"
+    """The target's set starts, and no other serves meanwhile."""
+    UPDATING = "Updating"
+    """Pods of the target's set are replaced in place, by ones of the same revision."""
+    ROLLING_OUT = "RollingOut"
+    """The target's set starts while another one serves."""
+    NEEDS_CAPACITY = "NeedsCapacity"
+    """The target's set cannot start beside the one that serves: the cluster has no room for both."""
+    WAITING = "Waiting"
+    """Recreate: the target's set starts when the old one has ended."""
+    DRAINING = "Draining"
+    """The target serves; requests to an old set end."""
+    SUSPENDING = "Suspending"
+    """Pods end, and none will start."""
+    SUSPENDED = "Suspended"
+    """No pod runs, as asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionPart:
+    """A revision whose children must exist now."""
+
+    revision: str
+    replicas: Mapping[str, int] | None = None
+    """Replicas of each stage; None: as the revision's spec says."""
+    stages: frozenset[str] | None = None
+    """Stages that have a Deployment; None: all."""
+
+    def wants(self, manifest: Manifest) -> bool:
+        """Whether a child that was built for the revision belongs to what must exist now."""
+        stage = manifest["metadata"]["labels"].get(STAGE_LABEL)
+        return self.stages is None or stage in self.stages or manifest["kind"] not in _POD_BEARING
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What must exist in this round, and what serves."""
+
+    target: str
+    """The revision that the spec asks for."""
+    serving: str
+    """The revision that the stable Services must select."""
+    parts: tuple[RevisionPart, ...]
+    """What must exist: the set that serves, the target's unless it has to wait, and sets that retire."""
+    phase: Phase
+    keep: frozenset[ChildKey] = frozenset()
+    """Live children to leave as they are: of a serving revision whose spec is lost, so that they cannot be built."""
+    waiting_for: tuple[str, ...] = ()
+    """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
+    serving_tls: bool = False
+    """Whether clients reach the serving revision over TLS."""
+    recheck_at: datetime | None = None
+    """When to look again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
+
+    def part(self, revision: str) -> RevisionPart | None:
+        """What must exist of that revision, None if nothing."""
+        return next((part for part in self.parts if part.revision == revision), None)
+
+
+def decide_rollout(
+    pipeline: OmniPipeline, target: str, snapshots: Mapping[str, OmniPipeline], observed: Observed, now: datetime
+) -> Rollout:
+    """What must exist now so that the pipeline moves one safe step towards its target.
+
+    pipeline is the spec that is asked for and target its revision; snapshots holds the specs of other revisions as
+    their ControllerRevisions keep them (one of the target is ignored).
+    """
+    sets = compute_live_sets(observed, now)
+    view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, live_serving_revision(observed), now)
+    serving = _choose_serving(view)
+    waits = _target_waits(view)
+    parts = [] if waits else [_build_target(view)]
+    keep: set[ChildKey] = set()
+    for revision in view.others:
+        if revision not in view.pipelines:
+            keep |= _children_of(view, revision) if revision in (serving, view.selected) else set()
+        elif revision == serving or (revision == view.selected and view.can_serve(revision)):
+            # Not before the switch is in the API does the set that served begin to end.
+            parts.append(RevisionPart(revision, view.wanted(revision)))
+        elif not view.is_empty(revision):
+            parts.append(_retire(view, revision))
+    phase = _phase(view, serving, waits)
+    return Rollout(
+        target=target,
+        serving=serving,
+        parts=tuple(parts),
+        phase=phase,
+        keep=frozenset(keep),
+        waiting_for=_waiting_for(view, phase),
+        # Of a spec that is lost nothing is known; the next one is the best guess.
+        serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
+        recheck_at=_recheck_at(view),
+    )
+
+
+def _choose_serving(view: RolloutView) -> str:
+    pipeline, target, selected = view.pipeline, view.target, view.selected
+    if pipeline.spec.suspend or pipeline.spec.rollout.strategy == "Recreate" or view.is_available(target):
+        return target
+    if selected == target and view.can_serve(target):
+        return target
+    if selected is not None and selected in view.others and _is_worth_keeping(view, selected):
+        return selected
+    # The set that is selected does not serve, or is gone. Another one may: the selector was edited by hand, or the
+    # target broke before the old set began to end.
+    return next((revision for revision in reversed(view.others) if view.is_available(revision)), target)
+
+
+def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
+    """Whether a set that is selected, but is not the target, shall go on serving until the target can.
+
+    Not if it never came up (a wrong image, say) and requests cannot even enter it, or the target needs its room: there
+    is nothing to protect, and the correction would wait for the mistake for ever.
+    """
+    pipeline = view.pipelines.get(revision)
+    if pipeline is None or pipeline.spec.suspend:
+        # A lost spec cannot be healed, and a suspended set is not to be started.
+        return view.can_serve(revision)
+    missing = view.never_came_up(revision)
+    if order_stages(pipeline)[0].name in missing:
+        return False
+    return not (view.lacks_capacity(view.target) and any(view.fails(revision, name) for name in missing))
+
+
+def _target_waits(view: RolloutView) -> bool:
+    """Recreate: whether old sets must end before the target's begins. One that has begun goes on."""
+    if view.pipeline.spec.rollout.strategy != "Recreate":
+        return False
+    begun = any(stage.deployment is not None for stage in view.live(view.target).stages.values())
+    return not begun and not all(view.is_empty(revision) for revision in view.others)
+
+
+def _build_target(view: RolloutView) -> RevisionPart:
+    if not view.pipeline.spec.suspend:
+        return RevisionPart(view.target)
+    # "Run no pods" starts none either: a stage without a Deployment gets one with no replicas.
+    return RevisionPart(view.target, _drain(view, view.target, absent=dict.fromkeys(view.wanted(view.target), 0)))
+
+
+def _retire(view: RolloutView, revision: str) -> RevisionPart:
+    replicas = _drain(view, revision, absent=view.wanted(revision))
+    return RevisionPart(revision, replicas, stages=frozenset(view.live(revision).stages))
+
+
+def _drain(view: RolloutView, revision: str, absent: Mapping[str, int]) -> dict[str, int]:
+    """Replicas of each stage on the way to none: a stage stays as it is until no pod of the one above is left."""
+    live = view.live(revision)
+    replicas: dict[str, int] = {}
+    for stage in order_stages(view.pipelines[revision]):
+        above = stage.inputs[0].source if stage.inputs else None
+        ends = above is None or live.stage(above).empty
+        present = live.stage(stage.name)
+        as_is = present.replicas if present.deployment is not None else absent[stage.name]
+        replicas[stage.name] = 0 if ends else as_is
+    return replicas
+
+
+def _children_of(view: RolloutView, revision: str) -> set[ChildKey]:
+    return {
+        key_of(child)
+        for child in view.observed.children.values()
+        if controller_uid(child) == view.observed.uid
+        and child["metadata"].get("labels", {}).get(REVISION_LABEL) == revision
+    }
+
+
+def _phase(view: RolloutView, serving: str, waits: bool) -> Phase:
+    target = view.target
+    leftovers = [revision for revision in view.others if revision != serving and not view.is_empty(revision)]
+    if view.pipeline.spec.suspend:
+        return Phase.SUSPENDED if not leftovers and view.is_empty(target) else Phase.SUSPENDING
+    if waits:
+        return Phase.WAITING
+    if serving != target:
+        # Room that an old set is about to give back is not missing.
+        blocked = view.lacks_capacity(target) and not leftovers
+        return Phase.NEEDS_CAPACITY if blocked else Phase.ROLLING_OUT
+    if view.is_available(target):
+        return Phase.DRAINING if view.others else Phase.COMPLETE
+    stages = [view.live(target).stage(name) for name, replicas in view.wanted(target).items() if replicas]
+    if any(not stage.available and not stage.completed for stage in stages):
+        return Phase.STARTING
+    if any(stage.rolling or not stage.completed for stage in stages):
+        return Phase.UPDATING
+    return Phase.DRAINING if leftovers else Phase.INCOMPLETE
+
+
+def _waiting_for(view: RolloutView, phase: Phase) -> tuple[str, ...]:
+    if phase in (Phase.WAITING, Phase.DRAINING, Phase.SUSPENDING):
+        revisions = [*view.others, *([view.target] if phase is Phase.SUSPENDING else [])]
+        return tuple(
+            f"{name} ({revision})"
+            for revision in revisions
+            for name, stage in view.live(revision).stages.items()
+            if not stage.empty
+        )
+    return tuple(
+        f"{name} ({view.target})"
+        for name, replicas in view.wanted(view.target).items()
+        if not view.is_stage_available(view.target, name, replicas)
+    )
+
+
+def _recheck_at(view: RolloutView) -> datetime | None:
+    ends = [
+        parse_time(pod["metadata"]["deletionTimestamp"]) + LOST_POD_SLACK
+        for live in view.sets.values()
+        for stage in live.stages.values()
+        for pod in stage.pods
+        if is_terminating(pod)
+    ]
+    checks = [next_check(stage, view.now) for live in view.sets.values() for stage in live.stages.values()]
+    return min((time for time in (*ends, *checks) if time is not None and time > view.now), default=None)

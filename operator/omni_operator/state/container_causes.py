@@ -1,0 +1,164 @@
+"""Why a container does not run, from its status as kubelet writes it.
+
+Causes must not change while nothing changes: kubelet goes round waiting, running and terminated while a container
+crashes, and counts restarts; of all that only what stays the same is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_kube.objects import Manifest
+from omni_operator.reasons import Reason
+from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
+
+_STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
+"""Exit codes after a signal of kubelet: drained, killed, and ended by the signal itself."""
+_PULL_FAILURES: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
+)
+_START_FAILURES: Final = frozenset({"CreateContainerError", "RunContainerError", "StartError", "PostStartHookError"})
+_MAX_DETAIL: Final = 600
+_MAX_FOREIGN_DETAIL: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something of a stage is not as it should be."""
+
+    reason: Reason
+    message: str
+    """What is wrong and what to do, without the stage's name."""
+    hard: bool = True
+    """Whether it is a failure. Otherwise it may belong to a rollout that goes well: nodes are being added."""
+
+
+def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) -> Cause | None:
+    """Why the container does not run; None if it does, or if nothing speaks against that it will.
+
+    spec is the container of the pod's spec, status its entry in containerStatuses or initContainerStatuses.
+    """
+    state = status.get("state") or {}
+    waiting = state.get("waiting")
+    if waiting is not None:
+        cause = _waiting_cause(spec, str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        if cause is not None:
+            return cause
+    if status.get("ready") or (init and "running" in state and not status.get("restartCount")):
+        return None
+    ended = state.get("terminated") or (status.get("lastState") or {}).get("terminated")
+    if ended is None or (init and ended.get("exitCode") == 0):
+        return None
+    return _ended_cause(spec, ended)
+
+
+def shorten_termination(text: str) -> tuple[str, str, str]:
+    """Reason, message and field of a termination message; of a foreign image's plain text only a short message.
+
+    Kubelet takes it from the file that the container writes for this end (terminationMessagePolicy: File), never from
+    its log, which may hold whatever a program prints when it dies.
+    """
+    said = parse_termination(text)
+    if said is None:
+        return "", " ".join(text.split())[:_MAX_FOREIGN_DETAIL], ""
+    return said.reason, " ".join(said.message.split())[:_MAX_DETAIL], " ".join(said.field.split())[:128]
+
+
+def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
+    image = spec.get("image", "")
+    if reason == "InvalidImageName":
+        return Cause(Reason.INVALID_IMAGE_NAME, f"image {image!r} is no image name; correct image in the spec")
+    if reason in _PULL_FAILURES:
+        return Cause(
+            Reason.IMAGE_PULL_BACK_OFF,
+            f"image {image} cannot be pulled{_pull_detail(message)}; check its name and tag, imagePullSecrets, and "
+            "whether nodes reach the registry",
+        )
+    if reason == "CreateContainerConfigError":
+        return Cause(
+            Reason.MISSING_REFERENCE,
+            f"a container cannot be configured: {_short(message)}; create what is missing, or correct the reference",
+        )
+    if reason in _START_FAILURES:
+        return Cause(
+            Reason.CONTAINER_NOT_STARTED,
+            f"container {spec.get('name', '')} cannot be started ({reason}); see kubectl describe pod",
+        )
+    return None
+
+
+def _pull_detail(message: str) -> str:
+    """What the registry said, as far as it can be told from the message's words, which differ by runtime."""
+    text = message.lower()
+    for word, detail in (
+        ("not found", "no such image"),
+        ("manifest unknown", "no such image"),
+        ("unauthorized", "access refused"),
+        ("denied", "access refused"),
+        ("forbidden", "access refused"),
+        ("no such host", "the registry's name is unknown"),
+        ("connection refused", "the registry does not answer"),
+        ("timeout", "the registry does not answer"),
+    ):
+        if word in text:
+            return f" ({detail})"
+    return ""
+
+
+def _ended_cause(spec: Manifest, ended: Mapping[str, Any]) -> Cause:
+    name, code = spec.get("name", ""), int(ended.get("exitCode", 0))
+    if ended.get("reason") == "OOMKilled":
+        limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory", "its limit")
+        return Cause(
+            Reason.OOM_KILLED,
+            f"container {name} used more memory than {limit}; raise resources.limits.memory of the stage",
+        )
+    reason, message, field = shorten_termination(str(ended.get("message", "")))
+    said = f": {message}" if message else ""
+    where = f" (field {field})" if field else ""
+    if code == ExitCode.BAD_CONFIGURATION or reason == TerminationReason.INVALID_CONFIGURATION:
+        return _rejected(said, field, where)
+    if reason == TerminationReason.FETCH_FAILED:
+        return Cause(
+            Reason.FETCH_FAILED, f"the checkpoint cannot be fetched{said}; check the network to the hub and the cache"
+        )
+    if code == ExitCode.ENGINE_DEAD or reason == TerminationReason.ENGINE_DEAD:
+        return Cause(Reason.ENGINE_DEAD, f"the engine died{said}; kubectl logs --previous shows why")
+    if reason == TerminationReason.STEP_TIMEOUT:
+        return Cause(Reason.ENGINE_DEAD, f"the engine hung and was restarted{said}; kubectl logs --previous shows why")
+    if not reason and not message and code in _STOPPED_FROM_OUTSIDE:
+        return Cause(
+            Reason.PROBE_FAILING,
+            f"kubelet stopped container {name}: its startup or liveness probe failed; see kubectl logs --previous",
+        )
+    return Cause(
+        Reason.CRASH_LOOP_BACK_OFF,
+        f"container {name} ends with exit code {code}{said}{where}; see kubectl logs --previous",
+    )
+
+
+def _rejected(said: str, field: str, where: str) -> Cause:
+    if field.startswith("model.token"):
+        return Cause(
+            Reason.TOKEN_REJECTED,
+            f"the model hub refuses access{said}; give a token that may read the model in spec.model.tokenSecretRef",
+        )
+    if field.startswith("model"):
+        return Cause(
+            Reason.MODEL_NOT_FOUND, f"the model cannot be used{said}{where}; correct spec.model or the component"
+        )
+    if field.startswith("listen.tls"):
+        return Cause(
+            Reason.CERTIFICATE_REJECTED,
+            f"the entry has no certificate that it can serve with{said}; create or correct the Secret of "
+            "spec.entry.tls: the pod finds it when it starts again",
+        )
+    return Cause(
+        Reason.CONFIG_REJECTED, f"the stage server refuses its configuration{said}{where}; correct it in the spec"
+    )
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:_MAX_DETAIL]

@@ -1,0 +1,210 @@
+"""Live sets of pods: what was observed, sorted by revision and stage, with the few questions that decisions ask.
+
+A revision's set is one Deployment a stage. Which stage and revision an object belongs to is read from selectors, which
+cannot be edited, and not from its labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from omni_kube.objects import Manifest
+from omni_operator.names import entry_service_name, serving_revision, stage_name
+from omni_operator.state.observed import Observed
+from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
+
+LOST_POD_SLACK: Final = timedelta(seconds=60)
+"""How long after the end of its grace a terminating pod still counts: kubelet has killed it, or its node is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStage:
+    """One stage of one revision as it is."""
+
+    stage: str
+    deployment: Manifest | None = None
+    """Its Deployment, if there is one and it is ours."""
+    replica_sets: Sequence[Manifest] = ()
+    """The ReplicaSets of that Deployment, and orphans that it would adopt."""
+    pods: Sequence[Manifest] = ()
+    """Pods that may still run something, by name: neither ended nor long past their grace."""
+    ended_pods: Sequence[Manifest] = ()
+    """Pods that failed or succeeded (evicted ones stay as Failed), by name."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas asked for by the live Deployment; 0 without one."""
+        return int(value_at(self.deployment, "spec", "replicas", default=0))
+
+    @property
+    def synced(self) -> bool:
+        """Whether the Deployment controller has seen the Deployment's last change."""
+        generation = value_at(self.deployment, "metadata", "generation", default=0)
+        return self.deployment is not None and _status(self.deployment, "observedGeneration") >= generation
+
+    @property
+    def available(self) -> int:
+        """Available pods of any template."""
+        return _status(self.deployment, "availableReplicas")
+
+    @property
+    def ready(self) -> int:
+        """Ready pods of any template."""
+        return _status(self.deployment, "readyReplicas")
+
+    @property
+    def rolling(self) -> bool:
+        """Whether pods of an older template are still being replaced."""
+        return self.deployment is not None and (
+            not self.synced
+            or _status(self.deployment, "updatedReplicas") < self.replicas
+            or _status(self.deployment, "replicas") > _status(self.deployment, "updatedReplicas")
+        )
+
+    @property
+    def completed(self) -> bool:
+        """Whether all replicas of the Deployment's present template were available at some time."""
+        condition = self.condition("Progressing")
+        return condition is not None and condition.get("reason") == "NewReplicaSetAvailable"
+
+    @property
+    def empty(self) -> bool:
+        """Whether no pod runs and none will be made: what the stages below wait for before they go."""
+        return (
+            not self.pods
+            and (
+                self.deployment is None
+                or (self.synced and not self.replicas and not _status(self.deployment, "replicas"))
+            )
+            and all(_is_scaled_down(replica_set) for replica_set in self.replica_sets)
+        )
+
+    def condition(self, kind: str) -> Mapping[str, Any] | None:
+        """A condition of the Deployment."""
+        return find_condition(self.deployment, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSet:
+    """One revision as it is."""
+
+    revision: str
+    stages: Mapping[str, LiveStage] = field(default_factory=dict)
+
+    def stage(self, name: str) -> LiveStage:
+        """The stage of that name; an empty one if nothing of it exists."""
+        return self.stages.get(name) or LiveStage(name)
+
+
+def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
+    """Every revision of which a Deployment, a ReplicaSet with pods, or a pod exists, in the order of their names."""
+    deployments = {
+        _member(child["spec"]["selector"].get("matchLabels", {})): child
+        for key, child in observed.children.items()
+        if key.kind == "Deployment" and controller_uid(child) == observed.uid
+    }
+    replica_sets: dict[_Member, list[Manifest]] = {}
+    for replica_set in observed.replica_sets:
+        member = _member(value_at(replica_set, "spec", "selector", "matchLabels", default={}))
+        owner = controller_of(replica_set)
+        if owner is None or (owner["kind"], owner["name"]) == ("Deployment", stage_name(observed.name, *member)):
+            replica_sets.setdefault(member, []).append(replica_set)
+    running: dict[_Member, list[Manifest]] = {}
+    ended: dict[_Member, list[Manifest]] = {}
+    for pod in sorted(observed.pods, key=lambda pod: str(pod["metadata"]["name"])):
+        owner = controller_of(pod)
+        if owner is not None and owner["kind"] == "ReplicaSet":
+            into = ended if _phase(pod) in ("Succeeded", "Failed") else running
+            if into is ended or not is_lost(pod, now):
+                into.setdefault(_member(pod["metadata"].get("labels", {})), []).append(pod)
+    alive = {member for member, found in replica_sets.items() if not all(_is_scaled_down(item) for item in found)}
+    sets: dict[str, dict[str, LiveStage]] = {}
+    for stage, revision in sorted({*deployments, *running, *alive} - {("", "")}):
+        member = (stage, revision)
+        sets.setdefault(revision, {})[stage] = LiveStage(
+            stage=stage,
+            deployment=deployments.get(member),
+            replica_sets=tuple(replica_sets.get(member, ())),
+            pods=tuple(running.get(member, ())),
+            ended_pods=tuple(ended.get(member, ())),
+        )
+    return {revision: LiveSet(revision, sets[revision]) for revision in sorted(sets)}
+
+
+def live_serving_revision(observed: Observed) -> str | None:
+    """The revision that the live entry Service selects: what serves, and all the memory that a rollout has."""
+    service = observed.child("Service", entry_service_name(observed.name))
+    if service is None or controller_uid(service) != observed.uid:
+        return None
+    return serving_revision(value_at(service, "spec", "selector", default={}))
+
+
+def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
+    """The ownerReference of the object's controller."""
+    return next((owner for owner in manifest["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """Uid of the object's controller."""
+    owner = controller_of(manifest)
+    return None if owner is None else str(owner["uid"])
+
+
+def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | None:
+    """The condition of that type in an object's status."""
+    conditions = value_at(manifest, "status", "conditions", default=())
+    return next((condition for condition in conditions if condition.get("type") == kind), None)
+
+
+def is_lost(pod: Manifest, now: datetime) -> bool:
+    """Whether a terminating pod is so long past its grace that only a lost node can keep it in the API."""
+    ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace, not its begin
+    return ends is not None and parse_time(ends) + LOST_POD_SLACK <= now
+
+
+def is_terminating(pod: Manifest) -> bool:
+    """Whether the pod was told to end."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def parse_time(text: str) -> datetime:
+    """A time of the API, RFC 3339."""
+    return datetime.fromisoformat(text)
+
+
+_Member = tuple[str, str]
+
+
+def _member(labels: Mapping[str, str]) -> _Member:
+    """Stage and revision; empty for an object of neither."""
+    if PIPELINE_LABEL not in labels or STAGE_LABEL not in labels or REVISION_LABEL not in labels:
+        return "", ""
+    return labels[STAGE_LABEL], labels[REVISION_LABEL]
+
+
+def _is_scaled_down(replica_set: Manifest) -> bool:
+    generation = replica_set["metadata"].get("generation", 0)
+    return (
+        not value_at(replica_set, "spec", "replicas", default=0)
+        and _status(replica_set, "observedGeneration") >= generation
+        and not _status(replica_set, "replicas")
+    )
+
+
+def _status(manifest: Manifest | None, field_name: str) -> int:
+    return int(value_at(manifest, "status", field_name, default=0))
+
+
+def _phase(pod: Manifest) -> str:
+    return str(value_at(pod, "status", "phase", default=""))
+
+
+def value_at(manifest: Manifest | None, *path: str, default: Any) -> Any:
+    """The value at a path; the default where it is absent or null."""
+    value: Any = manifest
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return default if value is None else value

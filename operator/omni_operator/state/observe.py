@@ -1,0 +1,119 @@
+"""Gathers what one reconcile decides upon: from the store, and for children that no watch shows, from the API server.
+
+The store holds what carries our labels. A child may exist without them: stripped of them by hand, or somebody else's
+object that happens to have the name. Creating it then fails, and from there on what is missing is asked for by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import ApiError
+from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, PIPELINE_KIND, ChildKey, ChildKind, Manifest, key_of
+from omni_kube.seen import ObjectKey, PipelineKey
+from omni_kube.store import Store
+from omni_operator.state.observed import Observed
+from omni_proto.pipeline import API_VERSION
+
+PIPELINES: Final = ChildKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
+PODS: Final = ChildKind("Pod", "v1", "pods")
+REPLICA_SETS: Final = ChildKind("ReplicaSet", "apps/v1", "replicasets")
+ENDPOINT_SLICES: Final = ChildKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
+WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
+"""What reflectors keep in the store, besides the pipelines themselves."""
+
+_SERVICE_NAME_LABEL = "kubernetes.io/service-name"
+
+
+def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
+    """The pipeline and all that belongs to it, as the store has it; None if there is no such pipeline."""
+    pipeline = store.get(ObjectKey(PIPELINE_KIND, *key))
+    if pipeline is None:
+        return None
+    children: dict[ChildKey, Manifest] = {}
+    pods: list[Manifest] = []
+    replica_sets: list[Manifest] = []
+    slices: list[Manifest] = []
+    others = {PODS.kind: pods, REPLICA_SETS.kind: replica_sets, ENDPOINT_SLICES.kind: slices}
+    for manifest in store.of_pipeline(key):
+        if manifest["kind"] in KIND_BY_NAME:
+            children[key_of(manifest)] = manifest
+        elif manifest["kind"] in others:
+            others[manifest["kind"]].append(manifest)
+    return Observed(
+        pipeline=pipeline,
+        children=children,
+        pods=pods,
+        replica_sets=replica_sets,
+        endpoints=count_ready_endpoints(slices),
+    )
+
+
+def add_children(observed: Observed, found: Iterable[Manifest]) -> Observed:
+    """The same with further children."""
+    return replace(observed, children={**observed.children, **{key_of(manifest): manifest for manifest in found}})
+
+
+def update_children(observed: Observed, newer: Observed | None) -> Observed:
+    """The same pipeline with what belongs to it taken from a later observation, None if there is none."""
+    return observed if newer is None else replace(newer, pipeline=observed.pipeline)
+
+
+def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
+    """Ready endpoints by Service; one that several slices list (both IP families, rebalancing) counts once."""
+    ready: dict[str, set[str]] = {}
+    for endpoint_slice in slices:
+        service = (endpoint_slice["metadata"].get("labels") or {}).get(_SERVICE_NAME_LABEL)
+        if service is None:
+            continue
+        addresses = ready.setdefault(service, set())
+        for endpoint in endpoint_slice.get("endpoints") or ():
+            # Absent means unknown, which consumers are to take as ready.
+            if (endpoint.get("conditions") or {}).get("ready") is not False:
+                target = endpoint.get("targetRef") or {}
+                addresses.update([target["uid"]] if "uid" in target else endpoint.get("addresses") or ())
+    return {service: len(addresses) for service, addresses in ready.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Unlabelled:
+    """What was found under the names of children that the store lacks."""
+
+    found: tuple[Manifest, ...] = ()
+    """Live objects, whoever's they are."""
+    unknown: Mapping[ChildKey, ApiError] = field(default_factory=dict)
+    """Names of which nothing is known, for asking failed: nothing may be applied there."""
+
+
+async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> Unlabelled:
+    """Ask for the wanted children that observed lacks by their names."""
+    missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
+    answers = await asyncio.gather(
+        *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing), return_exceptions=True
+    )
+    unknown: dict[ChildKey, ApiError] = {}
+    for key, answer in zip(missing, answers, strict=True):
+        if isinstance(answer, ApiError):
+            unknown[key] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+    return Unlabelled(tuple(answer for answer in answers if isinstance(answer, dict)), unknown)
+
+
+async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence[ChildKey]) -> Observed:
+    """The same with those children whole, or without them if they are gone. Raises ApiError."""
+    answers = await asyncio.gather(
+        *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in unread)
+    )
+    gone = {key for key, answer in zip(unread, answers, strict=True) if answer is None}
+    children = {key: child for key, child in observed.children.items() if key not in gone}
+    return add_children(replace(observed, children=children), [answer for answer in answers if answer is not None])
+
+
+async def observe_live_pipeline(client: ApiClient, key: PipelineKey) -> Manifest | None:
+    """The pipeline as it is now, past every cache. Raises ApiError."""
+    return await client.get(PIPELINES, key.namespace, key.name)

@@ -1,0 +1,54 @@
+"""What one reconcile saw of one pipeline: the input of every decision, gathered by `observe.py`.
+
+A snapshot of watched objects, so parts of it may be older than others; every decision is made again when any of them
+changes. Nothing here reads a clock or the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from omni_kube.objects import ChildKey, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One pipeline and the live objects that bear on it, each whole and with apiVersion and kind (lists omit them)."""
+
+    pipeline: Manifest
+    """The OmniPipeline as the API server holds it, status included."""
+    children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
+    """Live objects of the child kinds that carry the pipeline's label or its ownerReference, and any other object of
+    a child kind that has the name of a child: those are reported as conflicts."""
+    pods: Sequence[Manifest] = ()
+    """Pods that carry the pipeline's label, terminating ones included."""
+    replica_sets: Sequence[Manifest] = ()
+    """ReplicaSets that carry the pipeline's label."""
+    endpoints: Mapping[str, int] = field(default_factory=dict)
+    """Ready endpoints by Service name, from EndpointSlices: an address that appears in several of them counts once.
+    A Service without one is 0 or absent."""
+
+    @property
+    def uid(self) -> str:
+        """Uid of the pipeline."""
+        return str(self.pipeline["metadata"]["uid"])
+
+    @property
+    def name(self) -> str:
+        """Name of the pipeline."""
+        return str(self.pipeline["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the pipeline."""
+        return str(self.pipeline["metadata"]["namespace"])
+
+    @property
+    def generation(self) -> int:
+        """Generation of the pipeline's spec."""
+        return int(self.pipeline["metadata"]["generation"])
+
+    def child(self, kind: str, name: str) -> Manifest | None:
+        """The live child of that kind and name, None if there is none."""
+        return self.children.get(ChildKey(kind, name))

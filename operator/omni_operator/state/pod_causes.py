@@ -1,0 +1,250 @@
+"""Why a stage has not all its pods, from what the scheduler, kubelet and the controllers say about it.
+
+Of several pods and causes the one is told that must be mended first; which one that is does not depend on the order
+or the names of pods, as far as it can be helped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from omni_kube.objects import Manifest
+from omni_operator.reasons import Reason
+from omni_operator.state.container_causes import Cause, find_container_cause
+from omni_operator.state.live import LiveStage, find_condition, is_terminating, parse_time, value_at
+from omni_proto.pipeline import GPU_RESOURCES
+
+SLOW_SETUP: Final = timedelta(minutes=2)
+"""How long volumes and network of a pod may take before that is called a failure."""
+_MAX_DETAIL: Final = 600
+
+_RANKS: Final = (
+    Reason.QUOTA_EXCEEDED,
+    Reason.PODS_REFUSED,
+    Reason.INVALID_IMAGE_NAME,
+    Reason.TOKEN_REJECTED,
+    Reason.MODEL_NOT_FOUND,
+    Reason.CERTIFICATE_REJECTED,
+    Reason.CONFIG_REJECTED,
+    Reason.MISSING_REFERENCE,
+    Reason.IMAGE_PULL_BACK_OFF,
+    Reason.CONTAINER_NOT_STARTED,
+    Reason.FETCH_FAILED,
+    Reason.OOM_KILLED,
+    Reason.ENGINE_DEAD,
+    Reason.CRASH_LOOP_BACK_OFF,
+    Reason.PROBE_FAILING,
+    Reason.VOLUMES_NOT_READY,
+    Reason.NODE_LOST,
+    Reason.VOLUME_NOT_BOUND,
+    Reason.UNSCHEDULABLE,
+    Reason.EVICTED,
+    Reason.PROGRESS_DEADLINE_EXCEEDED,
+)
+"""What is told first: what only a person can mend, before what may pass."""
+
+_QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
+# With the name of the pod that could not be made, another one at each try.
+_FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
+_NODES: Final = re.compile(
+    r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
+)
+_NODE_COUNT: Final = re.compile(r"^\d+ ")
+_LACKING: Final = re.compile(r"Insufficient |Too many pods")
+
+
+def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
+    """Why the stage has not all its pods; None if it has, or if nothing speaks against that it will."""
+    if stage.deployment is not None and not stage.replicas:
+        return None
+    cause = min(_causes(stage, now), key=_urgency, default=None)
+    return replace(cause, hard=True) if cause is not None and _is_late(stage) else cause
+
+
+def lacks_capacity(stage: LiveStage) -> bool:
+    """Whether a pod of the stage finds no room: no node has the resources, or the quota is used up."""
+    if any(_QUOTA.search(message) for message in _refusals(stage)):
+        return True
+    return any(_LACKING.search(_unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
+
+
+def next_check(stage: LiveStage, now: datetime) -> datetime | None:
+    """When a cause may appear though nothing will have changed by then."""
+    times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
+    return min((time for time in times if time > now), default=None)
+
+
+def count_gpus(pod: Manifest) -> int:
+    """GPUs that a pod asks for."""
+    limits = [value_at(container, "resources", "limits", default={}) for container in pod["spec"].get("containers", ())]
+    return sum(int(limit.get(name, 0)) for limit in limits for name in GPU_RESOURCES)
+
+
+def rank_of(cause: Cause) -> int:
+    """Place of a cause among all: lower ones are told first."""
+    return _RANKS.index(cause.reason)
+
+
+def _urgency(cause: Cause) -> tuple[int, str]:
+    return rank_of(cause), cause.message
+
+
+def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
+    for message in _refusals(stage):
+        yield _refusal_cause(message)
+    for pod in stage.pods:
+        if not is_terminating(pod):
+            yield from _pod_causes(pod, now)
+    # Ended pods stay for long: they tell something only while their replacements are missing too.
+    if stage.available < stage.replicas:
+        yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
+        if _is_late(stage):
+            yield Cause(
+                Reason.PROGRESS_DEADLINE_EXCEEDED,
+                "pods have not become ready for longer than any stage may take; see kubectl describe pod",
+            )
+
+
+def _is_late(stage: LiveStage) -> bool:
+    """Whether pods take longer than any stage may: then what might have passed by itself has not."""
+    progressing = stage.condition("Progressing")
+    return progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
+
+
+def _refusals(stage: LiveStage) -> list[str]:
+    """What the API server said when pods could not be created."""
+    conditions = [find_condition(item, "ReplicaFailure") for item in (*stage.replica_sets, stage.deployment)]
+    return sorted(
+        {str(item.get("message", "")) for item in conditions if item is not None and item.get("status") == "True"}
+    )
+
+
+def _refusal_cause(message: str) -> Cause:
+    quota = _QUOTA.search(message)
+    if quota is not None:
+        return Cause(
+            Reason.QUOTA_EXCEEDED,
+            f"ResourceQuota {quota['quota']} has no room for {quota['requested']}; raise it, or lower resources or "
+            "replicas",
+        )
+    match = _FORBIDDEN.fullmatch(message)
+    return Cause(
+        Reason.PODS_REFUSED,
+        f"the API server refuses to create pods: {_short(match['why'] if match else message)}; change the policy or "
+        "the spec",
+    )
+
+
+def _pod_causes(pod: Manifest, now: datetime) -> Iterator[Cause]:
+    unschedulable = _unschedulable(pod)
+    if unschedulable is not None:
+        yield _scheduling_cause(pod, unschedulable)
+        return
+    spec, status = pod["spec"], pod.get("status") or {}
+    found = False
+    for kind, init in (("initContainer", True), ("container", False)):
+        containers = {container["name"]: container for container in spec.get(f"{kind}s") or ()}
+        for entry in status.get(f"{kind}Statuses") or ():
+            cause = find_container_cause(containers.get(entry["name"], {}), entry, init)
+            if cause is not None:
+                found = True
+                yield cause
+    if found:
+        return
+    since = _in_setup_since(pod)
+    if since is not None and since + SLOW_SETUP <= now:
+        yield Cause(
+            Reason.VOLUMES_NOT_READY,
+            f"volumes or network of pod {pod['metadata']['name']} are not set up; kubectl describe pod shows "
+            "FailedMount or FailedCreatePodSandBox",
+        )
+    yield from _readiness_causes(pod)
+
+
+def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
+    ready = find_condition(pod, "Ready")
+    entries = value_at(pod, "status", "containerStatuses", default=())
+    if ready is None or ready.get("status") == "True" or not entries:
+        return
+    name = pod["metadata"]["name"]
+    if all(entry.get("ready") for entry in entries):
+        node = pod["spec"].get("nodeName", "")
+        yield Cause(Reason.NODE_LOST, f"node {node} of pod {name} does not answer; repair or remove it")
+        return
+    for entry in entries:
+        running = (entry.get("state") or {}).get("running")
+        # Ready turned False after the container began, so it was True before: it does not merely start.
+        if running and not entry.get("ready") and _after(ready.get("lastTransitionTime"), running.get("startedAt")):
+            yield Cause(
+                Reason.PROBE_FAILING,
+                f"pod {name} runs but says that it does not serve (readiness probe); see kubectl logs {name}",
+            )
+
+
+def _scheduling_cause(pod: Manifest, message: str) -> Cause:
+    if "persistentvolumeclaim" in message.lower():
+        return Cause(
+            Reason.VOLUME_NOT_BOUND,
+            f"{_short(_without_counts(message))}; see kubectl get pvc: create the claim or what it waits for",
+            hard="not found" in message,
+        )
+    gpus = count_gpus(pod)
+    wants = f" with {gpus} free GPU{'s' if gpus > 1 else ''}" if gpus else ""
+    return Cause(
+        Reason.UNSCHEDULABLE,
+        f"no node{wants} for a pod: {_short(_without_counts(message))}; add nodes, or lower resources or replicas",
+        hard=False,
+    )
+
+
+def _unschedulable(pod: Manifest) -> str | None:
+    """What the scheduler says about a pod that it finds no node for."""
+    condition = find_condition(pod, "PodScheduled")
+    if condition is None or condition.get("status") != "False" or pod["spec"].get("nodeName"):
+        return None
+    return str(condition.get("message", "") or condition.get("reason", "")) if _is_stuck(condition) else None
+
+
+def _is_stuck(condition: Mapping[str, Any]) -> bool:
+    return condition.get("reason") in ("Unschedulable", "SchedulingGated")
+
+
+def _without_counts(message: str) -> str:
+    """The scheduler's reasons without the numbers of nodes, which change with the cluster."""
+    match = _NODES.search(message)
+    if match is None:
+        return message
+    reasons = {_NODE_COUNT.sub("", part.strip()) for part in match["why"].split(", ")}
+    return ", ".join(sorted(reasons))
+
+
+def _ended_pod_cause(pod: Manifest) -> Cause | None:
+    status = pod.get("status") or {}
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return None
+    return Cause(
+        Reason.EVICTED,
+        f"pods are ended by their node ({status['reason']}): {_short(str(status.get('message', '')))}; set requests "
+        "that fit, or priorityClassName",
+    )
+
+
+def _in_setup_since(pod: Manifest) -> datetime | None:
+    """Since when a pod has a node, but neither volumes nor network; None if it has them, or ended."""
+    setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
+    if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
+        return None
+    since = scheduled.get("lastTransitionTime")
+    return None if since is None or is_terminating(pod) else parse_time(str(since))
+
+
+def _after(later: object, earlier: object) -> bool:
+    return bool(later and earlier) and parse_time(str(later)) > parse_time(str(earlier))
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")[:_MAX_DETAIL]

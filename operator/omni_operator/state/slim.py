@@ -1,0 +1,170 @@
+"""What decisions read of a watched object; the store keeps no more. Pure.
+
+An object that a stranger made may be a megabyte large, and the API server lets anyone write labels. So of what is not
+the operator's only its name and owner are kept, and of what is, a few fields: a pipeline's pods, ReplicaSets and
+Deployments hold thousands of lines that nothing here asks for. A child that was found to hold all that is desired is a
+hash from then on (plan.Verified), until it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from omni_kube.objects import KIND_BY_NAME, PIPELINE_KIND, Manifest
+from omni_operator.names import DESIRED_HASH_ANNOTATION
+from omni_proto.pipeline.load import MAX_SPEC_BYTES
+from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
+
+SLIM: Final = "slim"
+"""Set in the copy of a child that holds less than the live object: it can be compared with nothing."""
+
+SPEC_BYTES: Final = "specBytes"
+"""Stands in the place of a spec that is too large: how many bytes it has."""
+
+_LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
+_METADATA: Final = (
+    "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp",
+    "ownerReferences",
+)  # fmt: skip
+
+
+def slim_seen(manifest: Manifest) -> Manifest:
+    """What is kept of an object when it comes: children of pipelines whole, but for ConfigMaps, whose data is large."""
+    kind = manifest["kind"]
+    if kind == PIPELINE_KIND:
+        metadata = {key: value for key, value in manifest["metadata"].items() if key not in _UNREAD_METADATA}
+        return manifest | {"metadata": metadata} | _bounded_spec(manifest)
+    if kind in _OTHERS:
+        return _OTHERS[kind](manifest)
+    if kind in KIND_BY_NAME and _controller_kind(manifest) != PIPELINE_KIND:
+        return _bare(manifest) | {SLIM: True}
+    if kind == "ConfigMap":
+        return slim_child(manifest)
+    metadata = {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
+    return manifest | {"metadata": metadata}
+
+
+def slim_child(manifest: Manifest) -> Manifest:
+    """What is kept of a child that holds all that is desired, or cannot differ from it unless its hash does."""
+    slim = _bare(manifest)
+    annotations = manifest["metadata"].get("annotations") or {}
+    if DESIRED_HASH_ANNOTATION in annotations:
+        slim["metadata"]["annotations"] = {DESIRED_HASH_ANNOTATION: annotations[DESIRED_HASH_ANNOTATION]}
+    return slim | _SPECS.get(manifest["kind"], _nothing)(manifest) | {SLIM: True}
+
+
+def can_slim(manifest: Manifest) -> bool:
+    """Whether a verified child may be kept as a hash: of ControllerRevisions all is read."""
+    return SLIM not in manifest and manifest["kind"] != "ControllerRevision"
+
+
+_UNREAD_METADATA: Final = frozenset({"managedFields", "annotations"})
+
+
+def _bare(manifest: Manifest) -> Manifest:
+    metadata = manifest["metadata"]
+    kept = {key: metadata[key] for key in _METADATA if key in metadata}
+    labels = metadata.get("labels") or {}
+    kept["labels"] = {key: labels[key] for key in _LABELS if key in labels}
+    return {"apiVersion": manifest.get("apiVersion", ""), "kind": manifest["kind"], "metadata": kept}
+
+
+def _bounded_spec(manifest: Manifest) -> Manifest:
+    """The size of a spec in its place, if it is too large to be obeyed."""
+    size = len(msgspec.json.encode(manifest.get("spec")))
+    return {"spec": {SPEC_BYTES: size}} if size > MAX_SPEC_BYTES else {}
+
+
+def _controller_kind(manifest: Manifest) -> str:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((str(owner.get("kind", "")) for owner in owners if owner.get("controller")), "")
+
+
+def _slim_pod(manifest: Manifest) -> Manifest:
+    if _controller_kind(manifest) != "ReplicaSet":
+        return _bare(manifest) | {"spec": {}}
+    spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
+    kept = _pod_spec(spec) | _pick(spec, "nodeName")
+    statuses = _pick(status, "phase", "reason", "message", "conditions")
+    for name in ("initContainerStatuses", "containerStatuses"):
+        if name in status:
+            statuses[name] = [
+                _pick(entry, "name", "ready", "state", "lastState", "restartCount") for entry in status[name] or ()
+            ]
+    return _bare(manifest) | {"spec": kept, "status": statuses}
+
+
+def _slim_replica_set(manifest: Manifest) -> Manifest:
+    return _bare(manifest) | _workload(manifest)
+
+
+def _slim_endpoints(manifest: Manifest) -> Manifest:
+    endpoints = [
+        _pick(endpoint, "conditions", "addresses") | _pick_in(endpoint, "targetRef", "uid")
+        for endpoint in manifest.get("endpoints") or ()
+    ]
+    return _bare(manifest) | {"endpoints": endpoints}
+
+
+def _workload(manifest: Manifest) -> Manifest:
+    """Of a Deployment or ReplicaSet: how many, of which pods, which ConfigMaps these read, and how it goes."""
+    spec = manifest.get("spec") or {}
+    pod = (spec.get("template") or {}).get("spec") or {}
+    kept = _pick(spec, "replicas", "selector") | {"template": {"spec": _references(pod)}}
+    return {"spec": kept} | _pick(manifest, "status")
+
+
+def _service(manifest: Manifest) -> Manifest:
+    return {"spec": _pick(manifest.get("spec") or {}, "selector")}
+
+
+def _nothing(manifest: Manifest) -> Manifest:
+    return {}
+
+
+def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
+    kept = _references(spec)
+    for name in ("initContainers", "containers"):
+        for container, source in zip(kept.get(name, ()), spec.get(name) or (), strict=True):
+            container |= _pick(source, "name", "image") | _pick_in(source, "resources", "limits")
+    return kept
+
+
+def _references(spec: Mapping[str, Any]) -> Manifest:
+    """A pod's spec as far as it names ConfigMaps."""
+    kept: Manifest = {}
+    volumes = [_pick(volume, "configMap", "projected") for volume in spec.get("volumes") or ()]
+    if volumes := [volume for volume in volumes if volume]:
+        kept["volumes"] = volumes
+    for name in ("initContainers", "containers"):
+        if name in spec:
+            kept[name] = [_variables(container) for container in spec[name] or ()]
+    return kept
+
+
+def _variables(container: Mapping[str, Any]) -> Manifest:
+    kept = _pick(container, "envFrom")
+    variables = [_pick(one, "valueFrom") for one in container.get("env") or () if one.get("valueFrom")]
+    return kept | ({"env": variables} if variables else {})
+
+
+def _pick(source: Mapping[str, Any], *names: str) -> Manifest:
+    return {name: source[name] for name in names if name in source}
+
+
+def _pick_in(source: Mapping[str, Any], name: str, *names: str) -> Manifest:
+    inner = source.get(name)
+    return {name: _pick(inner, *names)} if inner else {}
+
+
+_OTHERS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {
+    "Pod": _slim_pod,
+    "ReplicaSet": _slim_replica_set,
+    "EndpointSlice": _slim_endpoints,
+}
+"""Kinds that the operator does not write."""
+_SPECS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {"Deployment": _workload, "Service": _service}
+"""What decisions read of a child beside its metadata."""

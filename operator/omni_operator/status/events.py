@@ -1,0 +1,98 @@
+"""Events: what a change of conditions is worth telling. One a transition, none while nothing changes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from omni_operator.reasons import Reason
+from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY
+
+EQUAL_PAUSE_S: Final = 600.0
+"""Least time between two Events of one pipeline that say the same; those between are counted in the next one."""
+MOST_EVENTS: Final = 20
+"""Events of one pipeline at once, and an hour."""
+
+_ASKED_FOR: Final = frozenset({Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION})
+"""Reasons of Ready=False that somebody chose."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventData:
+    """An Event about the pipeline, to be written by the shell."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+    count: int = 1
+    """How many equal ones it stands for."""
+
+
+class EventGate:
+    """Which Events are written: equal ones are told together, and a pipeline has so many an hour.
+
+    Level-triggered conditions can flap; a status shows the last state, Events would fill the API server.
+    """
+
+    def __init__(self, pause_s: float = EQUAL_PAUSE_S, most: int = MOST_EVENTS, limit: int = 10_000) -> None:
+        self._pause_s, self._most, self._limit = pause_s, most, limit
+        self._equal: OrderedDict[tuple[str, str, str, str], tuple[float, int]] = OrderedDict()
+        self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def admit(self, uid: str, event: EventData, now_s: float) -> EventData | None:
+        """The Event to write, with how many it stands for; None if it is only counted. now_s: a monotonic clock."""
+        key = (uid, event.type, event.reason, event.message)
+        since, untold = self._equal.get(key, (float("-inf"), 0))
+        left, at = self._budget.get(uid, (float(self._most), now_s))
+        left = min(float(self._most), left + (now_s - at) * self._most / 3600.0)
+        if now_s - since < self._pause_s or left < 1.0:
+            self._note(key, since, untold + 1)
+            return None
+        self._note(key, now_s, 0)
+        self._budget[uid] = (left - 1.0, now_s)
+        self._budget.move_to_end(uid)
+        while len(self._budget) > self._limit:
+            self._budget.popitem(last=False)
+        return replace(event, count=untold + 1)
+
+    def _note(self, key: tuple[str, str, str, str], since: float, untold: int) -> None:
+        self._equal[key] = (since, untold)
+        self._equal.move_to_end(key)
+        while len(self._equal) > self._limit:
+            self._equal.popitem(last=False)
+
+
+def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[EventData]:
+    """The Events of the step from one status to the next, the worst first."""
+    before, after = _by_type(previous), _by_type(new)
+    events: list[EventData] = []
+    for kind in (DEGRADED, READY, PROGRESSING):
+        event = _transition(kind, before.get(kind, {}), after[kind])
+        # Ready and Degraded often turn for one reason: told once.
+        if event is not None and event.reason not in {told.reason for told in events}:
+            events.append(event)
+    return events
+
+
+def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> EventData | None:
+    if (before.get("status"), before.get("reason")) == (after["status"], after["reason"]):
+        return None
+    holds, reason, message = after["status"] == "True", str(after["reason"]), str(after["message"])
+    flips_to_good = before.get("status") not in (None, after["status"])
+    if kind == DEGRADED:
+        if holds:
+            return EventData("Warning", reason, message)
+        return EventData("Normal", reason, "recovered: nothing fails any more") if flips_to_good else None
+    if kind == READY:
+        if holds:
+            return EventData("Normal", reason, message)
+        if reason == Reason.STAGES_NOT_READY and before.get("status") != "True":
+            return None  # it starts: Progressing tells that
+        return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
+    return EventData("Warning" if reason == Reason.ROLLOUT_NEEDS_CAPACITY else "Normal", reason, message)
+
+
+def _by_type(status: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    return {condition["type"]: condition for condition in (status or {}).get("conditions", ())}

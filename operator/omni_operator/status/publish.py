@@ -1,0 +1,97 @@
+"""Tells what was found: the status when it has changed, and an Event for every transition worth one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import ApiError
+from omni_kube.objects import FIELD_MANAGER, ChildKind, Manifest
+from omni_operator.state.observe import PIPELINES
+from omni_operator.state.observed import Observed
+from omni_operator.status.conditions import CONDITION_TYPES, format_time
+from omni_operator.status.events import EventData
+
+EVENTS: Final = ChildKind("Event", "v1", "events")
+MAX_EVENT_MESSAGE: Final = 1024
+"""Bytes that the API server takes."""
+
+_log = logging.getLogger(__name__)
+
+
+def live_status(observed: Observed) -> dict[str, Any]:
+    """The status as it is, as far as it is ours: conditions that somebody else added are his."""
+    status = dict(observed.pipeline.get("status") or {})
+    if "conditions" in status:
+        status["conditions"] = [item for item in status["conditions"] if item.get("type") in CONDITION_TYPES]
+    return status
+
+
+def is_minor(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether only numbers and words differ: no condition, no reason, no generation."""
+    return _essence(before) == _essence(after)
+
+
+def _essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (item.get("type"), item.get("status"), item.get("reason"), item.get("observedGeneration"))
+        for item in status.get("conditions", ())
+    ]
+
+
+async def write_status(client: ApiClient, observed: Observed, status: Mapping[str, Any]) -> Manifest:
+    """Write the status. Returns the pipeline as it then is.
+
+    Raises ConflictError if the pipeline has changed since it was observed, or is another one by now.
+    """
+    metadata = observed.pipeline["metadata"]
+    manifest = {
+        "apiVersion": PIPELINES.api_version,
+        "kind": PIPELINES.kind,
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "resourceVersion")},
+        "status": dict(status),
+    }
+    return await client.apply_status(PIPELINES, manifest)
+
+
+async def write_events(
+    client: ApiClient, observed: Observed, events: Iterable[EventData], identity: str, now: datetime
+) -> None:
+    """Write Events about the pipeline. One that cannot be written is logged: the status says the same."""
+    for event in events:
+        try:
+            await client.create(EVENTS, build_event(observed, event, identity, now))
+        except ApiError as error:
+            _log.warning("event %s could not be written: %s", event.reason, error)
+
+
+def build_event(observed: Observed, event: EventData, identity: str, now: datetime) -> Manifest:
+    """The Event as an object."""
+    metadata = observed.pipeline["metadata"]
+    time = format_time(now)
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{observed.name}.{secrets.token_hex(8)}", "namespace": observed.namespace},
+        "involvedObject": {
+            "apiVersion": PIPELINES.api_version,
+            "kind": PIPELINES.kind,
+            "name": observed.name,
+            "namespace": observed.namespace,
+            "uid": metadata["uid"],
+            "resourceVersion": metadata["resourceVersion"],
+        },
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message.encode()[:MAX_EVENT_MESSAGE].decode(errors="ignore"),
+        "source": {"component": FIELD_MANAGER},
+        "reportingComponent": FIELD_MANAGER,
+        "reportingInstance": identity[:128],
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": event.count,
+    }

@@ -1,0 +1,1 @@
+"""Edges between stages: calls to the stages below, and the tensors that come and go."""

@@ -1,0 +1,1 @@
+"""One Generate call: read, planned, admitted, run and answered. `servicer` has the steps in order."""

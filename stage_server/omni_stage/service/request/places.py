@@ -1,0 +1,116 @@
+"""Places for calls that have not been admitted: those that send no Start yet, and those beside Generate.
+
+A call holds a place while it may hold memory of the server. Whoever takes many does not keep others out: a full table
+ends the oldest call of the peer that holds most of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from omni_proto.peer_table import PeerTable
+from omni_stage.errors import TooManyRequestsError
+from omni_stage.service.request.admission import RETRY_AFTER_S
+
+FEWEST_START_PLACES = 8
+"""Calls that may be sending their Start, however small the budget."""
+START_GRACE_S = 0.5
+"""Until a call without Start needs a place: mostly Start comes with the call, of hundreds at a time too. What can be
+sent in so short a time bounds what such calls hold."""
+GRACE_STEPS = 5
+"""The grace passes in steps, each timed after the one before: a loop that is late itself is not the callers' fault."""
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A call's place."""
+
+    end: Callable[[], None]
+    """Ends the call."""
+    lost: bool = False
+    """Whether the call got no place in time, or was ended for another one."""
+    timer: asyncio.TimerHandle | None = None
+    """Of a call that does not need its place yet."""
+
+
+class Places:
+    """Places of one kind of calls, in one event loop."""
+
+    def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
+        """what names the calls in errors; without per_peer one peer may have all, until another one comes."""
+        self._what = what
+        self.in_all = in_all
+        self._per_peer = per_peer
+        self._table: PeerTable[Place] = PeerTable()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @contextmanager
+    def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
+        """Hold a place while the context is open, if it is open for longer than after_s.
+
+        end is called when the place is lost to another call, or when there is none after after_s. Raises
+        TooManyRequestsError if there is none at once.
+        """
+        place = Place(end)
+        if after_s:
+            self._take_late(peer, place, after_s / GRACE_STEPS, GRACE_STEPS)
+        else:
+            self._take(peer, place)
+        try:
+            yield place
+        finally:
+            if place.timer is not None:
+                place.timer.cancel()
+            self._table.remove(peer, place)
+
+    def _take_late(self, peer: str, place: Place, step_s: float, steps: int) -> None:
+        if steps:
+            again = (peer, place, step_s, steps - 1)
+            place.timer = asyncio.get_running_loop().call_later(step_s, self._take_late, *again)
+            return
+        try:
+            self._take(peer, place)
+        except TooManyRequestsError:
+            self._end(place)
+
+    def _take(self, peer: str, place: Place) -> None:
+        if self._per_peer is not None and self._table.held_by(peer) >= self._per_peer:
+            raise self.refusal(f"{self._per_peer} of one address")
+        if len(self._table) >= self.in_all:
+            loser = self._table.largest()
+            victim = self._table.oldest_of(loser)
+            self._table.remove(loser, victim)
+            self._end(victim)
+        self._table.add(peer, place)
+
+    @staticmethod
+    def _end(place: Place) -> None:
+        place.lost = True
+        place.end()
+
+    def refusal(self, limit: str = "") -> TooManyRequestsError:
+        """The error of a call that gets no place, or has lost it."""
+        return TooManyRequestsError(
+            f"the stage holds as many {self._what} as it takes ({limit or self.in_all}); retry later",
+            limit=f"{limit or self.in_all} {self._what}",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+
+def peer_address(peer: str) -> str:
+    """The address of a peer as gRPC names it, without its port: `ipv4:10.0.0.7:41234` -> `10.0.0.7`."""
+    kind, _, rest = peer.partition(":")
+    return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
+
+
+def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
+    """How many calls may be sending their Start: as many as requests, while that is at most half of the byte budget.
+
+    A Start may be as large as a message, and is held before anything can be reserved for it.
+    """
+    return min(max_requests, max(FEWEST_START_PLACES, max_bytes // 2 // max_message_bytes))

@@ -1,0 +1,228 @@
+"""From a Start to what the stage will do: a pure decision, made before the request is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
+from omni_proto.tensors import EdgeAssembler, TensorSpec
+from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling, resolve_sampling
+from omni_stage.errors import InvalidRequestError
+from omni_stage.models.component import Component, TakesMedia
+from omni_stage.service.edges.input import check_edge
+from omni_stage.service.media.planning import MediaRules
+from omni_stage.service.request import modalities
+from omni_stage.service.request.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
+from omni_stage.service.request.modalities import plan_modalities
+from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
+
+_ENCODINGS = frozenset(
+    (
+        sampling_pb2.AUDIO_ENCODING_UNSPECIFIED,
+        sampling_pb2.AUDIO_ENCODING_PCM_S16LE,
+        sampling_pb2.AUDIO_ENCODING_PCM_F32LE,
+    )
+)
+MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1000
+MAX_CACHE_SALT_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """What a stage does for one request, everything validated and every default applied."""
+
+    prompt: PromptPlan | None
+    """The user's prompt; None if the input is an edge."""
+    edge: EdgeAssembler | None
+    """Receives the tensors of the input edge, or those of a prompt of embeddings; None for every other prompt."""
+    streamed: bool
+    """Whether the engine starts before the edge is complete."""
+    sampling: SamplingDefaults
+    own: frozenset[Output]
+    calls: tuple[DownstreamStage, ...]
+    voice: str
+    encoding: sampling_pb2.AudioEncoding
+    include: sampling_pb2.Include
+    allow_partial: bool
+    priority: int
+    cache_salt: str
+    input_bytes: int
+    """Bytes that the input may hold: tensors by their headers (prompt embeddings twice), media as media_plan says."""
+    output_rows: int
+    """Most rows that the stage publishes."""
+    output_bytes: int
+    """Bytes that published rows may hold until downstream stages took them."""
+
+    @property
+    def media_bytes(self) -> int:
+        """Of input_bytes, what media may hold."""
+        return self.prompt.media_bytes if self.prompt else 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What admission reserves."""
+        return self.input_bytes + self.output_bytes
+
+
+def plan_request(
+    start: stage_service_pb2.Start,
+    config: StageConfig,
+    component: Component,
+    max_model_len: int,
+    prompt_embeds: TensorSpec | None = None,
+) -> RequestPlan:
+    """Validate Start against the stage; `prompt_embeds` is the engine's, see StageEngine.
+
+    Raises OmniStageError with the path of the wrong field; touches nothing.
+    """
+    prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
+    _check_queueing(start)
+    check_sampling_names(start.sampling, config.stages)
+    if start.HasField("seed") and start.seed > MAX_SEED:
+        raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
+    sampling = _resolve(start, config, component)
+    plan = plan_modalities(config, start.modalities)
+    if start.audio.encoding not in _ENCODINGS:
+        raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
+    prompt_rows = prompt.max_prompt_tokens if prompt else max((h.max_rows for h in start.tensors.tensors), default=0)
+    rows = bound_rows(prompt_rows, sampling.max_tokens, max_model_len)
+    schema = component.output_schema if plan.edges else None
+    row_bytes = sum(spec.row_bytes for spec in schema.tensors) if schema else 0
+    return RequestPlan(
+        prompt=prompt,
+        edge=edge,
+        streamed=reads_stream(config),
+        sampling=sampling,
+        own=plan.own,
+        calls=plan.edges,
+        voice=_check_voice(start.audio.voice, component.voices),
+        encoding=start.audio.encoding,
+        include=start.include,
+        allow_partial=start.allow_partial,
+        priority=start.priority,
+        cache_salt=start.cache_salt,
+        input_bytes=_input_bytes(prompt, edge),
+        output_rows=rows,
+        output_bytes=rows * row_bytes,
+    )
+
+
+def media_rules(config: StageConfig, component: Component, max_model_len: int) -> MediaRules | None:
+    """What the stage holds media against; None if its model takes none."""
+    if not isinstance(component, TakesMedia):
+        return None
+    return MediaRules(config.limits, config.media, component, max_model_len)
+
+
+def reads_stream(config: StageConfig) -> bool:
+    """Whether the stage starts before its upstream has ended."""
+    return config.input is not None and config.input.mode is EdgeMode.STREAM
+
+
+def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> int:
+    """Most rows of a sequence: prompt and output, never more than the engine's longest sequence."""
+    return min(max_model_len, prompt_rows + (max_model_len if max_tokens is None else max_tokens))
+
+
+def downstream_start(
+    start: stage_service_pb2.Start, plan: RequestPlan, edge: DownstreamStage, requested: Sequence[sampling_pb2.Modality]
+) -> stage_service_pb2.Start:
+    """The Start for a downstream stage, without its input: what concerns that stage and those below it."""
+    message = stage_service_pb2.Start(
+        modalities=requested,
+        audio=start.audio,
+        include=start.include,
+        allow_partial=plan.allow_partial,
+        priority=plan.priority,
+        cache_salt=plan.cache_salt,
+    )
+    if start.HasField("seed"):
+        message.seed = start.seed
+    for name in edge.stages:
+        if name in start.sampling:
+            message.sampling[name].CopyFrom(start.sampling[name])
+    return message
+
+
+def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
+    """The modalities to ask of a downstream stage: those wanted that it or a stage below it returns."""
+    declared = modalities.to_proto(edge.outputs)
+    return [number for number in declared if not start.modalities or number in start.modalities]
+
+
+def _check_queueing(start: stage_service_pb2.Start) -> None:
+    if abs(start.priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", field="start.priority", limit=MAX_PRIORITY
+        )
+    if len(start.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError(
+            f"cache_salt must have at most {MAX_CACHE_SALT_BYTES} bytes; send a hash of what is longer",
+            field="start.cache_salt",
+            limit=f"{MAX_CACHE_SALT_BYTES} bytes",
+        )
+
+
+def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
+    tensors = edge.max_bytes if edge else 0
+    if prompt is None:
+        return tensors
+    return prompt.media_bytes + EMBEDS_COPIES * tensors
+
+
+def _plan_input(
+    start: stage_service_pb2.Start,
+    config: StageConfig,
+    component: Component,
+    max_model_len: int,
+    prompt_embeds: TensorSpec | None,
+) -> tuple[PromptPlan | None, EdgeAssembler | None]:
+    if config.input is None:
+        if start.edge_schema_hash:
+            raise InvalidRequestError("an entry stage reads no edge", field="start.edge_schema_hash")
+        prompt = plan_prompt(start, config.limits, max_model_len, media_rules(config, component, max_model_len))
+        if prompt.embeds:
+            return prompt, plan_embeds(start.prompt_embeds, prompt_embeds, config, max_model_len)
+        return prompt, None
+    if start.WhichOneof("input") != "tensors":
+        raise InvalidRequestError(
+            f"stage {config.stage!r} reads the tensors of stage {config.input.source!r}; call the entry stage instead",
+            field="start.input",
+        )
+    return None, check_edge(start, config.input.source, component.input_schema)
+
+
+def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Component) -> SamplingDefaults:
+    path = f"start.sampling[{config.stage}]"
+    own = start.sampling.get(config.stage) if config.stage in start.sampling else None
+    sampling = resolve_sampling(
+        sampling_from_proto(own, path) if own is not None else None,
+        seed=start.seed if start.HasField("seed") else None,
+        config_default=config.default_sampling,
+        component_default=component.default_sampling,
+    )
+    try:
+        check_stage_sampling(sampling, component.kind, writes_text=component.writes_text)
+        if reads_stream(config):
+            check_streamed_sampling(sampling)
+        component.check_sampling(sampling)
+    except InvalidRequestError as error:
+        field = error.details.field
+        prefixed = field if not field or field.startswith("start.") else f"{path}.{field}"
+        raise type(error)(str(error), field=prefixed or path, limit=error.details.limit) from error
+    return sampling
+
+
+def _check_voice(voice: str, voices: Sequence[str]) -> str:
+    if not voices:
+        # A stage that does not speak passes the voice on; the stage that speaks checks it.
+        return ""
+    if voice and voice not in voices:
+        listed = ", ".join(voices)
+        raise InvalidRequestError(
+            f"the voice is not known; known voices: {listed}", field="start.audio.voice", limit=listed
+        )
+    return voice

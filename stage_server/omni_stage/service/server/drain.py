@@ -1,0 +1,56 @@
+"""Orderly end: NOT_SERVING but accepting, then refusing, then waiting for the calls in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from omni_stage.errors import DrainingError
+from omni_stage.service.in_flight import InFlight
+from omni_stage.service.server.health import StageHealth
+
+_log = logging.getLogger(__name__)
+
+
+async def drain(
+    health: StageHealth, in_flight: InFlight, *, notice_s: float, grace_s: float, abort: asyncio.Event
+) -> bool:
+    """Drain the stage. abort (a second signal) cuts it short. Whether every call ended by itself.
+
+    1. NOT_SERVING: load balancers turn away while late callers are still served, for notice_s.
+    2. Refuse new calls (DRAINING, which callers retry elsewhere).
+    3. Wait up to grace_s for the calls in flight; what is left then ends as DRAINING.
+    """
+    await health.set_ready(False)
+    _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})
+    if not await _wait_for(abort, notice_s):
+        in_flight.refuse()
+        _log.info("draining: refusing new calls", extra={"grace_s": grace_s, "calls": len(in_flight)})
+        if await _idle_or_abort(in_flight, grace_s, abort):
+            _log.info("drained")
+            return True
+    in_flight.refuse()
+    ended = in_flight.fail_all(DrainingError("the stage shut down before the request ended"))
+    _log.warning("drain was cut short", extra={"calls_ended": ended, "aborted": abort.is_set()})
+    await in_flight.wait_idle(1.0)
+    return ended == 0
+
+
+async def _wait_for(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _idle_or_abort(in_flight: InFlight, timeout_s: float, abort: asyncio.Event) -> bool:
+    idle = asyncio.create_task(in_flight.wait_idle(timeout_s))
+    aborted = asyncio.create_task(abort.wait())
+    try:
+        done, _ = await asyncio.wait({idle, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        return idle in done and idle.result()
+    finally:
+        idle.cancel()
+        aborted.cancel()

@@ -1,0 +1,29 @@
+"""Generic method handlers: the generated service, with serializers that do not copy tensors.
+
+Equal to the generated descriptor in names and wire format, so that plain stubs, reflection and grpcurl work.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_stage.service.request.servicer import StageServicer
+from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, deserialize_request
+
+
+def stage_handlers(servicer: StageServicer) -> tuple[str, dict[str, grpc.RpcMethodHandler]]:
+    """Full name of the service, and a handler for each of its methods."""
+    methods = {
+        GENERATE: grpc.stream_stream_rpc_method_handler(
+            servicer.generate,
+            request_deserializer=deserialize_request,
+            response_serializer=stage_service_pb2.GenerateResponse.SerializeToString,
+        ),
+        GET_STAGE: grpc.unary_unary_rpc_method_handler(
+            servicer.get_stage,
+            request_deserializer=stage_service_pb2.GetStageRequest.FromString,
+            response_serializer=stage_service_pb2.GetStageResponse.SerializeToString,
+        ),
+    }
+    return SERVICE_NAME, methods

@@ -1,0 +1,121 @@
+"""The ports of a stage: StageService with health and reflection, and the health-only port."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from omni_proto.channel import server_options
+from omni_proto.stage_config import StageConfig
+from omni_stage.errors import ConfigurationError
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.request.servicer import StageServicer
+from omni_stage.service.server.health import StageHealth
+from omni_stage.service.server.interceptors import CallInterceptor
+from omni_stage.service.server.method_handlers import stage_handlers
+from omni_stage.service.server.side_calls import (
+    HEALTH_IN_ALL,
+    HEALTH_PER_PEER,
+    MAIN_IN_ALL,
+    MAIN_PER_PEER,
+    SideCallInterceptor,
+)
+from omni_stage.service.wire import SERVICE_NAME
+
+MAX_CONNECTIONS = 16_384
+"""Of a port: an idle one costs about 15 KiB. gRPC refuses those beyond."""
+HANDSHAKE_TIMEOUT_S = 10
+"""Until TLS is agreed and the first settings have come; a connection without them is closed."""
+IDLE_S = 60
+"""A connection without calls is closed."""
+HEALTH_MESSAGE_BYTES = 64 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+_CONNECTIONS = {
+    "grpc.max_allowed_incoming_connections": MAX_CONNECTIONS,
+    "grpc.server_handshake_timeout_ms": HANDSHAKE_TIMEOUT_S * 1000,
+    "grpc.max_connection_idle_ms": IDLE_S * 1000,
+}
+
+
+def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int | str]]:
+    """Options of the main port: everyone's, with the stage's own message size and longest request, and bounds."""
+    size = config.limits.max_message_bytes
+    options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
+    # Above what one connection may have in work: a call beyond is refused with a reason, and does not wait in silence.
+    streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER)
+    options |= {
+        "grpc.max_receive_message_length": size,
+        "grpc.max_send_message_length": size,
+        "grpc.max_concurrent_streams": streams,
+    }
+    return list((options | _CONNECTIONS).items())
+
+
+def health_options() -> list[tuple[str, int | str]]:
+    """Options of the health-only port: small messages, short connections."""
+    options: dict[str, int | str] = {
+        "grpc.so_reuseport": 0,
+        "grpc.max_receive_message_length": HEALTH_MESSAGE_BYTES,
+        "grpc.max_concurrent_streams": 4 * HEALTH_PER_PEER,
+        "grpc.max_connection_age_ms": 60_000,
+        "grpc.max_connection_age_grace_ms": 5_000,
+    }
+    return list((options | _CONNECTIONS).items())
+
+
+def build_main_server(
+    config: StageConfig, servicer: StageServicer, health_state: StageHealth, metrics: StageMetrics, start_places: int
+) -> grpc.aio.Server:
+    """The server of StageService, not started and not bound.
+
+    It has no bound on calls of all kinds: watches of health would take the places of requests. Each kind has its own.
+    """
+    server = grpc.aio.server(
+        interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics)),
+        options=main_options(config, start_places),
+    )
+    name, methods = stage_handlers(servicer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+    health_pb2_grpc.add_HealthServicer_to_server(health_state.main, server)
+    reflection.enable_server_reflection((SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    return server
+
+
+def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
+    """The health-only server: kubelet's probe has no client certificate, and load must not starve it."""
+    server = grpc.aio.server(
+        interceptors=(SideCallInterceptor(HEALTH_IN_ALL, HEALTH_PER_PEER),), options=health_options()
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health_state.probes, server)
+    return server
+
+
+def bind(
+    server: grpc.aio.Server, host: str, port: int, field: str, credentials: grpc.ServerCredentials | None = None
+) -> int:
+    """Bind a port, 0 for any free one; plaintext without credentials. The port.
+
+    Raises ConfigurationError naming field.
+    """
+    address = f"{host}:{port}"
+    try:
+        bound: int = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
+    except RuntimeError as error:
+        raise _cannot_bind(host, port, field, credentials is not None) from error
+    if bound == 0:
+        raise _cannot_bind(host, port, field, credentials is not None)
+    return bound
+
+
+def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:
+    # gRPC does not tell the one from the other.
+    why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
+    return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)

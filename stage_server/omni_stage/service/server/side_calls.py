@@ -1,0 +1,114 @@
+"""Calls beside Generate (health, reflection, GetStage): bounded by peer, in all and in time, apart from requests.
+
+Every method is served as one that takes a stream, which is the same on the wire: gRPC would otherwise read the request
+before any code of ours runs, and wait for it without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from omni_stage.errors import TooManyRequestsError
+from omni_stage.service.request.places import Places, peer_address
+from omni_stage.service.wire import GENERATE, SERVICE_NAME
+
+MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
+"""Streams, and as many calls with one answer. A channel watches health with one stream a connection."""
+HEALTH_IN_ALL, HEALTH_PER_PEER = 128, 16
+"""The same of the health port: kubelet asks one question at a time."""
+REQUEST_TIMEOUT_S = 5.0
+"""For the request of a call that has one."""
+ANSWER_TIMEOUT_S = 30.0
+WATCH_LIFE_S = 600.0
+"""A watch ends then at the latest; clients watch anew. Mostly its connection has reached its age before."""
+REFLECTION_LIFE_S = 60.0
+
+_LIVES_S = {
+    f"/{health.SERVICE_NAME}/Watch": WATCH_LIFE_S,
+    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": REFLECTION_LIFE_S,
+}
+_Behavior = Callable[[Any, Any], Any]
+
+
+class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Bounds every call but Generate, which has admission."""
+
+    def __init__(self, in_all: int, per_peer: int) -> None:
+        self._streams = Places("streams beside Generate", in_all, per_peer=per_peer)
+        self._questions = Places("calls with one answer", in_all, per_peer=per_peer)
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method == f"/{SERVICE_NAME}/{GENERATE}":
+            return handler
+        behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        life_s = _LIVES_S.get(method, ANSWER_TIMEOUT_S)
+        return grpc.stream_stream_rpc_method_handler(
+            self._bound(
+                behavior,
+                self._streams if handler.response_streaming else self._questions,
+                life_s,
+                one_request=not handler.request_streaming,
+            ),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _bound(self, behavior: _Behavior, places: Places, life_s: float, *, one_request: bool) -> _Behavior:
+        async def call(messages: AsyncIterator[Any], context: Any) -> None:
+            place = None
+            try:
+                async with asyncio.timeout(life_s) as scope:
+                    with places.hold(peer_address(context.peer()), partial(scope.reschedule, 0.0)) as place:
+                        request = await _read_only(messages, context) if one_request else messages
+                        await _answer(behavior(request, context), context)
+            except TooManyRequestsError as error:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            except TimeoutError:
+                if not scope.expired():
+                    raise
+                if place is not None and place.lost:
+                    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(places.refusal()))
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"such calls end after {life_s:g} s; call again")
+
+        return call
+
+
+async def _answer(outcome: Any, context: Any) -> None:
+    """Send what a behavior answers: by an async generator, as a result, or by itself through the context."""
+    if hasattr(outcome, "__aiter__"):
+        async for response in outcome:
+            await context.write(response)
+        return
+    response = await outcome
+    if response is not None:
+        await context.write(response)
+
+
+async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
+    """The one message of a call, which must come soon and be the last: what follows it would only take memory."""
+    requests = []
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async for message in messages:
+                requests.append(message)
+                if len(requests) > 1:
+                    break
+    except TimeoutError:
+        await context.abort(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"the request and the end of it did not come within {REQUEST_TIMEOUT_S:g} s",
+        )
+    if len(requests) != 1:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the method takes one message, got {len(requests)}")
+    return requests[0]

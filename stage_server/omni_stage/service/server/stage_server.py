@@ -1,0 +1,257 @@
+"""A stage server as a process: load, serve, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import prometheus_client
+
+from omni_proto.pod_contract import ExitCode, TerminationReason
+from omni_proto.stage_config import StageConfig
+from omni_stage.engine.byte_budget import default_byte_budget
+from omni_stage.engine.protocol import StageEngine
+from omni_stage.errors import OmniStageError
+from omni_stage.models.component import TakesMedia
+from omni_stage.process.termination import report_start_failure, write_termination
+from omni_stage.service.edges.channels import DownstreamChannels
+from omni_stage.service.in_flight import InFlight
+from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.places import Places, count_start_places
+from omni_stage.service.request.plan import reads_stream
+from omni_stage.service.request.servicer import StageRuntime, StageServicer
+from omni_stage.service.request.stage_info import installed_versions
+from omni_stage.service.server.drain import drain
+from omni_stage.service.server.health import StageHealth
+from omni_stage.service.server.metrics_server import MetricsServer
+from omni_stage.service.server.ports import bind, build_health_server, build_main_server
+from omni_stage.service.server.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from omni_stage.service.server.tls import ServingCertificate
+
+ENGINE_STOP_S = 20.0
+
+_log = logging.getLogger(__name__)
+EngineBuilder = Callable[[StageConfig], StageEngine]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports that a stage server listens on."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+    def write(self, path: Path) -> None:
+        """Write the ports as JSON, all at once: a reader never sees half a file. Raises OmniStageError."""
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+                json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise OmniStageError(
+                f"cannot write {path}: {error.strerror}; give --address-file another place, or make room"
+            ) from error
+
+
+class StageServer:
+    """One stage server in one event loop. `start` -> `serve` -> `close`."""
+
+    def __init__(self, config: StageConfig, registry: prometheus_client.CollectorRegistry) -> None:
+        self.config = config
+        self.health = StageHealth()
+        self.in_flight = InFlight()
+        limits = config.limits
+        self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
+        self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
+        self.ports: Ports | None = None
+        self.runtime: StageRuntime | None = None
+        self._registry = registry
+        self._stack = AsyncExitStack()
+        self._engine: StageEngine | None = None
+
+    async def start(self, build_engine: EngineBuilder) -> Ports:
+        """Open the health port, load the engine, open the others, become ready. Raises OmniStageError.
+
+        The engine's processes start before the main port exists; build_engine runs in a thread, since importing an
+        engine takes seconds in which probes must be answered.
+        """
+        config = self.config
+        # A wrong certificate is told at once, not after the minutes that an engine takes.
+        certificate = await self._load_certificate()
+        await self.health.publish()
+        probes = build_health_server(self.health)
+        health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
+        await probes.start()
+        self._stack.push_async_callback(probes.stop, 0.2)
+        metrics = MetricsServer(self._registry)
+        self._stack.push_async_callback(metrics.close)
+        metrics_port = await metrics.start(config.listen.host, config.listen.metrics_port)
+        engine = await asyncio.to_thread(build_engine, config)
+        self._engine = engine
+        await engine.start()
+        runtime = self.runtime = self._build_runtime(engine)
+        self._stack.push_async_callback(runtime.channels.close)
+        self._stack.callback(runtime.media.close)
+        self._stack.callback(runtime.planners.shutdown, wait=False)
+        main = build_main_server(config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all)
+        grpc_port = bind(
+            main,
+            config.listen.host,
+            config.listen.grpc_port,
+            "listen.grpcPort",
+            certificate and certificate.credentials(),
+        )
+        await main.start()
+        self._stack.push_async_callback(main.stop, 0.2)
+        if certificate is not None:
+            watch = asyncio.create_task(certificate.watch())
+            self._stack.callback(watch.cancel)
+        self.metrics.compiled_check_failed.set(float(engine.compiled_check_failed))
+        runtime.engine_ready = True
+        await self.health.set_ready(True)
+        self.metrics.ready.set_function(lambda: float(self.health.ready))
+        self.metrics.engine_healthy.set_function(lambda: float(self.health.alive and not engine.is_dead))
+        self.ports = Ports(grpc_port, health_port, metrics_port)
+        _log.info("ready", extra={"grpc": grpc_port, "health": health_port, "metrics": metrics_port})
+        return self.ports
+
+    async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> ExitCode:
+        """Serve until stop (then drain; abort cuts that short) or until the engine dies."""
+        dead = asyncio.Event()
+        watchdog = asyncio.create_task(self._watch(dead))
+        waits = {asyncio.create_task(stop.wait()), asyncio.create_task(dead.wait())}
+        try:
+            done, _ = await asyncio.wait({*waits, watchdog}, return_when=asyncio.FIRST_COMPLETED)
+            if watchdog in done:
+                watchdog.result()
+            if dead.is_set():
+                return await self._end_dead()
+            timeouts = self.config.timeouts
+            drained = asyncio.create_task(
+                drain(
+                    self.health, self.in_flight, notice_s=timeouts.drain_notice, grace_s=timeouts.request, abort=abort
+                )
+            )
+            await asyncio.wait({drained, watchdog}, return_when=asyncio.FIRST_COMPLETED)
+            if dead.is_set() and not drained.done():
+                drained.cancel()
+                return await self._end_dead()
+            await drained
+            return ExitCode.ABORTED if abort.is_set() else ExitCode.DRAINED
+        finally:
+            for task in (*waits, watchdog):
+                task.cancel()
+
+    def warm_media(self) -> None:
+        """Start what decodes media where the model takes any, so that the first request does not wait for it."""
+        runtime = self.runtime
+        if runtime is not None and isinstance(runtime.engine.component, TakesMedia):
+            task = asyncio.create_task(runtime.media.warm())
+            self._stack.callback(task.cancel)
+
+    async def close(self) -> None:
+        """Close the ports and end the engine."""
+        await self._stack.aclose()
+        if self._engine is not None:
+            try:
+                async with asyncio.timeout(ENGINE_STOP_S):
+                    await self._engine.shutdown()
+            except TimeoutError:
+                _log.error("the engine did not stop in time", extra={"limit_s": ENGINE_STOP_S})
+
+    async def _load_certificate(self) -> ServingCertificate | None:
+        tls = self.config.listen.tls
+        if tls is None:
+            return None
+        # Imported where it is used: most stages have no certificate.
+        from omni_stage.service.server.tls import ServingCertificate
+
+        return await asyncio.to_thread(ServingCertificate, tls, self._registry)
+
+    async def _watch(self, dead: asyncio.Event) -> None:
+        if self._engine is None:
+            raise RuntimeError("serve needs a started stage server")
+        limit = self.config.timeouts.step or self._engine.component.step_timeout_s
+
+        async def on_death() -> None:
+            dead.set()
+
+        await Watchdog(self._engine, limit, self.in_flight, self.health, self.config.stage).run(on_death)
+
+    async def _end_dead(self) -> ExitCode:
+        # The calls were failed just now; let their statuses reach the callers.
+        await self.in_flight.wait_idle(2.0)
+        message = f"the engine of stage {self.config.stage!r} died"
+        write_termination(TerminationReason.ENGINE_DEAD, message)
+        return ExitCode.ENGINE_DEAD
+
+    def _build_runtime(self, engine: StageEngine) -> StageRuntime:
+        admission, limits = self.admission, self.config.limits
+        places = count_start_places(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
+        if reads_stream(self.config):
+            admission.max_streamed = engine.max_streamed
+        self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
+        self.metrics.inflight_bytes_limit.set(admission.max_bytes)
+        return StageRuntime(
+            config=self.config,
+            engine=engine,
+            admission=admission,
+            in_flight=self.in_flight,
+            channels=DownstreamChannels(
+                {edge.stage: edge.target for edge in self.config.downstream},
+                grace_s=self.config.timeouts.request,
+            ),
+            metrics=self.metrics,
+            starting=Places("calls without Start", places),
+        )
+
+
+async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_file: Path | None) -> ExitCode:
+    """Run a stage server until a signal or its engine's death. The exit code of the process."""
+    stop, abort = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    _install_signals(loop, stop, abort)
+    server = StageServer(config, prometheus_client.REGISTRY)
+    try:
+        started = asyncio.create_task(server.start(build_engine))
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not started.done():
+            _log.info("stopped while the engine was loading")
+            started.cancel()
+            await asyncio.wait({started}, timeout=ENGINE_STOP_S)
+            return ExitCode.DRAINED
+        ports = started.result()
+        if address_file is not None:
+            ports.write(address_file)
+        server.warm_media()
+        # Engines install handlers of their own while they load.
+        _install_signals(loop, stop, abort)
+        return await server.serve(stop, abort)
+    except OmniStageError as error:
+        return report_start_failure(error)
+    finally:
+        await server.close()
+
+
+def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort: asyncio.Event) -> None:
+    """First SIGTERM or SIGINT drains, the second aborts."""
+
+    def on_signal() -> None:
+        (abort if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)

@@ -1,0 +1,227 @@
+"""Subset of a live object: what the API server adds or respells is no difference, what a hand changes is."""
+
+from __future__ import annotations
+
+import copy
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from omni_kube.matching import find_difference, is_subset, parse_quantity
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        (1, 1),
+        (0.5, Fraction(1, 2)),
+        ("1000m", 1),
+        ("0.5", Fraction(1, 2)),
+        ("500m", Fraction(1, 2)),
+        (".5", Fraction(1, 2)),
+        ("1Gi", 2**30),
+        ("1024Mi", 2**30),
+        ("1.5Gi", 3 * 2**29),
+        ("1G", 10**9),
+        ("1e3", 1000),
+        ("1E3", 1000),
+        ("2E", 2 * 10**18),
+        ("100n", Fraction(1, 10**7)),
+        ("-1", -1),
+    ],
+)
+def test_quantities(text: object, value: Fraction) -> None:
+    assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1gi", "one", True, None, ["1"], "1e9999"])
+def test_no_quantities(text: object) -> None:
+    assert parse_quantity(text) is None
+
+
+def live() -> Json:
+    """A Deployment as the API server gives it back."""
+    return {
+        "metadata": {
+            "name": "a",
+            "labels": {"mine": "1", "theirs": "2"},
+            "ownerReferences": [{"uid": "u1", "controller": True}, {"uid": "u2"}],
+        },
+        "spec": {
+            "replicas": 2,
+            "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": "25%"}, "type": "RollingUpdate"},
+            "template": {
+                "spec": {
+                    "restartPolicy": "Always",
+                    "containers": [
+                        {"name": "sidecar", "image": "proxy"},
+                        {
+                            "name": "stage",
+                            "image": "stage:1",
+                            "args": ["serve", "--config", "x"],
+                            "env": [{"name": "EXTRA", "value": "1"}, {"name": "HOME", "value": "/home"}],
+                            "ports": [
+                                {"containerPort": 9090, "protocol": "TCP", "name": "metrics"},
+                                {"containerPort": 50051, "protocol": "TCP", "name": "grpc"},
+                            ],
+                            "resources": {"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}},
+                            "volumeMounts": [{"name": "b", "mountPath": "/b"}, {"name": "a", "mountPath": "/a"}],
+                            "securityContext": {"readOnlyRootFilesystem": True, "privileged": False},
+                        },
+                    ],
+                    "volumes": [
+                        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+                        {"name": "cfg", "configMap": {"name": "c", "defaultMode": 420}},
+                    ],
+                    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                    "topologySpreadConstraints": [
+                        {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+                    ],
+                }
+            },
+        },
+        "status": {"replicas": 2},
+    }
+
+
+def desired() -> Json:
+    """The same as a builder writes it."""
+    return {
+        "metadata": {"name": "a", "labels": {"mine": "1"}, "ownerReferences": [{"uid": "u1", "controller": True}]},
+        "spec": {
+            "replicas": 2,
+            "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": "25%"}},
+            "template": {
+                "spec": {
+                    "containers": [
+                        {
+                            "name": "stage",
+                            "image": "stage:1",
+                            "args": ["serve", "--config", "x"],
+                            "env": [{"name": "HOME", "value": "/home"}],
+                            "ports": [{"containerPort": 50051, "name": "grpc"}, {"containerPort": 9090}],
+                            "resources": {"limits": {"cpu": "1000m", "memory": "1024Mi", "nvidia.com/gpu": 1}},
+                            "volumeMounts": [{"name": "a", "mountPath": "/a"}, {"name": "b", "mountPath": "/b"}],
+                            "securityContext": {"readOnlyRootFilesystem": True},
+                        }
+                    ],
+                    "volumes": [
+                        {"name": "cfg", "configMap": {"name": "c"}},
+                        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2048Mi"}},
+                    ],
+                    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                    "topologySpreadConstraints": [
+                        {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+                    ],
+                }
+            },
+        },
+    }
+
+
+def test_defaults_order_and_spelling_are_no_difference() -> None:
+    assert find_difference(desired(), live()) is None
+
+
+STAGE = "spec.template.spec.containers[name=stage]"
+POD = ("spec", "template", "spec")
+
+
+def _stage(manifest: Json) -> Json:
+    found: Json = manifest["spec"]["template"]["spec"]["containers"][-1]
+    return found
+
+
+EDITS: dict[str, tuple[Any, str]] = {
+    "replicas": (lambda m: m["spec"].update(replicas=3), "spec.replicas"),
+    "replicas removed": (lambda m: m["spec"].pop("replicas"), "spec.replicas"),
+    "label changed": (lambda m: m["metadata"]["labels"].update(mine="2"), "metadata.labels.mine"),
+    "label removed": (lambda m: m["metadata"]["labels"].pop("mine"), "metadata.labels.mine"),
+    "owner removed": (lambda m: m["metadata"].pop("ownerReferences"), "metadata.ownerReferences"),
+    "another owner": (
+        lambda m: m["metadata"]["ownerReferences"][0].update(uid="u9"),
+        "metadata.ownerReferences[uid=u1]",
+    ),
+    "image": (lambda m: _stage(m).update(image="stage:2"), f"{STAGE}.image"),
+    "container renamed": (lambda m: _stage(m).update(name="other"), STAGE),
+    "env changed": (lambda m: _stage(m)["env"][1].update(value="/x"), f"{STAGE}.env[name=HOME].value"),
+    "env removed": (lambda m: _stage(m)["env"].pop(1), f"{STAGE}.env[name=HOME]"),
+    "argument added": (lambda m: _stage(m)["args"].append("--debug"), f"{STAGE}.args"),
+    "argument changed": (lambda m: _stage(m)["args"].__setitem__(2, "y"), f"{STAGE}.args[2]"),
+    "port's protocol": (lambda m: _stage(m)["ports"][1].update(protocol="UDP"), f"{STAGE}.ports[containerPort=50051]"),
+    "memory": (lambda m: _stage(m)["resources"]["limits"].update(memory="2Gi"), f"{STAGE}.resources.limits.memory"),
+    "no quantity": (lambda m: _stage(m)["resources"]["limits"].update(cpu="x"), f"{STAGE}.resources.limits.cpu"),
+    "gpu": (
+        lambda m: _stage(m)["resources"]["limits"].update({"nvidia.com/gpu": "2"}),
+        f"{STAGE}.resources.limits.nvidia.com/gpu",
+    ),
+    "mount": (lambda m: _stage(m)["volumeMounts"].pop(1), f"{STAGE}.volumeMounts[mountPath=/a]"),
+    "security": (
+        lambda m: _stage(m)["securityContext"].update(readOnlyRootFilesystem=False),
+        f"{STAGE}.securityContext.readOnlyRootFilesystem",
+    ),
+    "number for a truth": (
+        lambda m: _stage(m)["securityContext"].update(readOnlyRootFilesystem=1),
+        f"{STAGE}.securityContext.readOnlyRootFilesystem",
+    ),
+    "map for a text": (lambda m: _stage(m).update(image={"x": 1}), f"{STAGE}.image"),
+    "text for a map": (lambda m: _stage(m).update(resources="x"), f"{STAGE}.resources"),
+    "text for a list": (lambda m: _stage(m).update(args="x"), f"{STAGE}.args"),
+    "size of memory": (
+        lambda m: m["spec"]["template"]["spec"]["volumes"][0]["emptyDir"].update(sizeLimit="3Gi"),
+        "spec.template.spec.volumes[name=shm].emptyDir.sizeLimit",
+    ),
+    "percentage": (
+        lambda m: m["spec"]["strategy"]["rollingUpdate"].update(maxUnavailable="50%"),
+        "spec.strategy.rollingUpdate.maxUnavailable",
+    ),
+    "number to text": (
+        lambda m: m["spec"]["strategy"]["rollingUpdate"].update(maxSurge="1"),
+        "spec.strategy.rollingUpdate.maxSurge",
+    ),
+    "toleration added": (
+        lambda m: m["spec"]["template"]["spec"]["tolerations"].append({"operator": "Exists"}),
+        "spec.template.spec.tolerations",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_hand_edits_are_seen(name: str) -> None:
+    edit, path = EDITS[name]
+    changed = live()
+    edit(changed)
+    assert find_difference(desired(), changed) == path
+    assert not is_subset(desired(), changed)
+
+
+def test_rules_of_a_network_policy_are_a_list_in_order() -> None:
+    rule: Json = {"from": [{"podSelector": {"matchLabels": {"a": "b"}}}], "ports": [{"port": 50051}, {"port": 9090}]}
+    wanted = {"spec": {"podSelector": {}, "ingress": [rule], "policyTypes": ["Ingress"]}}
+    seen = copy.deepcopy(wanted)
+    for port in seen["spec"]["ingress"][0]["ports"]:  # type: ignore[index]
+        port["protocol"] = "TCP"
+    assert is_subset(wanted, seen)
+    seen["spec"]["ingress"][0]["ports"].reverse()  # type: ignore[index]
+    assert find_difference(wanted, seen) == "spec.ingress[0].ports[0].port"
+    opened = copy.deepcopy(wanted)
+    opened["spec"]["ingress"].append({})  # type: ignore[attr-defined]
+    assert find_difference(wanted, opened) == "spec.ingress"
+
+
+def test_ports_of_a_service() -> None:
+    wanted = {"spec": {"ports": [{"name": "grpc", "port": 50051, "targetPort": "grpc"}]}}
+    seen = {
+        "spec": {"ports": [{"name": "grpc", "port": 50051, "targetPort": "grpc", "protocol": "TCP", "nodePort": 3}]}
+    }
+    assert is_subset(wanted, seen)
+    assert find_difference({"spec": {"ports": []}}, seen) == "spec.ports"
+
+
+def test_a_float_equals_its_integer() -> None:
+    assert is_subset({"a": 1}, {"a": 1.0})
+    assert find_difference({"a": None}, {"a": 0}) == "a"

@@ -1,0 +1,39 @@
+"""The API server's clock: ours may be an hour off, either way."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from omni_kube.clock import ServerClock
+from omni_operator.state.live import is_lost
+
+ENDS = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+POD: dict[str, Any] = {"metadata": {"name": "p", "deletionTimestamp": ENDS.isoformat()}}
+HEADER = "Sun, 22 Nov 2026 11:59:00 GMT"
+
+
+def test_a_clock_of_ours_that_is_ahead_drains_no_pod() -> None:
+    clock = ServerClock()
+    clock.hear(HEADER, 1000.0)
+    assert clock.now(1000.0) == ENDS - timedelta(seconds=60)
+    assert not is_lost(POD, clock.now(1119.0)), "whatever datetime.now says"
+    assert is_lost(POD, clock.now(1121.0))
+
+
+def test_of_answers_with_one_date_the_first_counts() -> None:
+    clock = ServerClock()
+    clock.hear(HEADER, 1000.0)
+    clock.hear(HEADER, 1000.9)
+    assert clock.now(1001.0) == ENDS - timedelta(seconds=59)
+    clock.hear("Sun, 22 Nov 2026 11:59:05 GMT", 1001.0)
+    assert clock.now(1001.0) == ENDS - timedelta(seconds=55), "a server whose clock was set"
+
+
+@pytest.mark.parametrize("header", ["", "yesterday", "Sun, 99 Nov 2026 11:59:00 GMT"])
+def test_what_is_no_date_is_passed_over(header: str) -> None:
+    clock = ServerClock()
+    clock.hear(header, 5.0)
+    assert abs(clock.now(5.0) - datetime.now(UTC)) < timedelta(minutes=1)

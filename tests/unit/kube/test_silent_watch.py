@@ -1,0 +1,130 @@
+"""A watch whose connection is silently half-open: no byte, no FIN, no RST, as behind a firewall that forgot it.
+
+The real client, reflector and store over a real connection; the other side is the little of the API that they ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+
+import omni_kube.client as client_module
+from omni_kube.client import ApiClient
+from omni_kube.connection import Connection
+from omni_kube.objects import KIND_BY_NAME
+from omni_kube.pacing import RateLimiter
+from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
+from omni_kube.seen import ObjectKey
+from omni_kube.store import Store
+from omni_operator.process.handlers import build_kopf_settings
+from omni_operator.process.liveness import LONGEST_SILENCE_S
+from omni_operator.process.metrics import Metrics
+from omni_operator.process.settings import OperatorSettings
+from support.polling import until
+from support.tcp_proxy import TcpProxy, Toxics
+
+WATCH_S, SLACK_S = 1.0, 0.5
+SERVICE = KIND_BY_NAME["Service"]
+
+
+def service(name: str, version: int) -> dict[str, Any]:
+    owner = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "name": "p", "uid": "u"}
+    metadata = {"namespace": "ns", "name": name, "uid": name, "resourceVersion": str(version)}
+    labels = {"omnipipeline.io/pipeline": "p"}
+    metadata |= {"labels": labels, "ownerReferences": [owner | {"controller": True}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": {}}}
+
+
+class Server:
+    """Lists nothing at version 10, and tells every watch what was added after the version that it goes on from."""
+
+    def __init__(self) -> None:
+        self.added: list[dict[str, Any]] = []
+        self.news = asyncio.Condition()
+        self.watches: list[str] = []
+        """The version that each watch went on from."""
+        self.lists = 0
+
+    async def add(self, name: str) -> None:
+        async with self.news:
+            self.added.append(service(name, 11 + len(self.added)))
+            self.news.notify_all()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            self.lists += 1
+            return web.json_response({"kind": "ServiceList", "metadata": {"resourceVersion": "10"}, "items": []})
+        told = int(request.query["resourceVersion"])
+        self.watches.append(str(told))
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            async with self.news:
+                new = [item for item in self.added if int(item["metadata"]["resourceVersion"]) > told]
+                if not new:
+                    await self.news.wait()
+                    continue
+            for item in new:
+                await response.write(json.dumps({"type": "ADDED", "object": item}).encode() + b"\n")
+                told = int(item["metadata"]["resourceVersion"])
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[tuple[Server, int]]:
+    server = Server()
+    app = web.Application()
+    app.router.add_get("/api/v1/namespaces/ns/services", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield server, runner.addresses[0][1]
+    await runner.cleanup()
+
+
+async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
+    server: tuple[Server, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "WATCH_SLACK_S", SLACK_S)
+    api, port = server
+    with TcpProxy(f"127.0.0.1:{port}") as proxy:
+        configuration = Configuration()
+        configuration.host = f"http://{proxy.target}"
+        client, store = ApiClient(Connection(configuration), Metrics(), RateLimiter(1000.0, 100.0)), Store()
+        reflector = Reflector(
+            client, store, SERVICE, "ns", selector="", on_change=lambda _: None, watch_timeout_s=WATCH_S
+        )
+        running = asyncio.create_task(reflector.run())
+        try:
+            await api.add("first")
+            await until(lambda: store.has(ObjectKey("Service", "ns", "first")), 20)
+            proxy.toxics = Toxics(stop_after=0)
+            await api.add("second")
+            await until(lambda: proxy.dead_connections, 20)
+            # It stays open on both sides, and silent; only new connections are good again.
+            proxy.heal(reset_dead=False)
+            await until(lambda: store.has(ObjectKey("Service", "ns", "second")), 20)
+            assert not running.done()
+            # The new watch goes on from where the silent one began: the server tells all of it again.
+            assert api.watches[:2] == ["10", "10"]
+            assert api.lists == 1
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await client.close()
+
+
+def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
+    """Ours and kopf's, with the values that production has."""
+    assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
+    kopfs = build_kopf_settings(OperatorSettings()).watching
+    assert kopfs.server_timeout is not None
+    assert kopfs.client_timeout is not None
+    assert kopfs.server_timeout < kopfs.client_timeout < LONGEST_SILENCE_S

@@ -1,0 +1,196 @@
+"""The store: versions decide between a watch, a list and the answers to our own writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from omni_kube.objects import KIND_BY_NAME
+from omni_kube.seen import ObjectKey, PipelineKey, Seen, parse_version, pipeline_of, read_version, version_of
+from omni_kube.store import Store
+from omni_proto.pod_contract import PIPELINE_LABEL
+
+P = PipelineKey("ns", "p")
+Q = PipelineKey("ns", "q")
+OWNED = [{"kind": "OmniPipeline", "name": "p", "controller": True, "uid": "u"}]
+KEY = ObjectKey("Service", "ns", "s")
+
+
+def service(version: int, name: str = "s", pipeline: str = "p", **metadata: Any) -> dict[str, Any]:
+    labels = {PIPELINE_LABEL: pipeline} if pipeline else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "ns", "name": name, "resourceVersion": str(version), "labels": labels} | metadata,
+        "spec": {"at": version},
+    }
+
+
+def at(store: Store, key: ObjectKey = KEY) -> int | None:
+    found = store.get(key)
+    return None if found is None else version_of(found)
+
+
+def test_an_object_is_kept_without_managed_fields_and_given_as_a_copy() -> None:
+    store = Store()
+    store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
+    found = store.get(KEY)
+    assert found is not None
+    assert "managedFields" not in found["metadata"]
+    found["spec"]["at"] = "changed"
+    assert store.get(KEY) != found
+    assert (len(store), store.has(KEY), store.keys("Service"), store.keys("Pod")) == (1, True, [KEY], [])
+
+
+def test_what_was_read_undecoded_is_what_decoding_gives() -> None:
+    owners = [{"kind": "OmniPipeline", "name": "q", "controller": True, "uid": "u"}]
+    manifest = service(
+        7, ownerReferences=owners, managedFields=[{"manager": "x"}], annotations={"a": "é"}, generation=3
+    )
+    raw = msgspec.Raw(msgspec.json.encode(manifest))
+    read, made = Seen.read(raw, KIND_BY_NAME["Service"]), Seen.of(manifest)
+    assert (read.key, read.version, read.pipeline) == (made.key, made.version, made.pipeline) == (KEY, 7, Q)
+    assert msgspec.json.decode(read.encode()) == msgspec.json.decode(made.encode())
+    # Items of lists do not say what they are.
+    nameless = msgspec.Raw(msgspec.json.encode({k: v for k, v in manifest.items() if k not in ("apiVersion", "kind")}))
+    assert msgspec.json.decode(Seen.read(nameless, KIND_BY_NAME["Service"]).encode()) == msgspec.json.decode(
+        made.encode()
+    )
+    assert read_version(raw) == "7"
+
+
+def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
+    store = Store()
+    assert store.put_seen(Seen.of(service(5))) == {P}
+    assert store.put_written(service(7))
+    assert store.put_seen(Seen.of(service(7))) == set()
+    assert store.put_seen(Seen.of(service(6))) == set(), "the watch is behind our write"
+    assert at(store) == 7
+    assert store.put_seen(Seen.of(service(8))) == {P}
+
+
+def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
+    store = Store()
+    store.put_seen(Seen.of(service(10)))
+    assert store.remove_seen(Seen.of(service(11))) == {P}
+    assert not store.put_written(service(10)), "created by us, and deleted by someone before the answer was read"
+    assert at(store) is None
+    store.advance("Service", "", 20)
+    assert not store.put_written(service(19))
+    assert store.put_written(service(21))
+
+
+def test_collections_of_other_kinds_and_namespaces_have_versions_of_their_own() -> None:
+    store = Store()
+    store.advance("Service", "other", 100)
+    store.advance("Pod", "ns", 100)
+    assert store.put_written(service(5), "ns")
+    assert not store.put_written(service(4), "ns")
+
+
+def test_a_change_of_the_label_concerns_both_pipelines() -> None:
+    store = Store()
+    store.put_seen(Seen.of(service(1)))
+    assert store.put_seen(Seen.of(service(2, pipeline="q"))) == {P, Q}
+    assert list(store.of_pipeline(P)) == []
+    assert [version_of(found) for found in store.of_pipeline(Q)] == [2]
+    assert store.put_seen(Seen.of(service(3, pipeline=""))) == {Q}
+    assert at(store) == 3
+
+
+def test_a_deletion_that_is_older_than_the_copy_is_none() -> None:
+    store = Store()
+    store.put_written(service(9))
+    assert store.remove_seen(Seen.of(service(5))) == set(), "of an earlier object of that name"
+    assert at(store) == 9
+    store.remove_deleted(KEY)
+    assert at(store) is None
+    assert store.remove_seen(Seen.of(service(10))) == set()
+
+
+def test_a_list_replaces_the_collection_and_finds_deletions() -> None:
+    store = Store()
+    for name in ("kept", "changed", "gone"):
+        store.put_seen(Seen.of(service(1, name, pipeline=name)), "ns")
+    store.put_seen(Seen.of(service(1, "elsewhere") | {"kind": "Pod"}), "ns")
+    listing = store.begin_list("Service", "ns")
+    assert listing.put(Seen.of(service(1, "kept", pipeline="kept")), 50) == set()
+    assert listing.put(Seen.of(service(40, "changed", pipeline="changed")), 50) == {PipelineKey("ns", "changed")}
+    assert listing.put(Seen.of(service(45, "new", pipeline="new")), 50) == {PipelineKey("ns", "new")}
+    assert listing.end(50) == {PipelineKey("ns", "gone")}
+    assert sorted(key.name for key in store.keys("Service")) == ["changed", "kept", "new"]
+    assert len(store.keys("Pod")) == 1
+
+
+def test_a_list_of_one_namespace_leaves_others_alone() -> None:
+    store = Store()
+    other = service(1, namespace="other")
+    store.put_seen(Seen.of(other), "other")
+    store.begin_list("Service", "ns").end(50)
+    assert len(store) == 1
+    store.begin_list("Service", "").end(50)
+    assert len(store) == 0
+
+
+def test_what_is_written_while_a_list_is_on_its_way_stays() -> None:
+    store = Store()
+    listing = store.begin_list("Service")
+    store.put_written(service(60))
+    assert listing.end(50) == set()
+    assert at(store) == 60
+    assert store.begin_list("Service").end(70) == {P}, "the next list does not know it: it is gone"
+
+
+def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None:
+    store = Store()
+    store.put_seen(Seen.of(service(10)))
+    listing = store.begin_list("Service")
+    store.remove_seen(Seen.of(service(60)))
+    assert listing.put(Seen.of(service(10)), 50) == set()
+    listing.end(50)
+    assert at(store) is None
+
+
+def test_versions_that_went_back_are_believed_to_a_list() -> None:
+    store = Store()
+    store.put_seen(Seen.of(service(900)))
+    store.put_seen(Seen.of(service(901, "lost")))
+    listing = store.begin_list("Service")
+    assert listing.put(Seen.of(service(30)), 40) == {P}
+    assert listing.end(40) == {P}
+    assert at(store) == 30
+    assert store.put_seen(Seen.of(service(41))) == {P}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "pipeline"),
+    [
+        ({}, None),
+        ({"labels": None}, None),
+        ({"labels": {PIPELINE_LABEL: "p"}}, P),
+        ({"ownerReferences": [{"kind": "OmniPipeline", "name": "q", "controller": True}]}, Q),
+        ({"labels": {PIPELINE_LABEL: "p"}, "ownerReferences": [{"kind": "OmniPipeline", "name": "q"}]}, P),
+        (
+            {
+                "labels": {PIPELINE_LABEL: "p"},
+                "ownerReferences": [{"kind": "ReplicaSet", "name": "q", "controller": True}],
+            },
+            P,
+        ),
+    ],
+    ids=["nothing", "null labels", "label", "controller", "owner that does not control", "controlled by another kind"],
+)
+def test_whose_an_object_is(metadata: dict[str, Any], pipeline: PipelineKey | None) -> None:
+    assert pipeline_of({"kind": "Service", "metadata": {"namespace": "ns", "name": "s"} | metadata}) == pipeline
+
+
+def test_a_pipeline_is_its_own() -> None:
+    assert pipeline_of({"kind": "OmniPipeline", "metadata": {"namespace": "ns", "name": "p"}}) == P
+    assert str(P) == "ns/p"
+
+
+@pytest.mark.parametrize(("text", "version"), [("12", 12), ("", 0), ("a1", 0), ("-1", 0), ("٣", 0)], ids=repr)
+def test_versions_that_are_no_numbers_count_as_none(text: str, version: int) -> None:
+    assert parse_version(text) == version

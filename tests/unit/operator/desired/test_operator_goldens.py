@@ -1,0 +1,102 @@
+"""Golden manifests: what every sample becomes. A difference here is a difference in clusters."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from omni_cli.main import app
+from omni_kube.objects import key_of
+from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline.offline import load_checked
+
+
+@pytest.fixture(scope="module")
+def script(request: pytest.FixtureRequest) -> ModuleType:
+    path = request.config.rootpath / "scripts" / "render_goldens.py"
+    spec = importlib.util.spec_from_file_location("render_goldens", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_goldens_are_fresh(script: ModuleType) -> None:
+    assert script.list_stale() == [], "run `make goldens` and look at the difference"
+
+
+def test_defaults_that_are_filled_in_change_nothing_but_the_snapshot(script: ModuleType) -> None:
+    """The API server fills them in, a file has none; a later version of the CRD may have more of them."""
+    for sample in script.SAMPLES.glob("*.yaml"):
+        filled, written = (
+            {key_of(child): child for child in script.render_children(pipeline, "ns", script.SETTINGS)}
+            for pipeline in (load_checked(sample), load_pipeline(sample))
+        )
+        assert {kind for kind, _ in filled.keys() ^ written.keys()} <= {"ControllerRevision"}
+        assert all(filled[key] == written[key] for key in filled.keys() & written.keys())
+
+
+def test_a_stale_and_a_left_over_golden_are_found(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "GOLDEN", tmp_path / "golden")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    samples = sorted(path.name for path in script.SAMPLES.glob("*.yaml"))
+    assert script.list_stale() == [f"golden/{name}" for name in samples]
+    assert script.main() == 0
+    assert script.list_stale() == []
+    (tmp_path / "golden" / "gone.yaml").write_text("")
+    (tmp_path / "golden" / samples[0]).write_text("")
+    assert script.list_stale() == sorted(["golden/gone.yaml", f"golden/{samples[0]}"])
+    assert script.main() == 0
+    assert script.list_stale() == []
+
+
+class TestRender:
+    """`omnipipe render`."""
+
+    SAMPLE = "manifests/samples/tiny-omni.yaml"
+
+    def render(self, request: pytest.FixtureRequest, *options: str) -> str:
+        result = CliRunner().invoke(app, ["render", str(request.config.rootpath / self.SAMPLE), *options])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    def test_prints_every_child_and_no_owner(self, request: pytest.FixtureRequest) -> None:
+        children = list(yaml.safe_load_all(self.render(request)))
+        assert len(children) == 1 + 2 + 1 + 3 * 4
+        for child in children:
+            assert child["metadata"]["namespace"] == "default"
+            assert "ownerReferences" not in child["metadata"]
+
+    def test_namespace_image_and_pod_monitors(self, request: pytest.FixtureRequest) -> None:
+        text = self.render(request, "-n", "models", "--image", "registry.example/stage:9", "--pod-monitors")
+        children = list(yaml.safe_load_all(text))
+        assert {child["metadata"]["namespace"] for child in children} == {"models"}
+        images = {
+            container["image"]
+            for child in children
+            if child["kind"] == "Deployment"
+            for container in child["spec"]["template"]["spec"]["containers"]
+        }
+        assert images == {"registry.example/stage:9"}
+        assert "PodMonitor" in {child["kind"] for child in children}
+
+    def test_text_of_several_lines_stays_readable_and_there_are_no_aliases(
+        self, request: pytest.FixtureRequest
+    ) -> None:
+        text = self.render(request)
+        assert "stage.yaml: |\n" in text
+        assert "&id" not in text
+
+    def test_a_bad_file_is_an_error(self, tmp_path: Path) -> None:
+        file = tmp_path / "bad.yaml"
+        file.write_text("kind: OmniPipeline\n")
+        result = CliRunner().invoke(app, ["render", str(file)])
+        assert result.exit_code == 1

@@ -1,0 +1,191 @@
+"""What the store keeps: little of what is ours, next to nothing of what is not, and all that decisions read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, key_of
+from omni_kube.seen import ObjectKey, PipelineKey, Seen
+from omni_kube.store import Store
+from omni_operator.rollout.decide import parse_live_pipeline
+from omni_operator.rollout.plan import Verified, compute_plan
+from omni_operator.state.observe import ENDPOINT_SLICES, PODS, REPLICA_SETS, count_ready_endpoints
+from omni_operator.state.observed import Observed
+from omni_operator.state.slim import SLIM, slim_child, slim_seen
+from omni_proto.pipeline import PipelineError, parse_pipeline
+from omni_proto.pod_contract import PIPELINE_LABEL
+from support.operator_pipelines import build_all
+from support.pipelines import SAMPLES
+
+MIB = 1 << 20
+MOST_OF_A_STRANGER = 1024
+KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
+
+
+def stranger(kind: ChildKind) -> dict[str, Any]:
+    """A megabyte with a pipeline's label, and text wherever it might be kept."""
+    text = "x" * MIB
+    metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": metadata | {"labels": {PIPELINE_LABEL: "p", "other": text}},
+        "data": {"k": text},
+        "spec": {"x": text, "template": {"spec": {"containers": [{"name": "c", "args": [text]}]}}, "nodeName": text},
+        "status": {"x": text},
+    }
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
+def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ChildKind) -> None:
+    manifest = stranger(kind)
+    raw = msgspec.Raw(msgspec.json.encode(manifest))
+    for kept in (Seen.of(manifest).encode(), Seen.read(raw, kind).encode()):
+        assert len(kept) < MOST_OF_A_STRANGER
+        assert msgspec.json.decode(kept)["metadata"]["name"] == "s"
+
+
+def test_strangers_do_not_fill_the_store() -> None:
+    store = Store()
+    for number in range(300):
+        manifest = stranger(KIND_BY_NAME["ConfigMap"])
+        store.put_seen(Seen.of(manifest | {"metadata": manifest["metadata"] | {"name": f"s{number}"}}))
+    assert sum(len(entry.body) for entry in store._entries.values()) < 300 * MOST_OF_A_STRANGER
+
+
+def live(manifest: dict[str, Any]) -> dict[str, Any]:
+    """A child as it is once it was applied."""
+    uid = "-".join(key_of(manifest))
+    return manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": "7"}}
+
+
+@pytest.fixture(scope="module")
+def observed() -> Observed:
+    """A pipeline whose children are all as they should be."""
+    text = (SAMPLES / "tiny-omni.yaml").read_text()
+    children = [live(child) for child in build_all(parse_pipeline(text))]
+    owner = children[0]["metadata"]["ownerReferences"][0]
+    metadata = {
+        "name": owner["name"],
+        "namespace": children[0]["metadata"]["namespace"],
+        "uid": owner["uid"],
+        "generation": 1,
+    }
+    return Observed(pipeline={"metadata": metadata}, children={key_of(child): child for child in children})
+
+
+def test_a_child_that_was_verified_is_a_hash_and_needs_no_reading(observed: Observed) -> None:
+    desired = list(observed.children.values())
+    verified = Verified()
+    assert compute_plan(desired, observed, verified=verified).is_empty
+    slim = replace(observed, children={key: slim_child(child) for key, child in observed.children.items()})
+    plan = compute_plan(desired, slim, verified=verified)
+    assert (plan.is_empty, plan.unread) == (True, ())
+    whole, kept = (sum(len(msgspec.json.encode(child)) for child in one.children.values()) for one in (observed, slim))
+    assert kept < whole / 2
+
+
+def test_one_that_was_not_is_read_first(observed: Observed) -> None:
+    desired = list(observed.children.values())
+    slim = {key: slim_seen(child) if key.kind == "ConfigMap" else child for key, child in observed.children.items()}
+    maps = {key for key in slim if key.kind == "ConfigMap"}
+    plan = compute_plan(desired, replace(observed, children=slim), verified=Verified())
+    assert (plan.is_empty, set(plan.unread)) == (True, maps)
+    edited = {key: child | {"data": {}} for key, child in observed.children.items() if key in maps}
+    plan = compute_plan(desired, replace(observed, children={**slim, **edited}), verified=Verified())
+    assert ({key_of(child) for child in plan.apply}, plan.unread) == (maps, ())
+
+
+def test_the_store_keeps_a_hash_only_of_the_version_that_was_verified(observed: Observed) -> None:
+    store = Store()
+    key, child = next((key, child) for key, child in observed.children.items() if key.kind == "Deployment")
+    store.put_seen(Seen.of(child))
+    name = ObjectKey(key.kind, child["metadata"]["namespace"], key.name)
+    store.slim(name, 6)
+    assert SLIM not in store.get(name)  # type: ignore[operator]
+    store.slim(name, 7)
+    found = store.get(name)
+    assert found is not None
+    assert (found[SLIM], found["spec"]["replicas"]) == (True, child["spec"]["replicas"])
+    assert "containers" in found["spec"]["template"]["spec"], "which name ConfigMaps"
+
+
+def pod(**fields: Any) -> dict[str, Any]:
+    owners = [{"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}]
+    metadata = {"name": "p-0", "namespace": "ns", "uid": "p", "resourceVersion": "5", "ownerReferences": owners}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **fields}
+
+
+def test_of_a_pod_what_causes_are_found_by() -> None:
+    manifest = pod(
+        spec={
+            "nodeName": "n",
+            "containers": [{"name": "stage", "image": "i", "args": ["x"], "resources": {"limits": {"memory": "1Gi"}}}],
+            "volumes": [{"name": "c", "configMap": {"name": "m"}}, {"name": "e", "emptyDir": {}}],
+        },
+        status={
+            "phase": "Running",
+            "podIP": "10.0.0.1",
+            "containerStatuses": [
+                {"name": "stage", "image": "i", "ready": False, "state": {"terminated": {"reason": "OOMKilled"}}}
+            ],
+        },
+    )
+    slim = slim_seen(manifest)
+    assert slim["spec"] == {
+        "nodeName": "n",
+        "containers": [{"name": "stage", "image": "i", "resources": {"limits": {"memory": "1Gi"}}}],
+        "volumes": [{"configMap": {"name": "m"}}],
+    }
+    assert slim["status"]["containerStatuses"] == [
+        {"name": "stage", "ready": False, "state": {"terminated": {"reason": "OOMKilled"}}}
+    ]
+
+
+def test_of_endpoints_whom_they_reach() -> None:
+    manifest = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {"name": "s", "namespace": "ns", "labels": {"kubernetes.io/service-name": "svc", "x": "y"}},
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "nodeName": "n", "targetRef": {"uid": "a"}},
+            {"addresses": ["10.0.0.2"], "conditions": {}},
+        ],
+        "ports": [{"port": 1}],
+    }
+    slim = slim_seen(manifest)
+    assert "ports" not in slim
+    assert count_ready_endpoints([slim]) == count_ready_endpoints([manifest]) == {"svc": 2}
+
+
+def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
+    """One of 991 KB passed the types and made children of 2.1 MB."""
+    spec = yaml.safe_load((SAMPLES / "tiny-omni.yaml").read_text())["spec"]
+    spec["defaults"] = {"podAnnotations": {f"example.com/{number}": "a" * 1000 for number in range(100)}}
+    metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}
+    manifest = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": metadata, "spec": spec}
+    kept = Seen.of(manifest).encode()
+    assert len(kept) < MOST_OF_A_STRANGER
+    with pytest.raises(PipelineError, match=r"spec: is 10\d{4} bytes as JSON, over the limit of 65536"):
+        parse_live_pipeline(msgspec.json.decode(kept))
+    with pytest.raises(PipelineError, match="over the limit of 65536"):
+        parse_live_pipeline(manifest)
+
+
+def test_the_oldest_pipelines_of_a_namespace_come_first() -> None:
+    store = Store()
+    for name, namespace, minute in (("c", "ns", 1), ("b", "ns", 2), ("a", "ns", 2), ("d", "ns", 3), ("x", "other", 0)):
+        metadata = {"name": name, "namespace": namespace, "uid": name, "resourceVersion": "5"}
+        metadata["creationTimestamp"] = f"2026-11-22T12:0{minute}:00Z"
+        store.put_seen(Seen.of({"apiVersion": "v", "kind": "OmniPipeline", "metadata": metadata, "spec": {}}))
+    ranks = {name: store.rank(PipelineKey("ns", name), 2) for name in "abcd"}
+    assert ranks == {"c": 0, "a": 1, "b": 2, "d": 3}
+    assert store.rank(PipelineKey("other", "x"), 2) == 0
+    assert store.rank(PipelineKey("ns", "d"), 4) == 0, "there is room for all"
+    store.remove_deleted(ObjectKey("OmniPipeline", "ns", "c"))
+    assert store.rank(PipelineKey("ns", "b"), 2) == 1, "one that goes makes room"

@@ -1,0 +1,128 @@
+"""Channels to a stage whose name goes and comes back, and whose server drains: real gRPC, a name server in the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from omni_proto.channel import server_options
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_stage.service.edges.channels import DownstreamChannels
+from support.tcp_proxy import TcpProxy
+
+A, NO_ERROR, NAME_ERROR = 1, 0x8180, 0x8183
+TIMEOUT_S = 20.0
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Knows one name, as 127.0.0.1, while `known`."""
+
+    known = False
+    queries = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, address: tuple[str, int]) -> None:
+        end = data.index(0, 12) + 5
+        (kind,) = struct.unpack(">H", data[end - 4 : end - 2])
+        self.queries += kind == A
+        found = self.known and kind == A
+        head = data[:2] + struct.pack(">HHHHH", NO_ERROR if self.known else NAME_ERROR, 1, found, 0, 0)
+        answer = struct.pack(">HHHIH", 0xC00C, A, 1, 1, 4) + socket.inet_aton("127.0.0.1") if found else b""
+        self.transport.sendto(head + data[12:end] + answer, address)  # type: ignore[attr-defined]
+
+
+class Stage(stage_service_pb2_grpc.StageServiceServicer):
+    """Accepts, and ends when it may."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    async def Generate(self, requests: object, context: object) -> AsyncIterator[pb.GenerateResponse]:
+        yield pb.GenerateResponse(accepted=events_pb2.Accepted())
+        await self.may_end.wait()
+
+
+@asynccontextmanager
+async def name_server() -> AsyncIterator[tuple[NameServer, int]]:
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.create_datagram_endpoint(NameServer, local_addr=("127.0.0.1", 0))
+    yield protocol, transport.get_extra_info("sockname")[1]
+    transport.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[Stage, grpc.aio.Server, int]]:
+    stage, server = Stage(), grpc.aio.server(options=server_options())
+    stage_service_pb2_grpc.add_StageServiceServicer_to_server(stage, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield stage, server, port
+    await server.stop(None)
+
+
+async def first_message(call: grpc.aio.StreamStreamCall) -> str:
+    message = await anext(aiter(call))
+    return str(message.WhichOneof("message"))
+
+
+async def test_a_name_that_is_back_is_found_by_the_next_call() -> None:
+    async with name_server() as (names, dns_port), serving() as (_, _, port):
+        target = f"dns://127.0.0.1:{dns_port}/talker.test.:{port}"
+        channels = DownstreamChannels({"talker": target}, renew_after_s=0.0)
+        for _ in range(6):
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await first_message(channels.generate("talker", timeout=TIMEOUT_S, metadata=()))
+        assert names.queries >= 6, "gRPC's own resolver would have asked once or twice"
+        names.known = True
+        assert await first_message(channels.generate("talker", timeout=TIMEOUT_S, metadata=())) == "accepted"
+        await channels.close()
+
+
+async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
+    async with serving() as (stage, server, port):
+        channels = DownstreamChannels({"talker": f"127.0.0.1:{port}"}, renew_after_s=0.0)
+        call = channels.generate("talker", timeout=TIMEOUT_S, metadata=())
+        assert await first_message(call) == "accepted"
+        drained = asyncio.create_task(server.stop(TIMEOUT_S))
+        for _ in range(3):
+            # A call that meets the server's shutdown ends with CANCELLED; status_of_call takes both for a lost stage.
+            with pytest.raises(grpc.aio.AioRpcError, match=r"UNAVAILABLE|CANCELLED"):
+                await first_message(channels.generate("talker", timeout=TIMEOUT_S, metadata=()))
+        stage.may_end.set()
+        assert await call.code() is grpc.StatusCode.OK
+        await drained
+        await channels.close()
+
+
+async def test_a_young_channel_is_kept() -> None:
+    async with name_server() as (names, dns_port):
+        channels = DownstreamChannels({"talker": f"dns://127.0.0.1:{dns_port}/talker.test.:1"}, renew_after_s=3600)
+        for _ in range(6):
+            with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                await first_message(channels.generate("talker", timeout=TIMEOUT_S, metadata=()))
+        assert names.queries < 6
+        await channels.close()
+
+
+async def test_channels_share_no_connection() -> None:
+    """Of a shared one each channel's thread watches the health, and gRPC core 1.85 now and then crashes at that."""
+    async with serving() as (stage, _, port):
+        stage.may_end.set()
+        with TcpProxy(f"127.0.0.1:{port}") as proxy:
+            both = [DownstreamChannels({"talker": proxy.target}) for _ in range(2)]
+            for channels in both:
+                call = channels.generate("talker", timeout=TIMEOUT_S, metadata=())
+                assert await first_message(call) == "accepted"
+                assert await call.code() is grpc.StatusCode.OK
+            assert proxy.connections == len(both)
+            for channels in both:
+                await channels.close()

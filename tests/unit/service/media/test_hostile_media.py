@@ -1,0 +1,113 @@
+"""Every hostile medium is refused by its header, refused by the decoder, or taken in the memory that was reserved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from omni_proto.stage_config import Limits, MediaLimits
+from omni_stage.errors import InvalidMediaError, InvalidRequestError, PrepareTimeoutError, RequestTooLargeError
+from omni_stage.models.component import AudioPart
+from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
+from omni_stage.service.media.worker_pool import MediaPool
+from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
+from support.scripted_stages import ScriptedComponent
+
+RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
+WORKER_BASE_BYTES = 64 << 20
+
+
+def judge(medium: Hostile, rules: MediaRules = RULES) -> MediaSlot:
+    data = medium.make()
+    slot = judge_medium(MediaSlot("f", medium.is_image, "", data, None, len(data)), rules)
+    check_media([slot], rules)
+    return slot
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[MediaPool]:
+    pool = MediaPool(1)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("medium", [m for m in CORPUS if m.fate == REFUSED], ids=lambda m: m.name)
+def test_header_is_enough_to_refuse(medium: Hostile) -> None:
+    with pytest.raises((InvalidRequestError, RequestTooLargeError)) as caught:
+        judge(medium)
+    assert medium.says in str(caught.value)
+    assert caught.value.details.field
+
+
+def peak_bytes(pool: MediaPool) -> int:
+    """Largest resident size that the pool's process had since it was last asked, shared memory included."""
+    process = Path(f"/proc/{pool._idle[0]._process.pid}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    (process / "clear_refs").write_text("5")
+    return int(status["VmHWM"].split()[0]) << 10
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("medium", list(taken()), ids=lambda m: m.name)
+async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: Hostile) -> None:
+    slot = judge(medium)
+    if medium.fate == TAKEN:
+        (part,) = await pool.decode([slot], RULES, 20)
+        if isinstance(part, AudioPart):
+            assert part.sampling_rate_hz == 16_000
+            assert abs(part.samples).max() < 1.5
+        else:
+            assert (part.image.mode, part.image.size) == ("RGB", (slot.header.width, slot.header.height))
+    else:
+        with pytest.raises(InvalidMediaError) as caught:
+            await pool.decode([slot], RULES, 20)
+        assert medium.says in str(caught.value)
+        assert caught.value.details.field == "f"
+    assert peak_bytes(pool) <= WORKER_BASE_BYTES + slot.held_bytes
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> None:
+    slow = judge(next(m for m in CORPUS if m.name == "flac of 8 channels at 192 kHz, 40 s"))
+    quick = judge(next(m for m in CORPUS if m.name == "wav"))
+    await pool.decode([quick], RULES, 20)
+    (worker,) = pool._idle
+    job = asyncio.create_task(pool.decode([slow], RULES, 20))
+    while not pool._busy:  # noqa: ASYNC110 - a look at what no event tells
+        await asyncio.sleep(0)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert await asyncio.wait_for(asyncio.to_thread(worker._process.wait), 1) == -9
+    assert len(await pool.decode([quick], RULES, 20)) == 1
+    with pytest.raises(PrepareTimeoutError, match=r"timeouts\.prepare"):
+        await pool.decode([slow], RULES, 0.05)
+    assert len(await pool.decode([quick], RULES, 20)) == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"samples": [1 << 40]}, id="more samples than there is room for"),
+        pytest.param({"samples": [-1]}, id="fewer than none"),
+        pytest.param({"samples": [1, 1]}, id="more media than were sent"),
+        pytest.param({"samples": "1"}, id="text"),
+        pytest.param({"error": ["x"], "medium": "0"}, id="an error of another form"),
+    ],
+)
+async def test_a_worker_that_was_taken_over_is_not_believed(
+    pool: MediaPool, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(*_: object) -> dict[str, Any]:
+        return answer
+
+    monkeypatch.setattr("omni_stage.service.media.worker_pool._Worker.ask", ask)
+    with pytest.raises(InvalidMediaError):
+        await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, 20)

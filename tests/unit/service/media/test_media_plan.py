@@ -1,0 +1,168 @@
+"""What media cost is told by headers, reserved before a byte is decoded, and held against what Start announced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from omni_proto.media_header import ImageHeader, read_header
+from omni_proto.stage.v1 import prompt_pb2
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage_config import Limits, MediaLimits
+from omni_stage.errors import (
+    ByteBudgetExceededError,
+    InvalidMediaError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RequestTooLargeError,
+)
+from omni_stage.models.component import MediaCost
+from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium, receive_media
+from omni_stage.service.request.admission import Admission
+from omni_stage.service.request.convert import MAX_PARTS, is_light, plan_prompt
+from support.hostile_media import flac, flat_png, with_frames
+from support.media import encode_png, encode_wav, make_image, make_sound
+from support.scripted_stages import ScriptedComponent
+
+RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
+PNG = encode_png(make_image())
+WAV = encode_wav(make_sound())
+
+
+def chat(*parts: prompt_pb2.ContentPart) -> pb.Start:
+    return pb.Start(chat=prompt_pb2.ChatPrompt(messages=[prompt_pb2.ChatMessage(role="user", parts=parts)]))
+
+
+def image(data: bytes = PNG) -> prompt_pb2.ContentPart:
+    return prompt_pb2.ContentPart(image=prompt_pb2.Media(data=data))
+
+
+def chunked(size: int, decoded: int = 0, *, is_image: bool = True) -> MediaSlot:
+    reference = prompt_pb2.MediaReference(media_id=1, total_bytes=size, decoded_bytes=decoded)
+    return plan_medium(prompt_pb2.Media(chunked=reference), "f", is_image, RULES)
+
+
+def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
+    """A PNG of 2 kB and one of 20 MB cost the same if they are of one size."""
+    small = plan_medium(prompt_pb2.Media(data=flat_png(4096, 4096)), "f", True, RULES)
+    assert small.size < 4000
+    assert small.held_bytes > 4096 * 4096 * 20
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(1, 1), (1, 200), (200, 1), (28, 5600), (333, 2), (4096, 4096), (800, 600)]
+)
+def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
+    """With the costs of the real thinker, which rounds sides up to patches and makes small images larger."""
+    from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
+
+    costs = MediaCosts(3136, 12_845_056, 4_800_000)
+    takes = SimpleNamespace(sound_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, sound_cost=costs.sound)
+    rules = replace(RULES, takes=takes, max_model_len=32_768)
+    data = flat_png(width, height)
+    for decoded in (0, read_header(data).decoded_bytes):
+        reference = prompt_pb2.MediaReference(media_id=1, total_bytes=len(data), decoded_bytes=decoded)
+        slot = plan_medium(prompt_pb2.Media(chunked=reference), "f", True, rules)
+        (judged,) = receive_media([slot], {1: data}, rules)
+        assert judged.held_bytes <= slot.held_bytes
+        assert isinstance(judged.header, ImageHeader)
+
+
+def test_nothing_announced_reserves_the_cap() -> None:
+    assert chunked(100).held_bytes >= chunked(100, RULES.media.max_image_pixels * 3).held_bytes
+    assert chunked(100, is_image=False).held_bytes >= 300 * 16_000 * 4
+    assert chunked(100, 3).held_bytes < chunked(100).held_bytes // 100
+
+
+@pytest.mark.parametrize(
+    ("slot", "data"),
+    [
+        pytest.param(chunked(len(PNG), 3), PNG, id="image"),
+        pytest.param(chunked(len(WAV), 4, is_image=False), WAV, id="sound"),
+    ],
+)
+def test_more_than_was_announced_is_refused(slot: MediaSlot, data: bytes) -> None:
+    with pytest.raises(InvalidMediaError, match="Start announced") as caught:
+        receive_media([slot], {1: bytearray(data)}, RULES)
+    assert caught.value.details.field == "f.chunked.decoded_bytes"
+
+
+def test_media_of_a_request_are_bounded_together() -> None:
+    limits = MediaLimits(max_decoded_bytes=1 << 20)
+    rules = replace(RULES, media=limits)
+    plan_prompt(chat(image(flat_png(512, 512))), Limits(), 4096, rules)
+    with pytest.raises(RequestTooLargeError, match="maxDecodedBytes"):
+        plan_prompt(chat(image(flat_png(512, 512)), image(flat_png(512, 512))), Limits(), 4096, rules)
+
+
+def test_media_that_fill_the_prompt_are_refused_by_their_headers() -> None:
+    class Costly(ScriptedComponent):
+        def image_cost(self, width: int, height: int) -> MediaCost:
+            return MediaCost(3000, 0)
+
+    rules = replace(RULES, takes=Costly())
+    plan_prompt(chat(image()), Limits(), 4096, rules)
+    with pytest.raises(PromptTooLongError, match="media take 6000 tokens"):
+        plan_prompt(chat(image(), image()), Limits(), 4096, rules)
+
+
+def test_a_model_of_text_alone_refuses_media_unread() -> None:
+    with pytest.raises(InvalidRequestError, match="text only"):
+        plan_prompt(chat(image(b"x")), Limits(), 4096, None)
+
+
+@pytest.mark.parametrize(("messages", "parts"), [(1024, 2), (2, 513), (1, 1025), (1025, 1)])
+def test_parts_are_bounded_together(messages: int, parts: int) -> None:
+    """1,024 messages of 1,024 parts once held the event loop for 1.4 s."""
+    start = pb.Start()
+    for _ in range(messages):
+        start.chat.messages.add(role="user").parts.extend([prompt_pb2.ContentPart(text="a")] * parts)
+    with pytest.raises(InvalidRequestError) as caught:
+        plan_prompt(start, Limits(), 4096, RULES)
+    assert caught.value.details.field == "start.chat.messages"
+    assert str(MAX_PARTS) in str(caught.value)
+
+
+def test_large_chats_and_media_are_planned_beside_the_loop() -> None:
+    text = prompt_pb2.ContentPart(text="a")
+    assert is_light(pb.Start(text="a" * 100_000))
+    assert is_light(chat(*[text] * 64))
+    assert not is_light(chat(*[text] * 65))
+    assert not is_light(chat(image()))
+
+
+async def test_the_budget_holds_what_media_are_decoded(kit: Any, lab: SimpleNamespace) -> None:
+    """Two kilobytes that are 16 million pixels do not pass a stage whose budget they would break."""
+    stage = await kit.serve(limits={"maxInflightBytes": 256 << 20})
+    answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(image(flat_png(4096, 4096)))), lab.END])
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "REQUEST_TOO_LARGE")
+    assert stage.engine.requests == []
+    answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(image())), lab.END])
+    assert answer.code is grpc.StatusCode.OK
+    assert stage.server.admission.bytes == 0
+
+
+async def test_a_sound_that_lies_fails_its_own_request(kit: Any, lab: SimpleNamespace) -> None:
+    stage = await kit.serve()
+    part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=with_frames(flac(1), 10_000_000)))
+    answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(part)), lab.END])
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_MEDIA")
+    assert answer.info.metadata["field"] == "start.chat.messages[0].parts[0].audio"
+    assert stage.engine.requests == []
+    assert (await lab.ask(stage)).code is grpc.StatusCode.OK
+
+
+def test_media_leave_room_for_text() -> None:
+    admission = Admission(64, 1000)
+    with admission.admit(700, media_bytes=700):
+        with pytest.raises(ByteBudgetExceededError, match="for media"), admission.admit(60, media_bytes=60):
+            pass
+        with admission.admit(300):
+            assert (admission.bytes, admission.media_bytes) == (1000, 700)
+    assert (admission.bytes, admission.media_bytes) == (0, 0)
+    with pytest.raises(RequestTooLargeError, match="three quarters"), admission.admit(800, media_bytes=800):
+        pass

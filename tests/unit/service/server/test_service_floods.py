@@ -1,0 +1,186 @@
+"""Calls that only take places: each kind has its own, one peer has a share, and who comes to work gets in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_stage.errors import TooManyRequestsError
+from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
+from omni_stage.service.server import side_calls
+from omni_stage.service.server.ports import health_options, main_options
+from support.polling import until
+from support.raw_http2 import RawConnection, grpc_message
+
+GENERATE = "/omni_proto.stage.v1.StageService/Generate"
+GET_STAGE = "/omni_proto.stage.v1.StageService/GetStage"
+WATCH = "/grpc.health.v1.Health/Watch"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., RawConnection]]:
+    """Opens raw connections, which are closed after the test. Blocking: to be called in a thread."""
+    opened: list[RawConnection] = []
+
+    def open_one(port: int, peer: str = "127.0.0.1") -> RawConnection:
+        opened.append(RawConnection(port, peer))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+# Places --------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peers", "became"),
+    [("aab", "hhh"), ("aaab", "hhrh"), ("aabbc", "lhhhh"), ("abbcd", "hlhhh")],
+    ids=["room", "a peer's share", "of whom came first", "of whom holds most"],
+)
+async def test_who_gets_a_place(peers: str, became: str) -> None:
+    """became: what happened to the call of each peer: h(eld), l(ost) or r(efused)."""
+    places = Places("calls", 4, per_peer=2)
+    ended: list[str] = []
+    found: list[Place | None] = []
+    with ExitStack() as stack:
+        for peer in peers:
+            try:
+                found.append(stack.enter_context(places.hold(peer, partial(ended.append, peer))))
+            except TooManyRequestsError:
+                found.append(None)
+        assert "".join("r" if place is None else "l" if place.lost else "h" for place in found) == became
+        assert len(ended) == became.count("l")
+    assert len(places) == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("ipv4:10.0.0.7:41234", "10.0.0.7"), ("ipv6:%5Bfd00::7%5D:41234", "%5Bfd00::7%5D"), ("unix:/a:b", "unix:/a:b")],
+)
+def test_the_address_of_a_peer(peer: str, address: str) -> None:
+    assert peer_address(peer) == address
+
+
+@pytest.mark.parametrize(
+    ("requests", "budget", "places"),
+    [(64, 6 << 30, 64), (64, 256 * MIB, 16), (64, MIB, 8), (2, MIB, 2), (4096, 6 << 30, 384)],
+)
+def test_starts_in_flight_take_at_most_half_of_the_byte_budget(requests: int, budget: int, places: int) -> None:
+    assert count_start_places(requests, budget, 8 * MIB) == places
+
+
+# A stage ------------------------------------
+
+
+async def hoard(connection: RawConnection, method: str, count: int, message: bytes = b"", *, end: bool = False) -> None:
+    """Begin calls that nobody ends."""
+
+    def begin() -> None:
+        for _ in range(count):
+            connection.send(connection.call(method), message, end=end)
+
+    await asyncio.to_thread(begin)
+
+
+async def test_watches_take_no_place_of_requests(
+    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
+) -> None:
+    """512 idle watches once closed a stage."""
+    stage = await kit.serve(limits={"maxConcurrentRequests": 2})
+    for number in range(10):
+        watcher = await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number + 10}")
+        await hoard(watcher, WATCH, 80, grpc_message(b""), end=True)
+    answer = await lab.ask(stage)
+    assert (answer.code, answer.text) == (grpc.StatusCode.OK, "Hello")
+    health = health_pb2_grpc.HealthStub(stage.channel)
+    assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    assert (await anext(aiter(health.Watch(health_pb2.HealthCheckRequest())))).status
+    assert (await stage.stub.GetStage(pb.GetStageRequest())).stage == "thinker"
+
+
+async def test_one_address_has_a_share_of_the_watches(kit: Any, connect: Callable[..., RawConnection]) -> None:
+    stage = await kit.serve()
+    for port, share in (
+        (stage.server.ports.grpc, side_calls.MAIN_PER_PEER),
+        (stage.server.ports.health, side_calls.HEALTH_PER_PEER),
+    ):
+        watcher = await asyncio.to_thread(connect, port)
+        await hoard(watcher, WATCH, share + 7, grpc_message(b""), end=True)
+        assert await asyncio.to_thread(watcher.read, lambda: len(watcher.ended) >= 7)  # noqa: B023
+        assert len(watcher.ended) == 7
+
+
+@pytest.mark.parametrize("method", [GET_STAGE, WATCH, "/grpc.health.v1.Health/Check"])
+@pytest.mark.parametrize(
+    ("message", "end"),
+    [(b"", False), (grpc_message(b"", 100), False), (grpc_message(b""), False), (grpc_message(b"") * 2, True)],
+    ids=["nothing", "half a message", "no end", "two messages"],
+)
+async def test_a_request_that_does_not_come_ends_its_call(
+    kit: Any,
+    connect: Callable[..., RawConnection],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    message: bytes,
+    end: bool,
+) -> None:
+    monkeypatch.setattr(side_calls, "REQUEST_TIMEOUT_S", 0.1)
+    stage = await kit.serve()
+    peer = await asyncio.to_thread(connect, stage.server.ports.grpc)
+    await hoard(peer, method, 1, message, end=end)
+    assert await asyncio.to_thread(peer.read, lambda: peer.ended)
+
+
+async def test_half_sent_starts_give_way_to_who_sends_one(
+    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_stage.service.request.servicer.START_GRACE_S", 0.01)
+    stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
+    peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
+    await hoard(peer, GENERATE, 5, grpc_message(b"x" * 1000, 8 * MIB))
+    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 2)
+    assert len(stage.server.runtime.starting) == 3
+    await hoard(slow, GENERATE, 1, grpc_message(b"x" * 1000, 8 * MIB))
+    assert await asyncio.to_thread(peer.read, lambda: len(peer.ended) == 3), "of whom holds most"
+    assert not slow.ended
+    answers = await asyncio.gather(*(lab.ask(stage) for _ in range(3)))
+    assert [answer.text for answer in answers] == ["Hello"] * 3
+
+
+async def test_a_call_that_loses_its_place_is_told_so(
+    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
+) -> None:
+    stage = await kit.serve(limits={"maxConcurrentRequests": 1})
+
+    async def nothing() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield
+
+    waiting = asyncio.create_task(lab.collect(stage.stub.Generate(nothing())))
+    await until(lambda: len(stage.server.runtime.starting), 20)
+    peer = await asyncio.to_thread(connect, stage.server.ports.grpc)
+    await hoard(peer, GENERATE, 1)
+    answer = await waiting
+    assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
+    assert "calls without Start" in answer.message
+
+
+async def test_nobody_waits_in_silence_for_a_stream_of_a_connection(kit: Any) -> None:
+    stage = await kit.serve()
+    config, starting = stage.server.config, stage.server.runtime.starting.in_all
+    options = dict(main_options(config, starting))
+    least = config.limits.max_concurrent_requests + starting + 2 * side_calls.MAIN_PER_PEER
+    assert int(options["grpc.max_concurrent_streams"]) > least
+    assert int(dict(health_options())["grpc.max_concurrent_streams"]) > 2 * side_calls.HEALTH_PER_PEER
