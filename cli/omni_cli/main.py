@@ -50,13 +50,6 @@ class ModalityOption(StrEnum):
     AUDIO = "audio"
 
 
-class ShapeOption(StrEnum):
-    """What --shape takes."""
-
-    SMALL = "small"
-    GQA = "gqa"
-
-
 def fail(message: str) -> typer.Exit:
     """Print an error and make the exit that goes with it."""
     sys.stderr.write(f"error: {message}\n")
@@ -315,9 +308,14 @@ def status(
 def tiny_model(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; made if it is missing.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
-    shape: Annotated[ShapeOption, typer.Option(help="Sizes; gqa has grouped-query attention.")] = ShapeOption.SMALL,
+    shape: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Sizes; gqa has grouped-query attention. Default: small.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model family. Default: the one that has a tiny model.")
+    ] = None,
 ) -> None:
-    """Write a complete Qwen2.5-Omni checkpoint of a few megabytes with random weights, for trials and tests.
+    """Write a complete checkpoint of a few megabytes with random weights, for trials and tests.
 
     What it says has no meaning; that it says the same each time has.
 
@@ -326,10 +324,12 @@ def tiny_model(
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
     require_engine()
-    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+    from omni_cli.tiny_model import TinyModelError, write_tiny_model
 
     try:
-        write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
+        write_tiny_model(directory, family=family, seed=seed, shape=shape)
+    except TinyModelError as error:
+        raise fail(str(error)) from error
     except OSError as error:
         raise fail(f"cannot write {error.filename or directory}: {error.strerror}") from error
     print(f"wrote {directory}")
@@ -339,7 +339,7 @@ def tiny_model(
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("demo-output"),
 ) -> None:
-    """Run a tiny Qwen2.5-Omni as three processes here and send it a text, a sound and an image.
+    """Run a tiny speaking model as three processes here and send it a text, a sound and an image.
 
     Saves the text, the speech and a timeline of each under DIR, and stops
     everything. Exit code 1 on any failure.

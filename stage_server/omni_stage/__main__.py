@@ -53,12 +53,12 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
     # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
     apply_environment()
-    from omni_stage.models.registry import require_component
+    from omni_stage.engine.factory import check_known_component
 
     try:
         # Before vLLM is imported, which takes seconds.
         require_upb()
-        require_component(config.component)
+        check_known_component(config)
     except ConfigurationError as error:
         return report_start_failure(error)
     copy_model_infos()

@@ -25,9 +25,10 @@ import torch
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.process.malloc import tune_malloc
 from omni_stage.service.logs import configure_logging
 from omni_stage.service.server.stage_server import StageServer, run_stage

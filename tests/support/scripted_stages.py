@@ -22,11 +22,13 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from omni_proto.aio_status import StatusKeeper
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.manifest import describe
 from omni_stage.service.server.stage_server import StageServer
 from support.polling import until
 
@@ -41,7 +43,7 @@ class ScriptedComponent:
 
     id: str = "test/stage"
     kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    outputs: frozenset[Output] = frozenset(Output)
+    outputs: tuple[Output, ...] = tuple(Output)
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
     default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
@@ -54,6 +56,21 @@ class ScriptedComponent:
     sound_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
 
+    @property
+    def facts(self) -> ComponentFacts:
+        return describe(
+            id=self.id,
+            kind=self.kind,
+            outputs=self.outputs,
+            reads=self.input_schema.id if self.input_schema else None,
+            publishes=self.output_schema.id if self.output_schema else None,
+            streams_input=self.input_schema is not None,
+            writes_text=self.writes_text,
+            sample_rate_hz=self.sample_rate_hz,
+            step_timeout_s=self.step_timeout_s,
+            queue_timeout_s=self.queue_timeout_s,
+        )
+
     def image_cost(self, width: int, height: int) -> MediaCost:
         return MediaCost(0, width * height)
 
@@ -62,9 +79,6 @@ class ScriptedComponent:
 
     def engine_kwargs(self) -> dict[str, Any]:
         return {}
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        return
 
     def prepare(self, request: StageRequest) -> StageInput:
         raise NotImplementedError

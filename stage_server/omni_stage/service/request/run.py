@@ -52,7 +52,7 @@ class RequestRun:
         self._timeline = timeline
         self._metrics = metrics
         self._admitted = admitted
-        self._audio = AudioEncoder(plan.encoding, self._component.sample_rate_hz)
+        self._audio = AudioEncoder(plan.encoding, self._component.facts.sample_rate_hz)
         self._usage = events_pb2.Usage()
         self._rows_bound = plan.output_rows
 
@@ -170,7 +170,7 @@ class RequestRun:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
             # Of embeddings the engine reports zeros, which are nobody's token ids.
-            has_ids = self._component.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
+            has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
             prompt = step.prompt_token_ids if has_ids else None
             await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
         if Output.AUDIO in self._plan.own:
@@ -180,7 +180,7 @@ class RequestRun:
 
     def _wants_tokens(self) -> bool:
         include = self._plan.include
-        return include.token_ids if self._component.writes_text else include.codec_tokens
+        return include.token_ids if self._component.facts.writes_text else include.codec_tokens
 
     async def _finish(self, last: StageStep) -> None:
         """Wait until the rows are handed over, then tell the end of this stage's own work."""
