@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from omni_proto.pipeline import kubernetes as k8s
 from omni_proto.pipeline import resource as api
+from omni_proto.pipeline.component_rules import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
 from omni_proto.pipeline.forms import FORMS
 from omni_proto.pipeline.graph_rules import GRAPH_RULES
 from omni_proto.pipeline.resource_rules import (
@@ -189,10 +190,10 @@ _ROLLOUT = Rule(
 )
 
 RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
-    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES),
+    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
-    api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES),
+    api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
     api.Rollout: (_ROLLOUT,),
     k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,
