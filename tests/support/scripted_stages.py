@@ -21,8 +21,9 @@ from google.rpc import error_details_pb2, status_pb2
 from PIL import Image
 from prometheus_client import CollectorRegistry
 
-from omni_proto.aio_status import StatusKeeper
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.rpc.aio_status import StatusKeeper
+from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
@@ -53,7 +54,7 @@ class ScriptedComponent:
     queue_timeout_s: float | None = None
     writes_text: bool = True
 
-    sound_rate_hz: int = 16_000
+    audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
 
     @property
@@ -74,7 +75,7 @@ class ScriptedComponent:
     def image_cost(self, width: int, height: int) -> MediaCost:
         return MediaCost(0, width * height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         return MediaCost(0, samples)
 
     def engine_kwargs(self) -> dict[str, Any]:
@@ -321,7 +322,7 @@ class Kit:
         return Stage(server, engine, registry, channel, stage_service_pb2_grpc.StageServiceStub(channel))
 
     def channel(self, port: int) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        channel = open_aio_channel(f"127.0.0.1:{port}", options=())
         self._stack.push_async_callback(channel.close)
         return channel
 

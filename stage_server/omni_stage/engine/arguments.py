@@ -23,7 +23,6 @@ from omni_stage.models.component import Component
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
-CAPTURE_NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ class OmniEngineArgs:
     def captures_rows(self) -> bool:
         """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
         omni = self.additional_config.get("omni", {})
-        return isinstance(omni, Mapping) and omni.get("capture_rows", CAPTURE_NONE) != CAPTURE_NONE
+        return isinstance(omni, Mapping) and omni.get("capture_rows") is True
 
     def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
         """Keyword arguments of vLLM's AsyncEngineArgs."""

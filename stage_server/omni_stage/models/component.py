@@ -233,7 +233,7 @@ class MediaCost:
 class TakesMedia(Protocol):
     """A Component whose prompts may hold images and sounds."""
 
-    sound_rate_hz: int
+    audio_rate_hz: int
     """At which the model hears; sounds are resampled to it."""
     max_aspect_ratio: int
     """Longest side of an image over its shortest, at most."""
@@ -242,8 +242,8 @@ class TakesMedia(Protocol):
         """Of an image of so many pixels. Raises InvalidMediaError where the model refuses its form."""
         ...
 
-    def sound_cost(self, samples: int) -> MediaCost:
-        """Of a sound of so many samples at sound_rate_hz. Raises InvalidMediaError where it is longer than the model
+    def audio_cost(self, samples: int) -> MediaCost:
+        """Of a sound of so many samples at audio_rate_hz. Raises InvalidMediaError where it is longer than the model
         hears at once."""
         ...
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
+from omni_proto.pod_contract import StageMetric
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.errors import OTHER_REASON, documented_errors
 
@@ -33,31 +34,35 @@ class StageMetrics:
         self.entry = EntryMetrics(registry) if is_entry else None
         """Of the pipeline as a whole; None unless this is its entry."""
         Info(
-            "omni_stage", "What this stage server is: component, version, whether clients call it.", registry=registry
+            StageMetric.INFO.removesuffix("_info"),
+            "What this stage server is: component, version, whether clients call it.",
+            registry=registry,
         ).info({"component": config.component, "version": version, "entry": str(is_entry).lower()})
-        self._requests = _errors_counter("omni_stage_requests", "Generate calls that ended", registry)
-        self._seconds = _histogram("omni_stage_request", "From Accepted to the end of the stage's own work.", registry)
+        self._requests = _errors_counter(StageMetric.REQUESTS, "Generate calls that ended", registry)
+        self._seconds = _histogram(
+            StageMetric.REQUEST_SECONDS, "From Accepted to the end of the stage's own work.", registry
+        )
         self._queue = _histogram(
-            "omni_stage_queue", "From handing a request to the engine until its scheduler took it.", registry
+            StageMetric.QUEUE_SECONDS, "From handing a request to the engine until its scheduler took it.", registry
         )
         self._first_output = _histogram(
-            "omni_stage_first_output", "From Accepted to the engine's first output.", registry
+            StageMetric.FIRST_OUTPUT_SECONDS, "From Accepted to the engine's first output.", registry
         )
         self._edge_bytes = Counter(
-            "omni_stage_edge_bytes",
+            StageMetric.EDGE_BYTES,
             "Tensor rows that travelled on an edge, as this stage saw it.",
             ("peer", "direction"),
             unit="bytes",
             registry=registry,
         )
         self._edge_tensors = Counter(
-            "omni_stage_edge_tensors",
+            StageMetric.EDGE_TENSORS,
             "Tensors that travelled whole on an edge, as this stage saw it.",
             ("peer", "direction"),
             registry=registry,
         )
         self._chunk = Histogram(
-            "omni_stage_edge_chunk",
+            StageMetric.EDGE_CHUNK_SECONDS,
             "Until the transport took one tensor chunk; grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
@@ -65,30 +70,30 @@ class StageMetrics:
             registry=registry,
         )
         self._downstream_errors = Counter(
-            "omni_stage_downstream_errors",
+            StageMetric.DOWNSTREAM_ERRORS,
             "Calls to a downstream stage that failed, by gRPC code; a retried attempt counts too.",
             ("peer", "code"),
             registry=registry,
         )
-        self.in_flight = Gauge("omni_stage_inflight_requests", "Generate calls in progress.", registry=registry)
+        self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Generate calls in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            "omni_stage_inflight_limit_requests", "Requests that the stage takes at once.", registry=registry
+            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Requests that the stage takes at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.inflight_bytes = Gauge(
-            "omni_stage_inflight", "What admitted requests have reserved.", unit="bytes", registry=registry
+            StageMetric.INFLIGHT_BYTES, "What admitted requests have reserved.", unit="bytes", registry=registry
         )
         self.inflight_bytes_limit = Gauge(
-            "omni_stage_inflight_limit", "What all requests together may reserve.", unit="bytes", registry=registry
+            StageMetric.INFLIGHT_LIMIT_BYTES, "What all requests together may reserve.", unit="bytes", registry=registry
         )
-        self.ready = Gauge("omni_stage_ready", "1 while the stage takes requests.", registry=registry)
+        self.ready = Gauge(StageMetric.READY, "1 while the stage takes requests.", registry=registry)
         self.engine_healthy = Gauge(
-            "omni_stage_engine_healthy",
+            StageMetric.ENGINE_HEALTHY,
             "1 while the engine is loaded, lives and makes steps; 0 while it loads, when it hangs and when it died.",
             registry=registry,
         )
         self.compiled_check_failed = Gauge(
-            "omni_stage_compiled_check_failed",
+            StageMetric.COMPILED_CHECK_FAILED,
             "1 if compiled code or CUDA graphs failed the check at start-up: the stage serves without them, slower.",
             registry=registry,
         )
@@ -143,24 +148,31 @@ class EntryMetrics:
     """What the callers of a pipeline see, told by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = _errors_counter("omni_pipeline_requests", "Requests to the pipeline that ended", registry)
+        self._requests = _errors_counter(StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that ended", registry)
         self._seconds = _histogram(
-            "omni_pipeline_request",
+            StageMetric.PIPELINE_REQUEST_SECONDS,
             "From a request's start to its end, all stages included; requests that ended OK.",
             registry,
         )
         self._first_text = _histogram(
-            "omni_pipeline_first_text", "From a request's start until the caller's first piece of text.", registry
+            StageMetric.PIPELINE_FIRST_TEXT_SECONDS,
+            "From a request's start until the caller's first piece of text.",
+            registry,
         )
         self._first_audio = _histogram(
-            "omni_pipeline_first_audio", "From a request's start until the caller's first piece of sound.", registry
+            StageMetric.PIPELINE_FIRST_AUDIO_SECONDS,
+            "From a request's start until the caller's first piece of audio.",
+            registry,
         )
         self._audio = Counter(
-            "omni_pipeline_audio", "Sound that was answered, as long as it plays.", unit="seconds", registry=registry
+            StageMetric.PIPELINE_AUDIO_SECONDS,
+            "Audio that was answered, as long as it plays.",
+            unit="seconds",
+            registry=registry,
         )
         self._real_time_factor = Histogram(
-            "omni_pipeline_real_time_factor",
-            "From a request's start until its last sound, over the length of the sound; below 1: faster than it plays.",
+            StageMetric.PIPELINE_REAL_TIME_FACTOR,
+            "From a request's start until its last audio, over the length of the audio; below 1: faster than it plays.",
             unit="ratio",
             buckets=REAL_TIME_FACTORS,
             registry=registry,

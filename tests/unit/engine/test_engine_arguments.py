@@ -44,7 +44,7 @@ class Described:
         return dict(self.kwargs)
 
 
-CAPTURING = {"additional_config": {"omni": {"capture_rows": "hidden"}}}
+CAPTURING = {"additional_config": {"omni": {"capture_rows": True}}}
 
 
 def build(

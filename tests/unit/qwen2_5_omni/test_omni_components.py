@@ -75,10 +75,9 @@ def without(config: StageConfig, **changes: Any) -> StageConfig:
 def test_rows_are_captured_only_for_a_reader(tiny_checkpoint: Path) -> None:
     config = stage_config("thinker", tiny_checkpoint)
     capture = thinker.build_component(config).engine_kwargs()["additional_config"]["omni"]
-    assert capture["capture_rows"] == "hidden_plus_embedding"
-    assert len(capture["no_embedding_token_ids"]) == 3
+    assert capture == {"capture_rows": True, "capture_mrope": True}
     alone = thinker.build_component(without(config, downstream=[]))
-    assert alone.engine_kwargs()["additional_config"]["omni"] == {"capture_rows": "none"}
+    assert alone.engine_kwargs()["additional_config"] == {}
     assert not alone.warmup_request().want_tensors
 
 

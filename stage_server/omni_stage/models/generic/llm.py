@@ -143,7 +143,6 @@ class GenericLlm:
         return {
             "model": str(self._model_path),
             "language_model_only": True,
-            "additional_config": {"omni": {"capture_rows": "none"}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:

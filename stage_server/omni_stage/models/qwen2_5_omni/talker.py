@@ -61,7 +61,6 @@ class Talker:
             "generation_config": str(_GENERATION_CONFIG),
             # See the manifest.
             "enable_prefix_caching": False,
-            "additional_config": {"omni": {"capture_rows": "none"}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:

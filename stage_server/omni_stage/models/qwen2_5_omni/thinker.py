@@ -43,7 +43,7 @@ class Thinker:
     facts = THINKER
     input_schema = None
     voices: Sequence[str] = ()
-    sound_rate_hz = SOUND_RATE_HZ
+    audio_rate_hz = SOUND_RATE_HZ
     max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(
@@ -75,19 +75,12 @@ class Thinker:
 
     def engine_kwargs(self) -> dict[str, Any]:
         """vLLM's own model class, checked as it loads; rows are captured where a stage reads them."""
-        capture: dict[str, Any] = {"capture_rows": "none"}
-        if self._feeds:
-            capture = {
-                "capture_rows": "hidden_plus_embedding",
-                "no_embedding_token_ids": list(self._checkpoint.placeholder_ids),
-                "capture_mrope": True,
-            }
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
             "hf_overrides": name_thinker,
             "limit_mm_per_prompt": {"image": self._max_media, "audio": self._max_media, "video": 0},
-            "additional_config": {"omni": capture},
+            "additional_config": {"omni": {"capture_rows": True, "capture_mrope": True}} if self._feeds else {},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -109,7 +102,7 @@ class Thinker:
         """See TakesMedia."""
         return self._media_costs.image(width, height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         """See TakesMedia."""
         return self._media_costs.sound(samples)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from omni_proto.errors import OmniProtoError
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Output
 from omni_stage.engine.protocol import StageEngine
@@ -15,7 +16,7 @@ from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.models.component import StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
-from omni_stage.service.errors import error_info, first_error, to_status
+from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admitted
 from omni_stage.service.request.convert import finish_reason_to_proto
@@ -124,8 +125,8 @@ class RequestRun:
 
     async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
         status = to_status(error, stage=stage, request_id=self._request_id)
-        info = error_info(status)
-        _log.warning("a stage failed; the request goes on without it", extra={"reason": info.reason if info else ""})
+        reason = read_status(status).reason
+        _log.warning("a stage failed; the request goes on without it", extra={"reason": reason})
         await self._writer.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:

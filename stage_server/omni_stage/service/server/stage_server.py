@@ -209,10 +209,7 @@ class StageServer:
             engine=engine,
             admission=admission,
             in_flight=self.in_flight,
-            channels=DownstreamChannels(
-                {edge.stage: edge.target for edge in self.config.downstream},
-                grace_s=self.config.timeouts.request,
-            ),
+            channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
             metrics=self.metrics,
             starting=Places("calls without Start", places),
         )
