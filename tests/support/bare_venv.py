@@ -23,12 +23,12 @@ def build_distributions(out: Path) -> tuple[Path, Path]:
     return sdist, wheel
 
 
-def make_venv(folder: Path, requirement: str) -> Path:
-    """Returns the bin folder of a new environment with the requirement, at the versions that the tests pin."""
+def make_venv(folder: Path, *requirements: str) -> Path:
+    """Returns the bin folder of a new environment with the requirements, at the versions that the tests pin."""
     _uv("venv", "--quiet", "--python", str(ROOT / ".venv" / "bin" / "python"), str(folder))
     python = str(folder / "bin" / "python")
     constraints = str(ROOT / "constraints" / "cpu.txt")
-    _uv("pip", "install", "--quiet", "--python", python, "--constraints", constraints, requirement)
+    _uv("pip", "install", "--quiet", "--python", python, "--constraints", constraints, *requirements)
     return folder / "bin"
 
 
@@ -36,7 +36,7 @@ def run_bare(command: list[str], cwd: Path, *, stdin: str = "", **environment: s
     """Runs a command without the environment variables that tests set, and with those given."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return subprocess.run(
-        command, cwd=cwd, env=kept | environment, input=stdin, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=cwd, env=kept | environment, input=stdin, capture_output=True, text=True, timeout=500, check=False
     )
 
 
