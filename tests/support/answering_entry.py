@@ -30,8 +30,9 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
         if start.audio.voice not in VOICES:
             context.abort_with_status(rpc_status.to_status(_unknown_voice()))
         yield pb.GenerateResponse(stage="thinker", accepted=events_pb2.Accepted(request_id="r1"))
-        for _ in requests:
-            pass
+        for request in requests:
+            if request.WhichOneof("message") == "end":
+                break
         for word in WORDS:
             yield pb.GenerateResponse(stage="thinker", text=events_pb2.TextDelta(text=word))
         audio = events_pb2.AudioChunk(

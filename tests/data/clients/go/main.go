@@ -51,6 +51,9 @@ func run(target string) error {
 			if err := stream.Send(&stagev1.GenerateRequest{Message: end}); err != nil {
 				return err
 			}
+			if err := stream.CloseSend(); err != nil {
+				return err
+			}
 		}
 		fmt.Print(response.GetText().GetText())
 	}
