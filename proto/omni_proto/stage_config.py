@@ -56,7 +56,7 @@ class Modality(StrEnum):
 class EngineArgs(ConfigModel):
     """Arguments of the engine: a closed list, so that no resource can name a class, a path or remote code."""
 
-    max_model_len: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
     """Longest sequence, prompt and output together, in tokens. Default: what the model allows."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most requests that the engine runs in one step."""
@@ -92,7 +92,7 @@ class EngineArgs(ConfigModel):
 class SamplingDefaults(ConfigModel):
     """Sampling parameters by vLLM's names. What is not set comes from the component, then from the model."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Smallest set of tokens whose probabilities add up to this."""

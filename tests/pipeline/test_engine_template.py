@@ -35,7 +35,7 @@ def make_stage(folder: Path, **environment: str) -> StageProcess:
 
 def ask(process: StageProcess) -> str:
     with OmniClient(f"127.0.0.1:{process.ports['llm']['grpc']}") as client:
-        return client.run(text="Hello", sampling=SAMPLING).text
+        return client.run(raw_text="Hello", sampling=SAMPLING).text
 
 
 def parent_of(pid: int) -> int:

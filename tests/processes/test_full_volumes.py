@@ -134,7 +134,7 @@ def test_a_stage_whose_log_is_full_goes_on_serving(tmp_path: Path) -> None:
     async def ask(port: int) -> list[str]:
         async with AsyncOmniClient(f"grpc://127.0.0.1:{port}") as client:
             sampling = {"thinker": {"max_tokens": 2}, "talker": {"max_tokens": 2}}
-            return [(await client.run(text="hello", sampling=sampling, timeout=20)).text for _ in range(3)]
+            return [(await client.run(raw_text="hello", sampling=sampling, timeout=20)).text for _ in range(3)]
 
     with Deaf(list(configs.values()), tmp_path, CHEAP) as stages:
         stages.start()

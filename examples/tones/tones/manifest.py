@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_proto.pipeline.components import EngineKind
-from omni_proto.stage_config import Output
+from omni_proto.stage_config import Modality
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
 SAMPLE_RATE_HZ = 24_000
@@ -13,7 +13,7 @@ ARCHITECTURE = "ToneModel"
 PLAYER = describe(
     id="tones/player",
     kind=EngineKind.DECODER,
-    outputs=(Output.AUDIO,),
+    outputs=(Modality.AUDIO,),
     sample_rate_hz=SAMPLE_RATE_HZ,
 )
 

@@ -47,7 +47,7 @@ NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 URI_PATTERN: Final = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
-    r"|file:///[!-~]*)$"
+    r"|file:///[!-~]+)$"
 )
 IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"

@@ -20,7 +20,7 @@ from omni_operator.desired.pod.volumes import (
     writable_mounts,
 )
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
-from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
     GRPC_PORT,
@@ -128,7 +128,7 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
     limits = build.stage.resources.limits
     # With a GPU vLLM chooses how many threads load and how many serve, unless this variable is set.
-    if "cpu" in limits and GPU_RESOURCE not in limits:
+    if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
         # A limit on CPU time does not narrow the affinity mask, from which threads would be counted.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
