@@ -10,7 +10,7 @@ from runner.__main__ import FOLDERS, ROOT, find_test_files
 from runner.groups import RULES, Rule, UngroupedTestError, list_groups
 
 # On a real node (make e2e), by hand (make fuzz, make soak), or no tests at all.
-NOT_RUN_HERE = {"cluster", "data", "fuzz", "golden", "oracle", "runner", "soak", "support"}
+NOT_RUN_HERE = {"cluster", "data", "fuzz", "golden", "mutation", "oracle", "runner", "soak", "support"}
 
 
 def test_every_test_file_is_in_one_group() -> None:
