@@ -53,7 +53,7 @@ _WORK = Row(
                 )
                 for share in QUANTILES
             ],
-            "One look at one pipeline, writes included.",
+            "Duration of one reconcile of one pipeline, writes included.",
             unit="s",
         ),
         Panel(

@@ -144,7 +144,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
     if not answer.text:
         raise DemoError(f"the {prompt.name} prompt was answered without text")
     if not any(answer.audio):
-        raise DemoError(f"the {prompt.name} prompt was answered without sound")
+        raise DemoError(f"the {prompt.name} prompt was answered without audio")
     return answer
 
 

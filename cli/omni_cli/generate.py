@@ -159,7 +159,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
     lines: list[str] = []
     if options.out is not None and answer.audio:
         answer.write_wav(options.out)
-        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of sound")
+        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
     elif options.out is not None:
         lines.append(f"no sound came back; {options.out} was not written")
     if options.timeline is not None:
@@ -167,7 +167,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
-        lines.append(f"{options.timeline}: what each stage did when")
+        lines.append(f"{options.timeline}: timeline of the stages")
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
         lines.append(f"{options.json_file}: what came back")

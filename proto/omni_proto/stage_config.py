@@ -164,13 +164,13 @@ class Timeouts(ConfigModel):
     """Times in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of a request that brings none."""
+    """Deadline of requests that have none."""
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest time between two steps of an engine with unfinished requests. Default: the component's."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Longest time for decoding a request's media, and again for making the engine's input of them."""
+    """Longest time to decode a request's media, and again to convert them to engine input."""
     drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
 
@@ -259,7 +259,7 @@ class StageConfig(ConfigModel):
     model: ModelSource
     """The checkpoint."""
     input: InputEdge | None = None
-    """The stage that this one reads; none for the entry stage."""
+    """The upstream stage that this stage reads from; empty for the entry stage."""
     outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that this stage returns to the client."""
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
@@ -269,7 +269,7 @@ class StageConfig(ConfigModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of the stage: the GPU count of its resources."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling of requests that do not say."""
+    """Sampling parameters for requests that set none."""
     limits: Limits = Limits()
     """Limits of the pod."""
     media: MediaLimits = MediaLimits()

@@ -84,7 +84,7 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
     if kind == DEGRADED:
         if holds:
             return EventData("Warning", reason, message)
-        return EventData("Normal", reason, "recovered: nothing fails any more") if flips_to_good else None
+        return EventData("Normal", reason, "recovered: nothing is failing") if flips_to_good else None
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)

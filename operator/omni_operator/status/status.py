@@ -44,7 +44,7 @@ def compute_status(
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
     """The status of a pipeline whose spec cannot be read (any more). What runs is left as it is, and so is told."""
-    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, nothing is changed until then"
+    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 
 

@@ -33,32 +33,36 @@ class StageMetrics:
         self.entry = EntryMetrics(registry) if is_entry else None
         """Of the pipeline as a whole; None unless this is its entry."""
         Info(
-            "omni_stage", "What this stage server is: component, version, whether clients call it.", registry=registry
+            "omni_stage",
+            "The stage server's component and version, and whether it is the entry stage.",
+            registry=registry,
         ).info({"component": config.component, "version": version, "entry": str(is_entry).lower()})
-        self._requests = _errors_counter("omni_stage_requests", "Generate calls that ended", registry)
-        self._seconds = _histogram("omni_stage_request", "From Accepted to the end of the stage's own work.", registry)
+        self._requests = _errors_counter("omni_stage_requests", "Generate calls that have ended", registry)
+        self._seconds = _histogram(
+            "omni_stage_request", "Time from Accepted to the end of the stage's own work.", registry
+        )
         self._queue = _histogram(
-            "omni_stage_queue", "From handing a request to the engine until its scheduler took it.", registry
+            "omni_stage_queue", "Time from handing a request to the engine until its scheduler took it.", registry
         )
         self._first_output = _histogram(
-            "omni_stage_first_output", "From Accepted to the engine's first output.", registry
+            "omni_stage_first_output", "Time from Accepted to the engine's first output.", registry
         )
         self._edge_bytes = Counter(
             "omni_stage_edge_bytes",
-            "Tensor rows that travelled on an edge, as this stage saw it.",
+            "Bytes of tensor rows sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             unit="bytes",
             registry=registry,
         )
         self._edge_tensors = Counter(
             "omni_stage_edge_tensors",
-            "Tensors that travelled whole on an edge, as this stage saw it.",
+            "Complete tensors sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             registry=registry,
         )
         self._chunk = Histogram(
             "omni_stage_edge_chunk",
-            "Until the transport took one tensor chunk; grows when the downstream stage reads slowly.",
+            "Time until the transport took one tensor chunk; it grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
             buckets=CHUNK_SECONDS,
@@ -66,30 +70,34 @@ class StageMetrics:
         )
         self._downstream_errors = Counter(
             "omni_stage_downstream_errors",
-            "Calls to a downstream stage that failed, by gRPC code; a retried attempt counts too.",
+            "Failed calls to a downstream stage, by gRPC code; attempts that were retried count too.",
             ("peer", "code"),
             registry=registry,
         )
         self.in_flight = Gauge("omni_stage_inflight_requests", "Generate calls in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            "omni_stage_inflight_limit_requests", "Requests that the stage takes at once.", registry=registry
+            "omni_stage_inflight_limit_requests", "Most requests that the stage serves at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.inflight_bytes = Gauge(
-            "omni_stage_inflight", "What admitted requests have reserved.", unit="bytes", registry=registry
+            "omni_stage_inflight", "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
         )
         self.inflight_bytes_limit = Gauge(
-            "omni_stage_inflight_limit", "What all requests together may reserve.", unit="bytes", registry=registry
+            "omni_stage_inflight_limit",
+            "Most bytes that all requests together may reserve.",
+            unit="bytes",
+            registry=registry,
         )
-        self.ready = Gauge("omni_stage_ready", "1 while the stage takes requests.", registry=registry)
+        self.ready = Gauge("omni_stage_ready", "1 while the stage accepts requests.", registry=registry)
         self.engine_healthy = Gauge(
             "omni_stage_engine_healthy",
-            "1 while the engine is loaded, lives and makes steps; 0 while it loads, when it hangs and when it died.",
+            "1 while the engine is loaded and makes progress; 0 while it loads, and when it hangs or has died.",
             registry=registry,
         )
         self.compiled_check_failed = Gauge(
             "omni_stage_compiled_check_failed",
-            "1 if compiled code or CUDA graphs failed the check at start-up: the stage serves without them, slower.",
+            "1 if compiled code or CUDA graphs failed the check at start-up; the stage then serves without them "
+            "and is slower.",
             registry=registry,
         )
         self._start_counters(config)
@@ -143,24 +151,25 @@ class EntryMetrics:
     """What the callers of a pipeline see, told by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = _errors_counter("omni_pipeline_requests", "Requests to the pipeline that ended", registry)
+        self._requests = _errors_counter("omni_pipeline_requests", "Requests to the pipeline that have ended", registry)
         self._seconds = _histogram(
             "omni_pipeline_request",
-            "From a request's start to its end, all stages included; requests that ended OK.",
+            "Time from a request's start to its end, through all stages, for requests that ended with OK.",
             registry,
         )
         self._first_text = _histogram(
-            "omni_pipeline_first_text", "From a request's start until the caller's first piece of text.", registry
+            "omni_pipeline_first_text", "Time from a request's start to the first text for the client.", registry
         )
         self._first_audio = _histogram(
-            "omni_pipeline_first_audio", "From a request's start until the caller's first piece of sound.", registry
+            "omni_pipeline_first_audio", "Time from a request's start to the first audio for the client.", registry
         )
         self._audio = Counter(
-            "omni_pipeline_audio", "Sound that was answered, as long as it plays.", unit="seconds", registry=registry
+            "omni_pipeline_audio", "Playing time of the audio that was returned.", unit="seconds", registry=registry
         )
         self._real_time_factor = Histogram(
             "omni_pipeline_real_time_factor",
-            "From a request's start until its last sound, over the length of the sound; below 1: faster than it plays.",
+            "Time from a request's start to its last audio, divided by the audio's playing time; below 1 is "
+            "faster than playback.",
             unit="ratio",
             buckets=REAL_TIME_FACTORS,
             registry=registry,
