@@ -88,7 +88,7 @@ RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # What vLLM would otherwise find out at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
-RUN python -m omni_stage.vllm_adapter.model_infos "$OMNI_MODEL_INFOS"
+RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
@@ -109,7 +109,7 @@ RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
 COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # What vLLM would otherwise find out at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
-RUN python -m omni_stage.vllm_adapter.model_infos "$OMNI_MODEL_INFOS"
+RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001
 RUN python -m omni_stage.vllm_adapter.image_check
 EXPOSE 50051 50052 9090

@@ -65,7 +65,7 @@ format: setup ## Format the code
 proto: setup ## Regenerate the protobuf and gRPC stubs
 	@sh proto/generate.sh
 
-schemas: setup ## Regenerate the exported schemas in docs/reference
+schemas: setup ## Regenerate the exported schemas in docs/reference, the CRD and the components' facts
 	@$(PY) scripts/export_schemas.py
 
 chart: setup ## Regenerate the chart's schema and README, and its copies of the CRD and the roles

@@ -30,12 +30,15 @@ from benchmarks.stored import RESULTS
 from benchmarks.verdict import Ratio
 from omni_kube.client import ApiClient
 from omni_kube.connection import load_connection
-from omni_kube.objects import KIND_BY_NAME, Manifest
+from omni_kube.objects import Manifest
 from omni_kube.pacing import RateLimiter
+from omni_kube.transport import Transport
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
+from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline.load import type_document
 from support.controlplane.api import Api, ApiError, eventually
 from support.controlplane.control_plane import ControlPlane
@@ -264,13 +267,14 @@ def run_bare(plane: ControlPlane, namespace: str) -> float:
 async def apply_bare(kubeconfig: Path, namespace: str) -> float:
     """Apply every object of some pipelines, nothing else; CPU ms a pipeline."""
     sets = [build_children(f"p{index}", namespace) for index in range(BARE_PIPELINES)]
-    client = ApiClient(await load_connection(kubeconfig), Metrics(), RateLimiter(10_000, 10_000))
+    transport = Transport(await load_connection(kubeconfig, FIELD_MANAGER), Metrics())
+    client = ApiClient(transport, RateLimiter(10_000, 10_000))
     started = time.process_time()
     for children in sets:
         for child in children:
             await client.apply_new(KIND_BY_NAME[child["kind"]], child)
     cpu_s = time.process_time() - started
-    await client.close()
+    await transport.close()
     return cpu_s / len(sets) * 1000
 
 
@@ -279,7 +283,7 @@ def build_children(name: str, namespace: str) -> list[dict[str, Any]]:
     settings, owner = BuildSettings(), Owner(name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
     shared = build_shared(owner, serving=revision)
-    return [*shared, *build_revision_set(pipeline, revision, owner, settings)]
+    return [*shared, *build_revision_set(pipeline, revision, first_replicas(pipeline), owner, settings)]
 
 
 def say(message: str) -> None:

@@ -129,7 +129,7 @@ def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
         extra = {
             "worker_cls": worker_cls("autoregressive", "cpu"),
             "scheduler_cls": scheduler_cls("autoregressive", False),
-            "additional_config": {"omni": {"capture_rows": "hidden"}},
+            "additional_config": {"omni": {"capture_rows": True}},
         }
     engine = LLMEngine.from_engine_args(
         EngineArgs(

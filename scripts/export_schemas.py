@@ -1,4 +1,7 @@
-"""Writes the CRD and the exported schemas in docs/reference. `--check` writes nothing and fails when one is stale."""
+"""Writes the CRD, the exported schemas in docs/reference and the facts of the built-in components.
+
+`--check` writes nothing and fails when one is stale.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import json
 import sys
 from pathlib import Path
 
+from omni_proto.pipeline.components import render_components
 from omni_proto.pipeline.crd import render_crd
 from omni_proto.pipeline.reference import render_reference
 from omni_proto.stage_config import StageConfig
+from omni_stage.models.registry import built_in_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -22,10 +27,16 @@ def render_stage_config_schema() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def render_component_facts() -> str:
+    """The static facts of the built-in components, from their families' manifests."""
+    return render_components(built_in_facts())
+
+
 EXPORTS = {
     "docs/reference/omnipipeline.md": render_reference,
     "docs/reference/stage-config.schema.json": render_stage_config_schema,
     "manifests/crd/omnipipelines.yaml": render_crd,
+    "proto/omni_proto/pipeline/components.json": render_component_facts,
 }
 
 

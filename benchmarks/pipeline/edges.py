@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-_CHUNKS = "omni_stage_edge_chunk_seconds"
-_BYTES = "omni_stage_edge_bytes"
+from omni_proto.pod_contract import StageMetric
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,8 @@ def read_edges(ports: Mapping[str, int]) -> dict[str, EdgeTotals]:
 
 def parse_edges(text: str) -> EdgeTotals:
     """The counters in the text of /metrics."""
-    values = {f"{_CHUNKS}_count": 0.0, f"{_CHUNKS}_sum": 0.0, f"{_BYTES}_total": 0.0}
+    chunks = StageMetric.EDGE_CHUNK_SECONDS
+    values = {f"{chunks}_count": 0.0, f"{chunks}_sum": 0.0, str(StageMetric.EDGE_BYTES): 0.0}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in values and sample.labels.get("direction", "sent") == "sent":

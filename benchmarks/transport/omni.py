@@ -18,7 +18,8 @@ import uvloop
 
 from benchmarks.transport.lanes import BULK_LEAD_S, PAUSE_S, Client
 from benchmarks.transport.payload import ROW_BYTES, ROW_ELEMENTS, SCHEMA, SPEC
-from omni_proto.channel import channel_options, server_options
+from omni_proto.rpc.channels import open_aio_channel
+from omni_proto.rpc.options import channel_options, server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.tensors import EdgeAssembler, TensorChunkView, header_for
 from omni_stage.service.edges.input import to_torch
@@ -89,7 +90,7 @@ class _AsyncClient:
         self._runner.run(self._connect(port))
 
     async def _connect(self, port: int) -> None:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_options())
+        channel = open_aio_channel(f"127.0.0.1:{port}", options=_options())
         method = channel.stream_stream(
             f"/{SERVICE_NAME}/{GENERATE}",
             request_serializer=serialize_request,

@@ -67,7 +67,7 @@ def run_demo(out: Path) -> int:
 
 def write_model(directory: Path, console: Console) -> Path:
     """The tiny checkpoint, written anew. By a process of its own: torch need not stay in memory here."""
-    console.print(f"writing a tiny Qwen2.5-Omni checkpoint to {directory}", highlight=False, markup=False)
+    console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
     command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(directory), "--seed", str(SEED)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

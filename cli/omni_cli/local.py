@@ -69,7 +69,7 @@ def compile_local(
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
-        model_path=model_path,
+        model_path_for=lambda stage: model_path,
         listen_for=lambda stage: Listen(
             host=LOOPBACK,
             grpc_port=ports[stage.name],

@@ -31,13 +31,6 @@ class ModalityOption(StrEnum):
     AUDIO = "audio"
 
 
-class ShapeOption(StrEnum):
-    """What --shape takes."""
-
-    SMALL = "small"
-    GQA = "gqa"
-
-
 def fail(message: str) -> typer.Exit:
     """Print an error and make the exit that goes with it."""
     sys.stderr.write(f"error: {message}\n")
@@ -295,9 +288,14 @@ def status(
 def tiny_model(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; created if it is missing.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
-    shape: Annotated[ShapeOption, typer.Option(help="Sizes; gqa has grouped-query attention.")] = ShapeOption.SMALL,
+    shape: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Sizes; gqa has grouped-query attention. Default: small.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model family. Default: the one that has a tiny model.")
+    ] = None,
 ) -> None:
-    """Write a complete Qwen2.5-Omni checkpoint of a few megabytes with random weights, for experiments and tests.
+    """Write a complete checkpoint of a few megabytes with random weights, for experiments and tests.
 
     Its output is meaningless, but the same on every run.
 
@@ -306,12 +304,13 @@ def tiny_model(
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
     try:
-        from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+        from omni_cli.tiny_model import TinyModelError, write_tiny_model
+
+        write_tiny_model(directory, family=family, seed=seed, shape=shape)
     except ImportError as error:
         raise fail(f"{error}; install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'") from error
-
-    try:
-        write_tiny_checkpoint(directory, seed=seed, shape=shape.value)
+    except TinyModelError as error:
+        raise fail(str(error)) from error
     except OSError as error:
         raise fail(f"cannot write {error.filename or directory}: {error.strerror}") from error
     print(f"wrote {directory}")
@@ -321,7 +320,7 @@ def tiny_model(
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.")] = Path("demo-output"),
 ) -> None:
-    """Run a tiny Qwen2.5-Omni as three local processes and send it a text, an audio and an image prompt.
+    """Run a tiny speaking model as three local processes and send it a text, an audio and an image prompt.
 
     Saves the text, the speech and a timeline of each under DIR, and stops
     everything. Exit code 1 on any failure.

@@ -10,6 +10,7 @@ from omni_kube.objects import Manifest
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline
 
 
@@ -19,7 +20,7 @@ def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSetti
     revision = compute_revision(pipeline, settings.default_image)
     return [
         *build_shared(owner, serving=revision, tls=pipeline.spec.entry.tls is not None),
-        *build_revision_set(pipeline, revision, owner, settings),
+        *build_revision_set(pipeline, revision, first_replicas(pipeline), owner, settings),
     ]
 
 

@@ -31,7 +31,7 @@ class ServerClock:
         self._date = date if date.tzinfo else date.replace(tzinfo=UTC)
 
     def now(self, monotonic: float) -> datetime:
-        """The time; our own clock's until the server has answered."""
+        """Returns the time; our own clock's until the server has answered."""
         if self._date is None:
             return datetime.now(UTC)
         return self._date + timedelta(seconds=monotonic - self._heard)

@@ -1,7 +1,7 @@
 """The way to the API server: address, certificates and tokens by the official client, HTTP by aiohttp.
 
 `kubernetes.aio` reads kubeconfig files, exec plugins and in-cluster tokens and refreshes them; its typed calls cost
-twice the CPU of plain JSON, so the calls themselves are made in `client.py`. kopf gets a session of the same kind.
+twice the CPU of plain JSON, so the calls themselves are made in `transport.py`. kopf gets a session of the same kind.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from omni_kube.errors import SettingsError
+from omni_kube.errors import CredentialsError
 
-USER_AGENT = "omnipipeline-operator"
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 90.0
-"""For how long an idle connection is kept; longer than the pause between two looks of a watch."""
+"""For how long an idle connection is kept; longer than the pause between two requests of a watch."""
 
 
 class Connection:
     """Address and credentials of one API server."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, caller: str) -> None:
         self._configuration = configuration
+        self.caller = caller
+        """Who calls: its User-Agent, and the name under which it owns fields (server-side apply)."""
 
     @property
     def server(self) -> str:
-        """Base URL of the API server, without a final slash."""
+        """Returns the base URL of the API server, without a final slash."""
         return str(self._configuration.host).rstrip("/")
 
     def new_session(self, on_response: Callable[[str, int], None] | None = None) -> aiohttp.ClientSession:
-        """A session that brings the credentials to every request.
+        """Returns a session that brings the credentials to every request.
 
         on_response is called with path and query, and the status, of every answer.
         """
@@ -56,7 +57,7 @@ class Connection:
             connector=aiohttp.TCPConnector(
                 ssl=RESTClientObject(self._configuration).ssl_context, limit=0, keepalive_timeout=KEEPALIVE_S
             ),
-            headers={"User-Agent": USER_AGENT, "Accept": "application/json"},
+            headers={"User-Agent": self.caller, "Accept": "application/json"},
             proxy=self._configuration.proxy,
             middlewares=(authenticate,),
             # A watch event may hold an object of several MiB.
@@ -64,10 +65,10 @@ class Connection:
         )
 
 
-async def load_connection(kubeconfig: Path | None) -> Connection:
+async def load_connection(kubeconfig: Path | None, caller: str) -> Connection:
     """Read the credentials: of the file if one is given, else of the pod, else of the default kubeconfig.
 
-    Raises SettingsError.
+    Raises CredentialsError.
     """
     configuration = Configuration()
     try:
@@ -82,12 +83,12 @@ async def load_connection(kubeconfig: Path | None) -> Connection:
                 client_configuration=configuration, persist_config=False
             )
     except (kube_config.ConfigException, OSError) as error:
-        raise SettingsError(f"cannot read the credentials of the API server: {error}") from error
-    return Connection(configuration)
+        raise CredentialsError(f"cannot read the credentials of the API server: {error}") from error
+    return Connection(configuration, caller)
 
 
 async def iter_lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
+    """Yields the lines of a stream, of any length (aiohttp's own iteration refuses long ones)."""
     parts: list[bytes] = []
     async for data in content.iter_any():
         *complete, rest = data.split(b"\n")

@@ -1,4 +1,4 @@
-"""Errors of the operator: one root; every answer of the API server owns how it is retried.
+"""Errors of calls to the API server: one root; every answer of the API server owns how it is retried.
 
 A leaf: imports the standard library only.
 """
@@ -14,23 +14,23 @@ MAX_MESSAGE_CHARACTERS = 500
 """Most characters of an API server's message that are kept: it may quote a whole object."""
 
 
-class OmniOperatorError(Exception):
-    """Root of every error that the operator raises on purpose."""
+class KubeError(Exception):
+    """Root of every error that this package raises on purpose."""
 
 
-class SettingsError(OmniOperatorError):
-    """Flags or environment variables are wrong. str() names the setting, the value and what is possible."""
+class CredentialsError(KubeError):
+    """The credentials of the API server cannot be read. str() says which and why."""
 
 
-class NotLeaderError(OmniOperatorError):
-    """A write was about to be sent while another operator may hold the lease."""
+class NotLeaderError(KubeError):
+    """A write was about to be sent while another process may hold the lease."""
 
 
 class RetryClass(StrEnum):
     """When it makes sense to try again."""
 
     SOON = "soon"
-    """Something else wrote in between: the next look shows it."""
+    """Something else wrote in between: the next reconcile shows it."""
     LATER = "later"
     """The server is busy, faulty or away: with growing pauses."""
     SLOWLY = "slowly"
@@ -39,7 +39,7 @@ class RetryClass(StrEnum):
     """There is nothing to do until an event says otherwise."""
 
 
-class ApiError(OmniOperatorError):
+class ApiError(KubeError):
     """A call to the API server failed."""
 
     retry: RetryClass = RetryClass.SLOWLY
@@ -129,7 +129,10 @@ _CLASSES: dict[int, type[ApiError]] = {
 
 
 def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | None = None, call: str = "") -> ApiError:
-    """The error for an answer of the API server: HTTP status, body (a Status object, or anything), Retry-After."""
+    """Returns the error for an answer of the API server.
+
+    body is a Status object, as text or decoded; anything else is taken as a message. retry_after is a header's value.
+    """
     document = _parse_status(body) if isinstance(body, bytes) else dict(body)
     message = str(document.get("message") or "no message")[:MAX_MESSAGE_CHARACTERS]
     details = document.get("details")

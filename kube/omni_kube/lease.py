@@ -1,4 +1,4 @@
-"""One writer at a time: the operator that holds a coordination Lease may write; the others watch and wait.
+"""One writer at a time: the process that holds a coordination Lease may write; the others watch and wait.
 
 The protocol is client-go's: a candidate takes the Lease over when its record has not changed for the record's
 duration *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops writing
@@ -14,14 +14,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from typing import Any, Final
 
-from omni_kube.client import ApiClient
 from omni_kube.errors import ApiError, ConflictError, NotFoundError, NotLeaderError
-from omni_kube.objects import ChildKind, Manifest
+from omni_kube.objects import Manifest, ObjectKind
+from omni_kube.transport import Transport
 
-LEASE: Final = ChildKind("Lease", "coordination.k8s.io/v1", "leases")
+LEASE: Final = ObjectKind("Lease", "coordination.k8s.io/v1", "leases")
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +37,6 @@ class LeaseTimes:
     """Pause between two attempts, of leader and candidates alike."""
 
 
-class Step(Enum):
-    """What to do about the Lease."""
-
-    CREATE = "create"
-    TAKE = "take"
-    RENEW = "renew"
-    WAIT = "wait"
-
-
 @dataclass(frozen=True, slots=True)
 class Sighting:
     """A record of the Lease and when it was first seen so."""
@@ -56,29 +46,26 @@ class Sighting:
     """Own clock, in seconds."""
 
     def updated(self, lease: Manifest | None, now: float) -> Sighting:
-        """The sighting after another look; since moves only when the record has changed."""
+        """Returns the sighting after another read; since moves only when the record has changed."""
         if self.lease is not None and lease is not None and _version(self.lease) == _version(lease):
             return self
         return Sighting(lease, now)
 
 
-def decide(sighting: Sighting, identity: str, now: float) -> Step:
-    """What a candidate or leader does next."""
+def may_hold(sighting: Sighting, identity: str, now: float) -> bool:
+    """Returns whether a candidate or leader may write itself into the Lease: it has none, ours, or a silent holder."""
     if sighting.lease is None:
-        return Step.CREATE
+        return True
     spec = sighting.lease.get("spec") or {}
     holder = spec.get("holderIdentity") or ""
-    if holder == identity:
-        return Step.RENEW
-    if not holder or now >= sighting.since + float(spec.get("leaseDurationSeconds") or 0):
-        return Step.TAKE
-    return Step.WAIT
+    lapsed = now >= sighting.since + float(spec.get("leaseDurationSeconds") or 0)
+    return holder in ("", identity) or lapsed
 
 
 def build_lease(
     lease: Manifest | None, *, name: str, namespace: str, identity: str, duration_s: int, now: datetime
 ) -> Manifest:
-    """The Lease held by identity ("" gives it up), following on the one seen last."""
+    """Returns the Lease held by identity ("" gives it up), following on the one seen last."""
     old: dict[str, Any] = (lease or {}).get("spec") or {}
     time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     moved = (old.get("holderIdentity") or "") != identity
@@ -100,7 +87,7 @@ class Leadership:
 
     def __init__(
         self,
-        client: ApiClient,
+        transport: Transport,
         *,
         name: str,
         namespace: str,
@@ -108,8 +95,11 @@ class Leadership:
         on_change: Callable[[bool], None],
         times: LeaseTimes | None = None,
     ) -> None:
-        """on_change is told when leadership is won (True) and lost (False)."""
-        self._client = client
+        """on_change is told when leadership is won (True) and lost (False).
+
+        Calls go past ApiClient's rate limit and its gate, which depends on them.
+        """
+        self._transport = transport
         self._name = name
         self._namespace = namespace
         self._identity = identity
@@ -124,11 +114,11 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may write now: by the clock, even if the loop below is stuck."""
+        """Returns whether this process may write now: by the clock, even if the loop below is stuck."""
         return asyncio.get_running_loop().time() < self._valid_until
 
     def ensure(self) -> float:
-        """For how many seconds a write that is sent now may be under way. Raises NotLeaderError.
+        """Returns for how many seconds a write that is sent now may be under way. Raises NotLeaderError.
 
         It must have ended when somebody else may take over: the record's duration after the last renewal.
         """
@@ -147,7 +137,7 @@ class Leadership:
                     await self._step()
                 failures = 0
             except (ApiError, TimeoutError) as error:
-                if not isinstance(error, ConflictError):  # someone else was faster: the next look shows who
+                if not isinstance(error, ConflictError):  # someone else was faster: the next read shows who
                     failures += 1
                     level = logging.WARNING if failures == 1 else logging.DEBUG
                     _log.log(level, "lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
@@ -179,8 +169,7 @@ class Leadership:
         loop = asyncio.get_running_loop()
         if not self._current:
             self._sighting = self._sighting.updated(await self._read(), loop.time())
-        step = decide(self._sighting, self._identity, loop.time())
-        if step is Step.WAIT:
+        if not may_hold(self._sighting, self._identity, loop.time()):
             return
         # From before the request: it may take effect the moment it is sent.
         asked_at = loop.time()
@@ -204,14 +193,15 @@ class Leadership:
 
     async def _read(self) -> Manifest | None:
         try:
-            return await self._client.call_unlimited("get", "GET", LEASE.path(self._namespace, self._name))
+            return await self._transport.call("get", "GET", LEASE.path(self._namespace, self._name))
         except NotFoundError:
             return None
 
     async def _write(self, lease: Manifest) -> Manifest:
         if "resourceVersion" in lease["metadata"]:
-            return await self._client.call_unlimited("update", "PUT", LEASE.path(self._namespace, self._name), lease)
-        return await self._client.call_unlimited("create", "POST", LEASE.path(self._namespace), lease)
+            path = LEASE.path(self._namespace, self._name)
+            return await self._transport.call("update", "PUT", path, body=lease)
+        return await self._transport.call("create", "POST", LEASE.path(self._namespace), body=lease)
 
     def _announce(self) -> None:
         leader = self.is_leader

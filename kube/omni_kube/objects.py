@@ -1,36 +1,43 @@
-"""What is common to every object that the operator writes: its kind, its key, its canonical form.
+"""Kubernetes objects as plain JSON: what names them, what is read of any of them, their canonical form.
 
-Objects are plain JSON (`Manifest`), as the API server takes and gives them: building typed models of the client
-library costs several times the CPU of the call itself.
+Objects stay as the API server takes and gives them: building typed models of the client library costs several times
+the CPU of the call itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
 
 Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
-FIELD_MANAGER: Final = "omnipipeline-operator"
-"""Name under which the operator owns fields (server-side apply), and value of app.kubernetes.io/managed-by."""
+
+class NamespacedName(NamedTuple):
+    """An object whose kind is known from the context."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
-PIPELINE_KIND: Final = "OmniPipeline"
-
-
-class ChildKey(NamedTuple):
-    """An object in the pipeline's namespace."""
+class ObjectKey(NamedTuple):
+    """An object of any kind."""
 
     kind: str
+    namespace: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class ChildKind:
-    """A kind of object that the operator writes."""
+class ObjectKind:
+    """A kind of object, and how the API server is asked for it."""
 
     kind: str
     api_version: str
@@ -48,37 +55,62 @@ class ChildKind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str, name: str = "") -> str:
-        """URL path of the collection in a namespace, or of one object; namespace "" is all namespaces."""
+        """Returns the URL path of the collection in a namespace, or of one object; namespace "" is all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         middle = f"/namespaces/{namespace}" if namespace else ""
         return f"{root}{middle}/{self.plural}" + (f"/{name}" if name else "")
 
 
-CHILD_KINDS: Final = (
-    ChildKind("ServiceAccount", "v1", "serviceaccounts"),
-    ChildKind("ConfigMap", "v1", "configmaps", metadata_only=True),
-    ChildKind("ControllerRevision", "apps/v1", "controllerrevisions"),
-    ChildKind("Service", "v1", "services"),
-    ChildKind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
-    ChildKind("Deployment", "apps/v1", "deployments"),
-    ChildKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
-    ChildKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
-)
-"""Every kind that the operator writes, each after what it needs."""
-
-KIND_BY_NAME: Final = {kind.kind: kind for kind in CHILD_KINDS}
+def parse_version(text: str) -> int:
+    """Returns a resource version as a number; 0 if it is none."""
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def key_of(manifest: Manifest) -> ChildKey:
-    """Kind and name of an object whose kind is filled in (list items of the API lack it)."""
-    return ChildKey(manifest["kind"], manifest["metadata"]["name"])
+def version_of(manifest: Manifest) -> int:
+    """Returns the resource version of an object as a number; 0 if it is none."""
+    return parse_version(manifest.get("metadata", {}).get("resourceVersion", ""))
+
+
+def value_at(manifest: Manifest | None, *path: str, default: Any) -> Any:
+    """Returns the value at a path; the default where it is absent or null."""
+    value: Any = manifest
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return default if value is None else value
+
+
+def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
+    """Returns the ownerReference of the object's controller, None if it has none."""
+    return next((owner for owner in manifest["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
+
+
+def controller_uid(manifest: Manifest) -> str | None:
+    """Returns the uid of the object's controller, None if it has none."""
+    owner = controller_of(manifest)
+    return None if owner is None else str(owner["uid"])
+
+
+def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | None:
+    """Returns the condition of that type in an object's status, None if there is none."""
+    conditions = value_at(manifest, "status", "conditions", default=())
+    return next((condition for condition in conditions if condition.get("type") == kind), None)
+
+
+def is_terminating(manifest: Manifest) -> bool:
+    """Returns whether the object was told to end."""
+    return "deletionTimestamp" in manifest["metadata"]
+
+
+def parse_time(text: str) -> datetime:
+    """Returns a time of the API (RFC 3339)."""
+    return datetime.fromisoformat(text)
 
 
 def canonical_json(value: Any) -> str:
-    """JSON text that is equal for equal values: keys sorted, no blanks, ASCII."""
+    """Returns JSON text that is equal for equal values: keys sorted, no blanks, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def content_hash(value: Any, length: int) -> str:
-    """The first characters of the sha256 (hexadecimal) of a JSON value's canonical form."""
+    """Returns the first characters of the sha256 (hexadecimal) of a JSON value's canonical form."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]

@@ -1,12 +1,14 @@
-"""The pace of calls to the API server."""
+"""The pace of calls to the API server: how many a second, and how long to wait after failures."""
 
 from __future__ import annotations
 
 import asyncio
+import random
+from dataclasses import dataclass
 
 
 class RateLimiter:
-    """At most `rate` calls a second on average, `burst` at once; who comes too early waits in line."""
+    """At most `rate` calls a second on average, `burst` at once; calls above the rate wait."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self._interval_s = 1.0 / rate
@@ -14,7 +16,7 @@ class RateLimiter:
         self._next = float("-inf")  # when the calls admitted so far would have been due at the even rate
 
     def reserve(self, now: float) -> float:
-        """Seconds that the next call has to wait; it counts as made."""
+        """Returns the seconds that the next call has to wait; it counts as made."""
         self._next = max(self._next, now - self._ahead_s)
         wait = max(0.0, self._next - now)
         self._next += self._interval_s
@@ -25,3 +27,17 @@ class RateLimiter:
         wait = self.reserve(asyncio.get_running_loop().time())
         if wait > 0:
             await asyncio.sleep(wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses that double from first_s up to longest_s, each shortened by up to a quarter at random."""
+
+    first_s: float = 0.25
+    longest_s: float = 15.0
+
+    def pause(self, failures: int) -> float:
+        """Returns the seconds to wait after that many failures in a row (from 1)."""
+        # The exponent is bounded: 2**1100 is no float.
+        longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 32))
+        return longest * random.uniform(0.75, 1.0)  # noqa: S311

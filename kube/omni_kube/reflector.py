@@ -1,8 +1,8 @@
 """Keeps one collection of the store equal to the API server's: list, then watch, and a new list when the watch is lost.
 
 A list replaces: what it lacks was deleted while nobody watched. (kopf's own watches only report what exists after a
-relist, so a child deleted during an outage would never come back.) Nothing ends a reflector: not a forbidden list, not
-a server that is away.
+relist, so an object deleted during an outage would never come back.) Nothing ends a reflector: neither a forbidden list
+nor a server that is away.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from contextlib import aclosing
 
 from omni_kube.client import ApiClient
 from omni_kube.errors import ApiError, GoneError
-from omni_kube.objects import ChildKind
-from omni_kube.seen import PipelineKey, parse_version
+from omni_kube.objects import NamespacedName, ObjectKind, parse_version
+from omni_kube.pacing import Backoff
 from omni_kube.store import Store
-from omni_operator.process.work_queue import Backoff
 
 WATCH_TIMEOUT_S = 60.0
 """A watch is asked for anew after this: the time of the last answer then tells whether it lives."""
@@ -34,15 +33,15 @@ class Reflector:
         self,
         client: ApiClient,
         store: Store,
-        kind: ChildKind,
+        kind: ObjectKind,
         namespace: str,
         *,
         selector: str,
-        on_change: Callable[[Iterable[PipelineKey]], None],
+        on_change: Callable[[Iterable[NamespacedName]], None],
         watch_timeout_s: float = WATCH_TIMEOUT_S,
         backoff: Backoff | None = None,
     ) -> None:
-        """on_change gets the pipelines that a change concerns."""
+        """on_change gets the roots that a change concerns."""
         self.kind = kind
         self.namespace = namespace
         self.synced = asyncio.Event()

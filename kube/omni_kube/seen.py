@@ -1,6 +1,6 @@
-"""Objects as watches and lists bring them: who they are and what they concern, the rest undecoded until it is news.
+"""Objects as watches and lists bring them: their identity and whom they belong to, the rest decoded only if changed.
 
-A pipeline's start makes some sixty events, a third of them echoes of our own writes: only what is news is decoded.
+The start of a pipeline makes some sixty events, a third of them echoes of our own writes.
 """
 
 from __future__ import annotations
@@ -12,37 +12,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from omni_kube.objects import PIPELINE_KIND, ChildKind, Manifest
-from omni_operator.state.slim import slim_seen
-from omni_proto.pod_contract import PIPELINE_LABEL
-
-
-class PipelineKey(NamedTuple):
-    """A pipeline: its namespace and name."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
-class ObjectKey(NamedTuple):
-    """A watched object."""
-
-    kind: str
-    namespace: str
-    name: str
-
-
-def version_of(manifest: Manifest) -> int:
-    """Resource version of an object as a number; 0 if it is none."""
-    return parse_version(manifest.get("metadata", {}).get("resourceVersion", ""))
-
-
-def parse_version(text: str) -> int:
-    """A resource version as a number; 0 if it is none."""
-    return int(text) if text.isascii() and text.isdigit() else 0
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey, ObjectKind, parse_version
 
 
 class _Owner(msgspec.Struct):
@@ -66,19 +36,11 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _METADATA = msgspec.json.Decoder(_Metadata)
 
 
-def pipeline_of(manifest: Manifest) -> PipelineKey | None:
-    """The pipeline that an object is or belongs to: the one that controls it, else the one its label names, or None."""
-    return _pipeline_of(manifest["kind"], msgspec.convert(manifest["metadata"], _Metadata))
+class Controller(NamedTuple):
+    """The object that controls another one, in the same namespace."""
 
-
-def _pipeline_of(kind: str, metadata: _Metadata) -> PipelineKey | None:
-    if kind == PIPELINE_KIND:
-        return PipelineKey(metadata.namespace, metadata.name)
-    for owner in metadata.ownerReferences or ():
-        if owner.controller and owner.kind == PIPELINE_KIND:
-            return PipelineKey(metadata.namespace, owner.name)
-    label = (metadata.labels or {}).get(PIPELINE_LABEL)
-    return PipelineKey(metadata.namespace, label) if label else None
+    kind: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +49,60 @@ class Seen:
 
     key: ObjectKey
     version: int
-    pipeline: PipelineKey | None
-    """The pipeline that it is or belongs to."""
-    encode: Callable[[], bytes]
-    """What is kept of the object (slim.py), as compact JSON."""
-    created: str = ""
-    """When it was created."""
+    controller: Controller | None
+    labels: Mapping[str, str]
+    created: str
+    """When it was created, as the API server writes it; empty if it does not say."""
+    decode: Callable[[], Manifest]
+    """Returns the whole object, with apiVersion and kind."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """A decoded object. Raises msgspec.ValidationError for metadata that no API server sends."""
+        """Returns a decoded object. Raises msgspec.ValidationError for metadata that no API server sends."""
         metadata = msgspec.convert(manifest["metadata"], _Metadata)
-        return cls._of(manifest["kind"], metadata, partial(_encode_manifest, manifest))
+        return cls._of(manifest["kind"], metadata, lambda: manifest)
 
     @classmethod
-    def read(cls, raw: msgspec.Raw, kind: ChildKind) -> Self:
-        """An object of a kind as JSON; items of lists do not name their kind. Raises msgspec.DecodeError."""
+    def read(cls, raw: msgspec.Raw, kind: ObjectKind) -> Self:
+        """Returns an object of a kind from JSON; items of lists do not name their kind. Raises msgspec.DecodeError."""
         members = _MEMBERS.decode(raw)
         metadata = _METADATA.decode(_metadata_of(members))
-        return cls._of(kind.kind, metadata, partial(_encode_members, kind, members))
+        return cls._of(kind.kind, metadata, partial(_decode_members, kind, members))
 
     @classmethod
-    def _of(cls, kind: str, metadata: _Metadata, encode: Callable[[], bytes]) -> Self:
-        key = ObjectKey(kind, metadata.namespace, metadata.name)
-        version, created = parse_version(metadata.resourceVersion), metadata.creationTimestamp or ""
-        return cls(key, version, _pipeline_of(kind, metadata), encode, created)
+    def _of(cls, kind: str, metadata: _Metadata, decode: Callable[[], Manifest]) -> Self:
+        owner = next((owner for owner in metadata.ownerReferences or () if owner.controller), None)
+        return cls(
+            key=ObjectKey(kind, metadata.namespace, metadata.name),
+            version=parse_version(metadata.resourceVersion),
+            controller=None if owner is None else Controller(owner.kind, owner.name),
+            labels=metadata.labels or {},
+            created=metadata.creationTimestamp or "",
+            decode=decode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The kind of object that all other objects of a store belong to."""
+
+    kind: str
+    label: str
+    """Label by which an object names the one that it belongs to, if none of that kind controls it."""
+
+    def find(self, seen: Seen) -> NamespacedName | None:
+        """Returns the root that an object is or belongs to, None if it belongs to none."""
+        namespace = seen.key.namespace
+        if seen.key.kind == self.kind:
+            return NamespacedName(namespace, seen.key.name)
+        if seen.controller is not None and seen.controller.kind == self.kind:
+            return NamespacedName(namespace, seen.controller.name)
+        name = seen.labels.get(self.label)
+        return NamespacedName(namespace, name) if name else None
 
 
 def read_version(raw: msgspec.Raw) -> str:
-    """The resource version of a bookmark's object. Raises msgspec.DecodeError."""
+    """Returns the resource version of a bookmark's object. Raises msgspec.DecodeError."""
     return _METADATA.decode(_metadata_of(_MEMBERS.decode(raw))).resourceVersion
 
 
@@ -125,11 +112,7 @@ def _metadata_of(members: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
     return members["metadata"]
 
 
-def _encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.encode(slim_seen(manifest))
-
-
-def _encode_members(kind: ChildKind, members: Mapping[str, msgspec.Raw]) -> bytes:
+def _decode_members(kind: ObjectKind, members: Mapping[str, msgspec.Raw]) -> Manifest:
     # Lists do not name the kind, and answers of metadata alone name another one.
     manifest = {name: msgspec.json.decode(member) for name, member in members.items()}
-    return _encode_manifest(manifest | {"apiVersion": kind.api_version, "kind": kind.kind})
+    return manifest | {"apiVersion": kind.api_version, "kind": kind.kind}

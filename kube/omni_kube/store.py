@@ -1,4 +1,4 @@
-"""The operator's picture of the cluster: what decisions read of every watched object, as JSON bytes, by pipeline.
+"""A picture of the cluster: what is read of every watched object, as JSON bytes, by the root that it belongs to.
 
 Two sources write here: watches, in the order of the API server's versions, and the answers to our own writes, which
 may overtake the watch or fall behind it. Versions decide: an event that is not newer than the copy changes nothing
@@ -12,19 +12,18 @@ Resource versions are compared as integers, within one collection only: so Kuber
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
-from omni_kube.objects import PIPELINE_KIND, Manifest
-from omni_kube.seen import ObjectKey, PipelineKey, Seen
-from omni_operator.state.slim import slim_child
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey
+from omni_kube.seen import Root, Seen
 
 
 @dataclass(slots=True)
 class _Entry:
-    pipeline: PipelineKey | None
+    root: NamespacedName | None
     version: int
     body: bytes
 
@@ -41,49 +40,52 @@ class _Progress:
 class Store:
     """Watched objects. Collections are named by kind and by the namespace that their watch is for ("" is all)."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Root, keep: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
+        """root is the kind that others belong to; keep returns what is to be kept of an object that comes."""
+        self._root = root
+        self._keep = keep
         self._entries: dict[ObjectKey, _Entry] = {}
-        self._by_pipeline: dict[PipelineKey, set[ObjectKey]] = defaultdict(set)
-        self._pipelines: dict[str, dict[str, str]] = {}  # namespace -> name -> when it was created
+        self._by_root: dict[NamespacedName, set[ObjectKey]] = defaultdict(set)
+        self._created: dict[str, dict[str, str]] = {}  # of roots: namespace -> name -> when it was created
         self._progress: dict[tuple[str, str], _Progress] = defaultdict(_Progress)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: ObjectKey) -> Manifest | None:
-        """A fresh copy of what is kept of an object, None if it is not known."""
+        """Returns a fresh copy of what is kept of an object, None if it is not known."""
         entry = self._entries.get(key)
         return msgspec.json.decode(entry.body) if entry else None
 
-    def of_pipeline(self, pipeline: PipelineKey) -> Iterator[Manifest]:
-        """Fresh copies of all objects that belong to a pipeline, in no order."""
-        for key in tuple(self._by_pipeline.get(pipeline, ())):
+    def of_root(self, root: NamespacedName) -> Iterator[Manifest]:
+        """Yields fresh copies of all objects that belong to a root, itself included, in no order."""
+        for key in tuple(self._by_root.get(root, ())):
             yield msgspec.json.decode(self._entries[key].body)
 
-    def slim(self, key: ObjectKey, version: int) -> None:
-        """Keep a child as a hash, if it is still at that version."""
+    def shorten(self, key: ObjectKey, version: int, keep: Callable[[Manifest], Manifest]) -> None:
+        """Keep less of an object from now on, if it is still at that version: what keep returns of the copy."""
         entry = self._entries.get(key)
         if entry is not None and entry.version == version:
-            entry.body = msgspec.json.encode(slim_child(msgspec.json.decode(entry.body)))
+            entry.body = msgspec.json.encode(keep(msgspec.json.decode(entry.body)))
 
     def has(self, key: ObjectKey) -> bool:
-        """Whether an object is known."""
+        """Returns whether an object is known."""
         return key in self._entries
 
-    def rank(self, pipeline: PipelineKey, limit: int) -> int:
-        """How many pipelines of the namespace are older than a pipeline; 0 while they are no more than limit in all."""
-        created = self._pipelines.get(pipeline.namespace, {})
-        if len(created) <= limit or pipeline.name not in created:
+    def rank(self, root: NamespacedName, limit: int) -> int:
+        """Returns how many roots of a root's namespace are older; 0 while there are no more than limit in all."""
+        created = self._created.get(root.namespace, {})
+        if len(created) <= limit or root.name not in created:
             return 0
-        own = (created[pipeline.name], pipeline.name)
+        own = (created[root.name], root.name)
         return sum((time, name) < own for name, time in created.items())
 
     def keys(self, kind: str) -> list[ObjectKey]:
-        """All objects of a kind, in the order in which they came."""
+        """Returns all objects of a kind, in the order in which they came."""
         return [key for key in self._entries if key.kind == kind]
 
-    def put_seen(self, seen: Seen, scope: str = "") -> set[PipelineKey]:
-        """An object from a watch. Returns the pipelines that it concerns: empty if nothing new was said."""
+    def put_seen(self, seen: Seen, scope: str = "") -> set[NamespacedName]:
+        """Take in an object from a watch. Returns the roots that it concerns: none if nothing new was said."""
         self._advance(seen.key.kind, scope, seen.version)
         entry = self._entries.get(seen.key)
         if entry is not None and seen.version <= entry.version:
@@ -91,7 +93,7 @@ class Store:
         return self._put(seen, scope)
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
-        """An object from the answer to a write or a read of ours. Returns whether it was news."""
+        """Take in an object from the answer to a write or a read of ours. Returns whether it was new."""
         seen = Seen.of(manifest)
         progress = self._progress[seen.key.kind, scope]
         entry = self._entries.get(seen.key)
@@ -100,8 +102,8 @@ class Store:
         self._put(seen, scope)
         return True
 
-    def remove_seen(self, seen: Seen, scope: str = "") -> set[PipelineKey]:
-        """An object that a watch reports as deleted (or as no longer selected). Returns the pipelines concerned."""
+    def remove_seen(self, seen: Seen, scope: str = "") -> set[NamespacedName]:
+        """Take out an object that a watch reports as deleted, or no longer selected. Returns the roots concerned."""
         self._advance(seen.key.kind, scope, seen.version)
         entry = self._entries.get(seen.key)
         if entry is None or seen.version < entry.version:
@@ -125,30 +127,31 @@ class Store:
         progress = self._progress[kind, scope]
         progress.version = max(progress.version, version)
 
-    def _put(self, seen: Seen, scope: str) -> set[PipelineKey]:
+    def _put(self, seen: Seen, scope: str) -> set[NamespacedName]:
         concerned = self._remove(seen.key, scope)
-        self._entries[seen.key] = _Entry(seen.pipeline, seen.version, seen.encode())
-        if seen.key.kind == PIPELINE_KIND:
-            self._pipelines.setdefault(seen.key.namespace, {})[seen.key.name] = seen.created
-        if seen.pipeline is not None:
-            self._by_pipeline[seen.pipeline].add(seen.key)
-            concerned.add(seen.pipeline)
+        root = self._root.find(seen)
+        self._entries[seen.key] = _Entry(root, seen.version, msgspec.json.encode(self._keep(seen.decode())))
+        if seen.key.kind == self._root.kind:
+            self._created.setdefault(seen.key.namespace, {})[seen.key.name] = seen.created
+        if root is not None:
+            self._by_root[root].add(seen.key)
+            concerned.add(root)
         return concerned
 
-    def _remove(self, key: ObjectKey, scope: str) -> set[PipelineKey]:
+    def _remove(self, key: ObjectKey, scope: str) -> set[NamespacedName]:
         touched = self._progress[key.kind, scope].touched
         if touched is not None:
             touched.add(key)
         entry = self._entries.pop(key, None)
-        if key.kind == PIPELINE_KIND:
-            self._pipelines.get(key.namespace, {}).pop(key.name, None)
-        if entry is None or entry.pipeline is None:
+        if key.kind == self._root.kind:
+            self._created.get(key.namespace, {}).pop(key.name, None)
+        if entry is None or entry.root is None:
             return set()
-        keys = self._by_pipeline[entry.pipeline]
+        keys = self._by_root[entry.root]
         keys.discard(key)
         if not keys:
-            del self._by_pipeline[entry.pipeline]
-        return {entry.pipeline}
+            del self._by_root[entry.root]
+        return {entry.root}
 
 
 class Listing:
@@ -164,17 +167,17 @@ class Listing:
         self._scope = scope
         self._present: set[ObjectKey] = set()
 
-    def put(self, seen: Seen, list_version: int) -> set[PipelineKey]:
-        """An item of a list that is complete at list_version. Returns the pipelines that it concerns."""
+    def put(self, seen: Seen, list_version: int) -> set[NamespacedName]:
+        """An item of a list that is complete at list_version. Returns the roots that it concerns."""
         self._present.add(seen.key)
         entry = self._store._entries.get(seen.key)
         if self._is_newer(seen.key, list_version) or (entry is not None and entry.version == seen.version):
             return set()
         return self._store._put(seen, self._scope)
 
-    def end(self, list_version: int) -> set[PipelineKey]:
-        """The list is complete. Returns the pipelines that have lost an object."""
-        concerned: set[PipelineKey] = set()
+    def end(self, list_version: int) -> set[NamespacedName]:
+        """The list is complete. Returns the roots that have lost an object."""
+        concerned: set[NamespacedName] = set()
         for key in list(self._store._entries):
             in_collection = key.kind == self._kind and self._scope in ("", key.namespace)
             if in_collection and key not in self._present and not self._is_newer(key, list_version):

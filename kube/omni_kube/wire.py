@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from omni_kube.errors import api_error
-from omni_kube.objects import ChildKind
+from omni_kube.objects import ObjectKind
 from omni_kube.seen import Seen, read_version
 
 
@@ -51,14 +51,14 @@ _LINE = msgspec.json.Decoder(_Line)
 _LIST = msgspec.json.Decoder(_List)
 
 
-def parse_page(content: bytes, kind: ChildKind) -> Page:
+def parse_page(content: bytes, kind: ObjectKind) -> Page:
     """A page of a list of a kind. Raises msgspec.DecodeError, a ValueError."""
     page = _LIST.decode(content)
     items = [Seen.read(item, kind) for item in page.items or ()]
     return Page(items, page.metadata.resourceVersion, page.metadata.rest)
 
 
-def parse_event(line: bytes, kind: ChildKind, path: str) -> WatchEvent:
+def parse_event(line: bytes, kind: ObjectKind, path: str) -> WatchEvent:
     """A line of the watch of a path. Raises ApiError for what it reports, and msgspec.DecodeError, a ValueError."""
     event = _LINE.decode(line)
     if event.type == "ERROR":

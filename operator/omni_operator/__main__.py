@@ -16,11 +16,12 @@ from typing import Final
 import uvloop
 
 from omni_kube.connection import load_connection
-from omni_kube.errors import SettingsError
+from omni_kube.errors import CredentialsError
 from omni_operator.controller import Controller
+from omni_operator.kinds import FIELD_MANAGER
 from omni_operator.process.handlers import run_kopf
-from omni_operator.process.logs import configure_logging
-from omni_operator.process.settings import OperatorSettings, parse_settings
+from omni_operator.process.pipeline_log import configure_operator_logging
+from omni_operator.process.settings import OperatorSettings, SettingsError, parse_settings
 
 EXIT_STOPPED: Final = 0
 EXIT_INTERNAL: Final = 70
@@ -30,8 +31,8 @@ _log = logging.getLogger("omni_operator")
 
 
 async def run_operator(settings: OperatorSettings) -> int:
-    """Run one operator process. Returns its exit code. Raises SettingsError."""
-    connection = await load_connection(settings.kubeconfig)
+    """Run one operator process. Returns its exit code. Raises SettingsError and CredentialsError."""
+    connection = await load_connection(settings.kubeconfig, FIELD_MANAGER)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -68,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        configure_logging(settings.log_format, settings.log_level)
+        configure_operator_logging(settings.log_format, settings.log_level)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_operator(settings))
-    except SettingsError as error:
+    except (SettingsError, CredentialsError) as error:
         sys.stderr.write(f"omni_operator: {error}\n")
         return EXIT_SETTINGS
     except Exception:  # noqa: BLE001 - the last resort: the exit code tells

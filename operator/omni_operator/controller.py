@@ -13,9 +13,8 @@ import asyncio
 import importlib.metadata
 import logging
 from collections.abc import Coroutine, Iterable
-from contextlib import aclosing
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import kopf
 
@@ -23,26 +22,23 @@ from omni_kube.client import ApiClient
 from omni_kube.connection import Connection
 from omni_kube.errors import ApiError, NotLeaderError
 from omni_kube.lease import Leadership, LeaseTimes
-from omni_kube.objects import PIPELINE_KIND
+from omni_kube.objects import NamespacedName, ObjectKey
 from omni_kube.pacing import RateLimiter
-from omni_kube.reflector import Reflector
-from omni_kube.seen import ObjectKey, PipelineKey, Seen, parse_version
-from omni_kube.store import Store
+from omni_kube.transport import Transport
+from omni_operator.kinds import PIPELINE_KIND
 from omni_operator.process.liveness import HttpEndpoints, check_alive, check_ready
-from omni_operator.process.logs import log_subject
 from omni_operator.process.metrics import ConditionSample, Metrics, Readings, condition_samples
+from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
+from omni_operator.process.watches import Watches
 from omni_operator.process.work_queue import WorkQueue
 from omni_operator.reconcile import Reconciler
-from omni_operator.state.observe import PIPELINES, WATCHED_KINDS
-from omni_proto.pod_contract import PIPELINE_LABEL
+from omni_operator.state.observe import new_store
 
-RECONCILE_TIMEOUT_S = 120.0
-API_POLL_S = 2.0
-"""Pause between two looks whether the OmniPipeline API is there yet."""
-EDIT_PAUSE_S = 0.05
+RECONCILE_TIMEOUT_S: Final = 120.0
+EDIT_PAUSE_S: Final = 0.05
 """Time in which edits of a pipeline itself are collected."""
-RESYNC_SPREAD_S = 30.0
+RESYNC_SPREAD_S: Final = 30.0
 """A resync names pipelines to the queue evenly over this time."""
 
 _log = logging.getLogger(__name__)
@@ -55,18 +51,18 @@ class Controller:
         self._settings = settings
         self._connection = connection
         self._metrics = Metrics(importlib.metadata.version("omnipipeline"))
-        self._store = Store()
-        self._queue: WorkQueue[PipelineKey] = WorkQueue(
+        self._store = new_store()
+        self._queue: WorkQueue[NamespacedName] = WorkQueue(
             debounce_s=settings.debounce_s,
             group_of=lambda key: key.namespace,
             most_of_group=max(1, settings.workers - 1),
         )
-        self._scopes = settings.namespaces or ("",)
-        self._conditions: dict[PipelineKey, tuple[ConditionSample, ...]] = {}
+        self._conditions: dict[NamespacedName, tuple[ConditionSample, ...]] = {}
         limiter = RateLimiter(settings.api_qps, 2 * settings.api_qps)
-        self._client = ApiClient(connection, self._metrics, limiter, self._ensure_leader)
+        self._transport = Transport(connection, self._metrics)
+        self._client = ApiClient(self._transport, limiter, self._ensure_leader)
         self._leadership = Leadership(
-            self._client,
+            self._transport,
             name=settings.lease_name,
             namespace=settings.lease_namespace,
             identity=settings.identity,
@@ -77,14 +73,14 @@ class Controller:
                 retry_s=settings.lease_duration_s * 2 / 15,
             ),
         )
-        self._reconciler = Reconciler(settings, self._client, self._store, self._metrics, self._scope_of)
-        self._reflectors: list[Reflector] = []
-        now = asyncio.get_running_loop().time()
-        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last heard something
+        self._watches = Watches(self._client, self._store, settings.namespaces, self._enqueue, self._spawn)
+        self._reconciler = Reconciler(
+            settings, self._client, self._transport.clock, self._store, self._metrics, self._watches.scope_of
+        )
         self._endpoints = HttpEndpoints(self._check_alive, self._check_ready, self._metrics.render)
         self._metrics.add_readings(
             Readings(
-                watch_ages=self._watch_ages,
+                watch_ages=self._watches.ages,
                 conditions=lambda: chain.from_iterable(self._conditions.values()),
                 queue_length=lambda: len(self._queue),
                 longest_due_s=self._queue.longest_due_s,
@@ -99,10 +95,7 @@ class Controller:
         """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""
         settings = self._settings
         await self._endpoints.start(settings.health_port, settings.metrics_port, settings.address_file)
-        await self._wait_for_api()
-        for kind in WATCHED_KINDS:
-            if not kind.optional:
-                self._add_reflectors(kind)
+        await self._watches.start()
         await self._discover_optional_kinds()
         self._spawn(self._leadership.run())
         self._spawn(self._resync())
@@ -119,74 +112,33 @@ class Controller:
         if tasks:
             await self._leadership.release()
         await self._endpoints.stop()
-        await self._client.close()
+        await self._transport.close()
 
     def new_kopf_session(self) -> kopf.AiohttpSession:
-        """Credentials for kopf's own calls; it asks again when they are refused."""
-        session = self._connection.new_session(self._kopf_heard)
+        """Returns credentials for kopf's own calls; it asks again when they are refused."""
+        session = self._connection.new_session(self._watches.kopf_heard)
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
         """An OmniPipeline from kopf's watch (or, with type None, from its list)."""
-        key = PipelineKey(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-        scope = self._scope_of(key.namespace)
-        self._pipelines_heard[scope] = asyncio.get_running_loop().time()
-        manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
-        seen = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
+        concerned = self._watches.take_pipeline(event_type, manifest)
         # Somebody waits for an edit; of children, several change at a time.
-        self._enqueue(seen(Seen.of(manifest), scope), min(EDIT_PAUSE_S, self._settings.debounce_s))
-        self._note_conditions(key)
-
-    async def _wait_for_api(self) -> None:
-        told = False
-        while True:
-            try:
-                if await self._client.serves(PIPELINES):
-                    return
-                problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
-            except ApiError as error:
-                problem = str(error)
-            if not told:
-                _log.warning("waiting: %s", problem)
-                told = True
-            await asyncio.sleep(API_POLL_S)
-
-    def _add_reflectors(self, kind: Any) -> None:
-        for namespace in self._scopes:
-            reflector = Reflector(
-                self._client,
-                self._store,
-                kind,
-                namespace,
-                selector=PIPELINE_LABEL,
-                on_change=self._enqueue,
-            )
-            self._reflectors.append(reflector)
-            self._spawn(reflector.run())
+        self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))
+        self._note_conditions(NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 
     async def _discover_optional_kinds(self) -> None:
-        watched = {reflector.kind for reflector in self._reflectors}
-        for kind in WATCHED_KINDS:
-            if not kind.optional or kind in watched or not self._settings.pod_monitors:
-                continue
-            try:
-                if await self._client.serves(kind):
-                    _log.info("the cluster has %s: writing them", kind.plural)
-                    self._add_reflectors(kind)
-                    self._reconciler.pod_monitors = True
-            except ApiError as error:
-                _log.warning("cannot tell whether the cluster has %s: %s", kind.plural, error)
+        if self._settings.pod_monitors and await self._watches.discover_optional():
+            self._reconciler.pod_monitors = True
 
     async def _work(self) -> None:
-        for reflector in self._reflectors:
-            await reflector.synced.wait()
+        await self._watches.synced()
         while True:
             await self._leadership.won.wait()
             key = await self._queue.get()
             with log_subject(key.namespace, key.name):
                 await self._work_on(key)
 
-    async def _work_on(self, key: PipelineKey) -> None:
+    async def _work_on(self, key: NamespacedName) -> None:
         started = asyncio.get_running_loop().time()
         try:
             # Not wait_for, which may swallow a cancellation (before Python 3.12).
@@ -216,26 +168,11 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._settings.resync_s)
-            for scope in self._scopes:
-                try:
-                    await self._sweep(scope)
-                except ApiError as error:
-                    _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
+            await self._watches.sweep()
             await self._discover_optional_kinds()
             self._enqueue_all(spread_s=min(RESYNC_SPREAD_S, self._settings.resync_s / 2))
 
-    async def _sweep(self, scope: str) -> None:
-        """Bring the store's pipelines in line with a list: kopf's watch does not report every deletion."""
-        listing = self._store.begin_list(PIPELINE_KIND, scope)
-        version = ""
-        async with aclosing(self._client.list_pages(PIPELINES, scope)) as pages:
-            async for page in pages:
-                version = page.version
-                for item in page.items:
-                    self._enqueue(listing.put(item, parse_version(version)))
-        self._enqueue(listing.end(parse_version(version)))
-
-    def _enqueue(self, keys: Iterable[PipelineKey], delay_s: float | None = None) -> None:
+    def _enqueue(self, keys: Iterable[NamespacedName], delay_s: float | None = None) -> None:
         for key in keys:
             if self._store.has(ObjectKey(PIPELINE_KIND, *key)):
                 self._queue.add(key, delay_s)
@@ -247,9 +184,9 @@ class Controller:
     def _enqueue_all(self, spread_s: float = 0.0) -> None:
         keys = self._store.keys(PIPELINE_KIND)
         for index, key in enumerate(keys):
-            self._queue.add(PipelineKey(key.namespace, key.name), spread_s * index / len(keys))
+            self._queue.add(NamespacedName(key.namespace, key.name), spread_s * index / len(keys))
 
-    def _note_conditions(self, key: PipelineKey) -> None:
+    def _note_conditions(self, key: NamespacedName) -> None:
         pipeline = self._store.get(ObjectKey(PIPELINE_KIND, *key))
         if pipeline is None:
             self._conditions.pop(key, None)
@@ -265,34 +202,13 @@ class Controller:
             self._queue.begin()
             self._enqueue_all()
 
-    def _scope_of(self, namespace: str) -> str:
-        return namespace if self._settings.namespaces else ""
-
-    def _kopf_heard(self, path: str, status: int) -> None:
-        """An answer to a call of kopf's: a watch that was accepted is alive."""
-        if f"/{PIPELINES.plural}?" not in path or status >= 300:
-            return
-        for scope in self._scopes:
-            if not scope or f"/namespaces/{scope}/" in path:
-                self._pipelines_heard[scope] = asyncio.get_running_loop().time()
-
-    def _watch_ages(self) -> dict[str, float]:
-        now = asyncio.get_running_loop().time()
-        ages = {
-            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
-            for scope, heard in self._pipelines_heard.items()
-        }
-        return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
-
     def _check_alive(self) -> list[str]:
         # Before the watches start there is nothing to hear.
         stuck_s = self._queue.stuck_s() if self._leadership.is_leader else 0.0
-        return check_alive(self._watch_ages(), stuck_s) if self._started else []
+        return check_alive(self._watches.ages(), stuck_s) if self._started else []
 
     def _check_ready(self) -> list[str]:
-        if not self._started:
-            return check_ready([PIPELINE_KIND])
-        return check_ready([reflector.name for reflector in self._reflectors if not reflector.synced.is_set()])
+        return check_ready(self._watches.unsynced() if self._started else [PIPELINE_KIND])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_kube.objects import FIELD_MANAGER
+from omni_operator.kinds import FIELD_MANAGER
 from omni_proto.pod_contract import DOMAIN, GRPC_PORT, PIPELINE_LABEL, REVISION_LABEL, ROLE_LABEL, STAGE_LABEL
 
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
@@ -77,11 +77,6 @@ def stage_target(pipeline: str, stage: str, revision: str, namespace: str, clust
 def pipeline_url(pipeline: str, namespace: str, *, tls: bool = False) -> str:
     """status.url: where clients in the cluster reach the pipeline, and whether over TLS."""
     return f"{'grpcs' if tls else 'grpc'}://{entry_service_name(pipeline)}.{namespace}.svc:{GRPC_PORT}"
-
-
-def pipeline_selector(pipeline: str) -> dict[str, str]:
-    """Labels of every pod of a pipeline."""
-    return {PIPELINE_LABEL: pipeline}
 
 
 def stage_selector(pipeline: str, stage: str, revision: str) -> dict[str, str]:

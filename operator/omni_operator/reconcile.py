@@ -14,13 +14,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from omni_kube.client import ApiClient
+from omni_kube.clock import ServerClock
 from omni_kube.errors import RetryClass
-from omni_kube.objects import PIPELINE_KIND
-from omni_kube.seen import ObjectKey, PipelineKey, version_of
+from omni_kube.objects import NamespacedName, ObjectKey, version_of
 from omni_kube.store import Store
 from omni_operator.desired.build_settings import BuildSettings
-from omni_operator.process.logs import log_subject
+from omni_operator.kinds import PIPELINE_KIND
 from omni_operator.process.metrics import Metrics
+from omni_operator.process.pipeline_log import log_subject
 from omni_operator.process.settings import OperatorSettings
 from omni_operator.rollout.apply import Outcome, apply_plan
 from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
@@ -34,7 +35,7 @@ from omni_operator.state.observe import (
     observe_unread,
 )
 from omni_operator.state.observed import Observed
-from omni_operator.state.slim import can_slim
+from omni_operator.state.slim import can_slim, slim_child
 from omni_operator.status.events import EventGate, compute_events
 from omni_operator.status.publish import is_minor, live_status, write_events, write_status
 from omni_operator.status.status import compute_invalid_status, compute_status, compute_too_many_status
@@ -74,6 +75,7 @@ class Reconciler:
         self,
         settings: OperatorSettings,
         client: ApiClient,
+        clock: ServerClock,
         store: Store,
         metrics: Metrics,
         scope_of: Callable[[str], str],
@@ -81,19 +83,20 @@ class Reconciler:
         """scope_of gives the collection of the store that a namespace is watched by."""
         self._settings = settings
         self._client = client
+        self._clock = clock
         self._store = store
         self._metrics = metrics
         self._scope_of = scope_of
-        self._status_written: dict[PipelineKey, float] = {}
+        self._status_written: dict[NamespacedName, float] = {}
         # Pipelines of which a child's name was found taken: their missing children are asked for before they are
         # created. A restart forgets them and finds out again.
-        self._taken: set[PipelineKey] = set()
+        self._taken: set[NamespacedName] = set()
         self._verified = Verified()
         self._events = EventGate()
         self.pod_monitors = False
         """Whether the cluster has PodMonitors, and they are wanted."""
 
-    async def reconcile(self, key: PipelineKey, failures: int = 0) -> Report:
+    async def reconcile(self, key: NamespacedName, failures: int = 0) -> Report:
         """Bring one pipeline closer to its spec and its status up to date. Raises ApiError, NotLeaderError.
 
         failures: how often this has failed in a row.
@@ -113,9 +116,9 @@ class Reconciler:
             changed |= step
         return Report("changed", again_after_s=self._settings.debounce_s)
 
-    async def _round(self, key: PipelineKey, observed: Observed, failures: int, is_last: bool) -> Report | bool:
+    async def _round(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
         """One pass over what was observed. Not a Report: go round again; True if something was written."""
-        now = self._client.clock.now(time.monotonic())
+        now = self._clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
         # 1. Observe: done, but for children that no watch shows.
         if self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines:
@@ -172,7 +175,8 @@ class Reconciler:
         """Keep what was found to be as it should be as hashes."""
         for key, child in observed.children.items():
             if can_slim(child) and self._verified.holds(child):
-                self._store.slim(ObjectKey(key.kind, observed.namespace, key.name), version_of(child))
+                name = ObjectKey(key.kind, observed.namespace, key.name)
+                self._store.shorten(name, version_of(child), slim_child)
 
     def _build_settings(self) -> BuildSettings:
         return BuildSettings(
@@ -184,7 +188,7 @@ class Reconciler:
             hub_endpoint=self._settings.hub_endpoint,
         )
 
-    async def _is_fresh(self, key: PipelineKey, observed: Observed) -> bool:
+    async def _is_fresh(self, key: NamespacedName, observed: Observed) -> bool:
         """Whether the pipeline is still the one that was decided upon: past every cache, before a round's first write.
 
         Without it a pipeline that was deleted while its watch was cut would get its children back.
@@ -205,7 +209,7 @@ class Reconciler:
         return False
 
     async def _publish(
-        self, key: PipelineKey, observed: Observed, status: dict[str, Any], now: datetime, result: str
+        self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
         """Write the status if it differs, and Events. A change of numbers only waits for others to join it."""
         before = live_status(observed)

@@ -1,4 +1,4 @@
-"""What the header of an image or a sound says, read from its first bytes: nothing is decoded.
+"""What the header of an image or of audio says, read from its first bytes: nothing is decoded.
 
 Stages bound media by it before they decode anything, clients tell the decoded size of media that they send in chunks.
 The cost is bounded too: at most MAX_SECTIONS sections are walked, and what lies between them is skipped in C.
@@ -31,7 +31,7 @@ _SOF: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 class MediaHeaderError(OmniProtoError, ValueError):
-    """The bytes are no image or sound that is known here, or their header makes no sense."""
+    """The bytes are no image or audio that is known here, or their header makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ImageHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundHeader:
+class AudioHeader:
     """Of a WAV or FLAC."""
 
     media_type: str
@@ -87,7 +87,7 @@ def sniff(data: bytes | bytearray | memoryview) -> str | None:
     return None
 
 
-def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | SoundHeader:
+def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHeader:
     """The header of a whole PNG, JPEG, WAV or FLAC. Raises MediaHeaderError, whose message quotes no content."""
     kind = sniff(data)
     view = memoryview(data)
@@ -170,7 +170,7 @@ def _find_marker(view: memoryview, position: int) -> int | None:
     return None
 
 
-def _read_wav(view: memoryview) -> SoundHeader:
+def _read_wav(view: memoryview) -> AudioHeader:
     layout: tuple[int, int, int] | None = None
     position = 12
     for _ in range(MAX_SECTIONS):
@@ -189,7 +189,7 @@ def _read_wav(view: memoryview) -> SoundHeader:
             # Programs that stream write the largest number, or 0, for the length that they do not know.
             there = len(view) - position
             frames = (min(length, there) if length else there) // (channels * width)
-            return SoundHeader("audio/wav", rate, channels, frames)
+            return AudioHeader("audio/wav", rate, channels, frames)
         position += length + length % 2
     raise _too_many("WAV")
 
@@ -207,7 +207,7 @@ def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
     return channels, rate, width
 
 
-def _read_flac(view: memoryview) -> SoundHeader:
+def _read_flac(view: memoryview) -> AudioHeader:
     (head,) = struct.unpack_from(">I", view, 4)
     if head & 0x7FFFFFFF != 34:
         raise MediaHeaderError("the FLAC does not begin with its format")
@@ -218,7 +218,7 @@ def _read_flac(view: memoryview) -> SoundHeader:
         raise MediaHeaderError("the FLAC has no rate")
     if not frames:
         raise MediaHeaderError("the FLAC does not say how long it is; write it to a file instead of a pipe")
-    return SoundHeader("audio/flac", rate, channels, frames)
+    return AudioHeader("audio/flac", rate, channels, frames)
 
 
 def _too_many(what: str) -> MediaHeaderError:

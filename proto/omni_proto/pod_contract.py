@@ -1,7 +1,7 @@
-"""What a stage's pod and whoever runs it agree on: exit codes, termination messages, probes, ports, labels.
+"""What a stage's pod and whoever runs it agree on: exit codes, termination messages, probes, ports, labels, metrics.
 
-The stage server writes it; the operator, `omnipipe run` and the benches read it. Said here once, so that neither side
-can invent a word that the other does not know.
+The stage server writes it; the operator, `omnipipe run`, dashboards, alerts and the benches read it. Said here once, so
+that neither side can invent a word that the other does not know.
 """
 
 from __future__ import annotations
@@ -37,6 +37,38 @@ TERMINATION_LOG_VARIABLE: Final = "OMNI_TERMINATION_LOG"
 DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
 MAX_TERMINATION_BYTES: Final = 1024
 """Of the message's text. Kubelet reads 4,096 bytes of the file."""
+
+
+class StageMetric(StrEnum):
+    """Metrics of a stage server, by the names that queries ask for.
+
+    A histogram has the series NAME_bucket, NAME_sum and NAME_count. Those of the pipeline come from its entry stage.
+    """
+
+    INFO = "omni_stage_info"
+    REQUESTS = "omni_stage_requests_total"
+    REQUEST_SECONDS = "omni_stage_request_seconds"
+    QUEUE_SECONDS = "omni_stage_queue_seconds"
+    FIRST_OUTPUT_SECONDS = "omni_stage_first_output_seconds"
+    EDGE_BYTES = "omni_stage_edge_bytes_total"
+    EDGE_TENSORS = "omni_stage_edge_tensors_total"
+    EDGE_CHUNK_SECONDS = "omni_stage_edge_chunk_seconds"
+    DOWNSTREAM_ERRORS = "omni_stage_downstream_errors_total"
+    INFLIGHT_REQUESTS = "omni_stage_inflight_requests"
+    INFLIGHT_LIMIT_REQUESTS = "omni_stage_inflight_limit_requests"
+    INFLIGHT_BYTES = "omni_stage_inflight_bytes"
+    INFLIGHT_LIMIT_BYTES = "omni_stage_inflight_limit_bytes"
+    READY = "omni_stage_ready"
+    ENGINE_HEALTHY = "omni_stage_engine_healthy"
+    COMPILED_CHECK_FAILED = "omni_stage_compiled_check_failed"
+    CERTIFICATE_EXPIRY_SECONDS = "omni_stage_tls_certificate_expiry_timestamp_seconds"
+    CERTIFICATE_REJECTED = "omni_stage_tls_certificate_rejected"
+    PIPELINE_REQUESTS = "omni_pipeline_requests_total"
+    PIPELINE_REQUEST_SECONDS = "omni_pipeline_request_seconds"
+    PIPELINE_FIRST_TEXT_SECONDS = "omni_pipeline_first_text_seconds"
+    PIPELINE_FIRST_AUDIO_SECONDS = "omni_pipeline_first_audio_seconds"
+    PIPELINE_AUDIO_SECONDS = "omni_pipeline_audio_seconds_total"
+    PIPELINE_REAL_TIME_FACTOR = "omni_pipeline_real_time_factor_ratio"
 
 
 class ExitCode(IntEnum):

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omni_proto.logs import adopt_logger
 from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig, StageConfigError, load_stage_config
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb
+from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.process.termination import report_start_failure, write_termination
-from omni_stage.service.logs import adopt_logger, configure_logging
 
 if TYPE_CHECKING:
     from omni_stage.engine.protocol import StageEngine
@@ -33,32 +34,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "fetch":
         from omni_stage.fetch.checkpoint import FetchRequest, run_fetch
 
-        configure_logging("fetch", args.log_format)
+        configure_stage_logging("fetch", args.log_format)
         request = FetchRequest(args.uri, args.revision, args.dest, args.component, args.commit_file)
         return int(run_fetch(request, args.token_file))
     return int(_serve(args.config, args.address_file, args.log_format))
 
 
 def _serve(config_file: Path, address_file: Path | None, log_format: str) -> ExitCode:
-    configure_logging("-", "json" if log_format == "json" else "text")
+    configure_stage_logging("-", "json" if log_format == "json" else "text")
     try:
         config = load_stage_config(config_file)
     except StageConfigError as error:
         _log.critical("the stage cannot start: %s", error)
         write_termination(TerminationReason.INVALID_CONFIGURATION, str(error))
         return ExitCode.BAD_CONFIGURATION
-    configure_logging(config.stage, "json" if log_format == "json" else "text")
+    configure_stage_logging(config.stage, "json" if log_format == "json" else "text")
     from omni_stage.vllm_adapter.env import apply_environment
     from omni_stage.vllm_adapter.model_infos import copy_model_infos
 
     # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
     apply_environment()
-    from omni_stage.models.registry import require_component
+    from omni_stage.engine.factory import check_known_component
 
     try:
         # Before vLLM is imported, which takes seconds.
         require_upb()
-        require_component(config.component)
+        check_known_component(config)
     except ConfigurationError as error:
         return report_start_failure(error)
     copy_model_infos()

@@ -71,7 +71,7 @@ class CorruptTensorError(OmniStageError):
 
 
 class InvalidMediaError(InvalidRequestError):
-    """An image or sound cannot be decoded, or is too large once decoded."""
+    """An image or audio cannot be decoded, or is too large once decoded."""
 
     reason = reasons.ERROR_REASON_INVALID_MEDIA
 

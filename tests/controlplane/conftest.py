@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.fault_proxy import FaultProxy
-from support.controlplane.operators import OperatorProcess
+from support.controlplane.operators import MANIFESTS, OperatorProcess, grant_operator
 
-MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 CRDS = MANIFESTS / "crd"
-SYSTEM_NAMESPACE = "omnipipeline-system"
 _numbers = itertools.count()
 
 
@@ -81,13 +78,6 @@ def operator(make_operator: Callable[..., OperatorProcess]) -> Iterator[Operator
     """An operator of the test's namespace, running."""
     with make_operator() as running:
         yield running
-
-
-def grant_operator(api: Api) -> None:
-    """Apply the shipped Roles for an operator that serves the client's namespace and runs there."""
-    text = (MANIFESTS / "rbac" / "namespaced.yaml").read_text()
-    for manifest in yaml.safe_load_all(text.replace(SYSTEM_NAMESPACE, api.namespace)):
-        api.apply(manifest)
 
 
 def _namespace_name(test: str) -> str:

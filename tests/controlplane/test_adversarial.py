@@ -31,7 +31,7 @@ from support.controlplane.pipelines import (
 
 pytestmark = pytest.mark.controlplane
 
-CROWD = 5_000
+CROWD = 1_000
 MIB = 1 << 20
 FOREIGN = 60
 """ConfigMaps of a mebibyte that are nobody's."""
@@ -163,7 +163,7 @@ def with_errors(action: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Api:
-    """A namespace of 5,000 pods that are not ours; half of them carry labels like ours. Nothing schedules them."""
+    """A namespace of 1,000 pods that are not ours; half of them carry labels like ours. Nothing schedules them."""
     api = api_server.create_namespace("crowded")
 
     def create(index: int) -> None:
@@ -179,7 +179,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> 
     return api
 
 
-def test_five_thousand_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: Path) -> None:
+def test_a_crowd_of_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: Path) -> None:
     """They are neither counted nor taken for ours, and lists ask for what carries our label only."""
     with FaultProxy(api_server) as proxy:
         binding = {

@@ -14,8 +14,8 @@ import yaml
 
 from omni_cli.render import format_manifests, render_children
 from omni_kube.matching import find_difference
-from omni_kube.objects import CHILD_KINDS
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.kinds import CHILD_KINDS
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from support.controlplane.api import Api, ApiError

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 
 from support.controlplane.api import Api, Manifest, eventually
-from support.controlplane.operators import OperatorProcess, wait_idle
+from support.controlplane.control_plane import ControlPlane
+from support.controlplane.operators import OperatorProcess, grant_operator, wait_idle
 from support.controlplane.pipelines import (
     CHILD_KINDS,
     PIPELINE_LABEL,
@@ -28,16 +29,43 @@ HEALED_WITHIN_S = 10.0
 HASH = "omnipipeline.io/desired-hash"
 
 
+Children = dict[tuple[str, str], Manifest]
+
+
 @pytest.fixture
-def settled(api: Api, operator: OperatorProcess) -> dict[tuple[str, str], Manifest]:
-    """The children of a pipeline that has settled."""
+def settled(api: Api, operator: OperatorProcess) -> Children:
+    """The children of a pipeline of the test's own that has settled."""
+    return settle(api, operator)
+
+
+class Patient(NamedTuple):
+    """A settled pipeline and its children. Many tests break it, one after another; each leaves it healed."""
+
+    api: Api
+    operator: OperatorProcess
+    children: Children
+
+
+@pytest.fixture(scope="module")
+def patient(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    api = control_plane.create_namespace("healing")
+    grant_operator(api)
+    kubeconfig = control_plane.kubeconfig_for_service_account(api.namespace, "omnipipeline-operator")
+    folder = tmp_path_factory.mktemp("healing")
+    with OperatorProcess(kubeconfig, folder, namespaces=[api.namespace], fork=True) as operator:
+        yield Patient(api, operator, settle(api, operator))
+    control_plane.admin.delete("Namespace", api.namespace)
+
+
+def settle(api: Api, operator: OperatorProcess) -> Children:
+    """Returns the children of a new pipeline once nothing is written any more."""
     api.apply(build_two_stages())
     wait_settled(api)
     wait_idle(operator)
     return snapshot(api)
 
 
-def assert_heals(api: Api, before: dict[tuple[str, str], Manifest]) -> None:
+def assert_heals(api: Api, before: Children) -> None:
     def healed() -> bool:
         assert differences(before, snapshot(api)) == []
         assert all(HASH in child["metadata"]["annotations"] for child in list_children(api).values())
@@ -47,13 +75,13 @@ def assert_heals(api: Api, before: dict[tuple[str, str], Manifest]) -> None:
 
 
 @pytest.mark.parametrize("kind", CHILD_KINDS)
-def test_a_deleted_child_comes_back(api: Api, settled: dict[tuple[str, str], Manifest], kind: str) -> None:
-    names = [name for child_kind, name in settled if child_kind == kind]
+def test_a_deleted_child_comes_back(patient: Patient, kind: str) -> None:
+    names = [name for child_kind, name in patient.children if child_kind == kind]
     assert names
     for name in names:
-        api.delete(kind, name)
-    assert_heals(api, settled)
-    wait_settled(api)
+        patient.api.delete(kind, name)
+    assert_heals(patient.api, patient.children)
+    wait_settled(patient.api)
 
 
 class HandEdit(NamedTuple):
@@ -114,22 +142,23 @@ EDITS = [
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=[f"{edit.kind}: {edit.name}" for edit in EDITS])
-def test_a_hand_edit_is_undone(api: Api, settled: dict[tuple[str, str], Manifest], edit: HandEdit) -> None:
-    name = next(name for kind, name in sorted(settled) if kind == edit.kind)
-    api.patch(edit.kind, name, edit.change)
-    assert_heals(api, settled)
+def test_a_hand_edit_is_undone(patient: Patient, edit: HandEdit) -> None:
+    name = next(name for kind, name in sorted(patient.children) if kind == edit.kind)
+    version = patient.api.get(edit.kind, name)["metadata"]["resourceVersion"]
+    assert patient.api.patch(edit.kind, name, edit.change)["metadata"]["resourceVersion"] != version
+    assert_heals(patient.api, patient.children)
+    wait_settled(patient.api)
 
 
-def test_an_edited_label_does_not_orphan(api: Api, settled: dict[tuple[str, str], Manifest]) -> None:
+def test_an_edited_label_does_not_orphan(patient: Patient) -> None:
     """Children that lost their label are found by name: there is one Deployment a stage, not two."""
-    for kind, name in settled:
-        api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
-    assert_heals(api, settled)
+    for kind, name in patient.children:
+        patient.api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
+    assert_heals(patient.api, patient.children)
+    wait_settled(patient.api)
 
 
-def test_what_others_add_is_left_alone(
-    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
-) -> None:
+def test_what_others_add_is_left_alone(api: Api, operator: OperatorProcess, settled: Children) -> None:
     name = next(name for kind, name in settled if kind == "Deployment")
     addition = {"metadata": {"labels": {"team.example.com/cost": "7"}, "annotations": {"example.com/note": "hello"}}}
     api.patch("Deployment", name, addition)
@@ -139,9 +168,7 @@ def test_what_others_add_is_left_alone(
     assert metadata["annotations"]["example.com/note"] == "hello"
 
 
-def test_a_restarted_rollout_is_left_alone(
-    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
-) -> None:
+def test_a_restarted_rollout_is_left_alone(api: Api, operator: OperatorProcess, settled: Children) -> None:
     """`kubectl rollout restart` writes an annotation of the template that is not ours."""
     name = next(name for kind, name in settled if kind == "Deployment")
     old = {pod["metadata"]["uid"] for pod in api.list("Pod")}
@@ -219,9 +246,7 @@ def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProces
     assert {kind for kind, _ in list_children(api)} == set(CHILD_KINDS) - {"ServiceAccount"}
 
 
-def test_a_foreign_object_with_our_labels_is_not_pruned(
-    api: Api, operator: OperatorProcess, settled: dict[tuple[str, str], Manifest]
-) -> None:
+def test_a_foreign_object_with_our_labels_is_not_pruned(api: Api, operator: OperatorProcess, settled: Children) -> None:
     labels = next(child["metadata"]["labels"] for (kind, _), child in settled.items() if kind == "ConfigMap")
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs", "labels": labels}}
     api.create({**theirs, "data": {"a": "b"}})

@@ -10,7 +10,6 @@ from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import omni_kube.client as client_module
@@ -18,26 +17,26 @@ from omni_kube.client import ApiClient
 from omni_kube.connection import load_connection
 from omni_kube.errors import (
     ConflictError,
+    CredentialsError,
     ForbiddenError,
     GoneError,
     InvalidError,
     NotFoundError,
     NotLeaderError,
     ServerError,
-    SettingsError,
     TooManyRequestsError,
     UnauthorizedError,
     UnreachableError,
 )
 from omni_kube.lease import LEASE, Leadership, LeaseTimes
-from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, Manifest
-from omni_kube.pacing import RateLimiter
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey, ObjectKind
+from omni_kube.pacing import Backoff, RateLimiter
 from omni_kube.reflector import Reflector
-from omni_kube.seen import ObjectKey, PipelineKey
+from omni_kube.seen import Root
 from omni_kube.store import Store
+from omni_kube.transport import Transport
+from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, PIPELINES
 from omni_operator.process.metrics import Metrics
-from omni_operator.process.work_queue import Backoff
-from omni_operator.state.observe import PIPELINES
 from omni_proto.pod_contract import PIPELINE_LABEL
 from support.controlplane.api import Api
 from support.controlplane.api_server import ApiServer
@@ -47,7 +46,7 @@ from support.controlplane.pipelines import build_pipeline
 pytestmark = pytest.mark.controlplane
 
 CONFIG_MAP = KIND_BY_NAME["ConfigMap"]
-SECRET = ChildKind("Secret", "v1", "secrets")
+SECRET = ObjectKind("Secret", "v1", "secrets")
 DEADLINE_S = 30.0
 _numbers = itertools.count()
 
@@ -81,7 +80,7 @@ def faulty(api_server: ApiServer) -> Iterator[FaultProxy]:
 async def client(api_server: ApiServer) -> AsyncIterator[ApiClient]:
     made = await make_client(api_server.kubeconfig)
     yield made
-    await made.close()
+    await made.transport.close()
 
 
 @pytest.fixture
@@ -90,11 +89,12 @@ async def faulty_client(api_server: ApiServer, space: Api, faulty: FaultProxy) -
     grant(space)
     made = await make_client(api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url))
     yield made
-    await made.close()
+    await made.transport.close()
 
 
 async def make_client(kubeconfig: Path, may_write: Callable[[], float] = lambda: 15.0) -> ApiClient:
-    return ApiClient(await load_connection(kubeconfig), Metrics(), RateLimiter(1000, 1000), may_write)
+    transport = Transport(await load_connection(kubeconfig, FIELD_MANAGER), Metrics())
+    return ApiClient(transport, RateLimiter(1000, 1000), may_write)
 
 
 def grant(space: Api) -> None:
@@ -152,7 +152,7 @@ SMALLEST: dict[str, Manifest] = {
 @pytest.mark.parametrize(
     "kind", [*(kind for kind in CHILD_KINDS if not kind.optional), PIPELINES], ids=lambda k: k.kind
 )
-async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, space: Api, kind: ChildKind) -> None:
+async def test_what_must_be_new_touches_nothing_that_exists(client: ApiClient, space: Api, kind: ObjectKind) -> None:
     metadata = {"name": "x", "namespace": space.namespace}
     manifest = {**SMALLEST[kind.kind], "apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
     made = await client.apply_new(kind, manifest)
@@ -191,7 +191,7 @@ async def test_who_may_not(api_server: ApiServer, space: Api) -> None:
     with pytest.raises(ForbiddenError) as caught:
         await client.apply_new(CONFIG_MAP, config_map(space))
     assert caught.value.status == 403
-    await client.close()
+    await client.transport.close()
 
 
 async def test_credentials_that_are_not_accepted(api_server: ApiServer, tmp_path: Path) -> None:
@@ -201,15 +201,15 @@ async def test_credentials_that_are_not_accepted(api_server: ApiServer, tmp_path
     client = await make_client(bad)
     with pytest.raises(UnauthorizedError):
         await client.get(CONFIG_MAP, "default", "x")
-    await client.close()
+    await client.transport.close()
 
 
 async def test_credentials_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError):
-        await load_connection(tmp_path / "nothing")
+    with pytest.raises(CredentialsError):
+        await load_connection(tmp_path / "nothing", FIELD_MANAGER)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    with pytest.raises(SettingsError, match="cannot read the credentials"):
-        await load_connection(None)  # a pod without a token
+    with pytest.raises(CredentialsError, match="cannot read the credentials"):
+        await load_connection(None, FIELD_MANAGER)  # a pod without a token
 
 
 async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +221,9 @@ async def test_lists_come_in_pages_of_one_state(client: ApiClient, space: Api, m
     assert [len(page.items) for page in pages] == [2, 2, 1]
     assert len({page.version for page in pages}) == 1
     assert {item.key.name for page in pages for item in page.items} == {f"x{number}" for number in range(5)}
-    kept = msgspec.json.decode(pages[0].items[0].encode())
-    assert (kept["apiVersion"], kept["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
-    assert "data" not in kept, "metadata alone was asked for"
-    assert "managedFields" not in kept["metadata"]
+    read = pages[0].items[0].decode()
+    assert (read["apiVersion"], read["kind"]) == ("v1", "ConfigMap"), "which items of lists do not say"
+    assert "data" not in read, "metadata alone was asked for"
 
 
 async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Api) -> None:
@@ -249,8 +248,8 @@ async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Ap
 
 async def test_which_apis_there_are(client: ApiClient) -> None:
     assert await client.serves(CONFIG_MAP)
-    assert not await client.serves(ChildKind("PodMonitor", "no-such-group.example.com/v1", "podmonitors"))
-    assert not await client.serves(ChildKind("Nonsense", "apps/v1", "nonsenses"))
+    assert not await client.serves(ObjectKind("PodMonitor", "no-such-group.example.com/v1", "podmonitors"))
+    assert not await client.serves(ObjectKind("Nonsense", "apps/v1", "nonsenses"))
 
 
 async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space: Api) -> None:
@@ -263,7 +262,7 @@ async def test_the_gate_is_asked_before_every_write(api_server: ApiServer, space
     with pytest.raises(NotLeaderError):
         await client.delete(CONFIG_MAP, space.namespace, "x", uid="u")
     assert await client.get(CONFIG_MAP, space.namespace, "x") is None
-    await client.close()
+    await client.transport.close()
 
 
 @pytest.mark.parametrize(
@@ -301,7 +300,7 @@ async def test_a_write_takes_no_longer_than_the_gate_allows(
     with pytest.raises(UnreachableError, match="no answer in time"):
         await client.apply_new(CONFIG_MAP, config_map(space))
     faulty.release()
-    await client.close()
+    await client.transport.close()
 
 
 async def test_what_is_forced_is_forced_on_the_very_object_that_was_seen(client: ApiClient, space: Api) -> None:
@@ -324,7 +323,7 @@ async def test_the_time_is_the_api_servers(client: ApiClient, space: Api) -> Non
     await client.get(CONFIG_MAP, space.namespace, "x")
     made = space.create(config_map(space))
     created = datetime.fromisoformat(made["metadata"]["creationTimestamp"])
-    assert abs((client.clock.now(time.monotonic()) - created).total_seconds()) < 60
+    assert abs((client.transport.clock.now(time.monotonic()) - created).total_seconds()) < 60
 
 
 # Reflector
@@ -334,8 +333,8 @@ class Watched:
     """A reflector of ConfigMaps and what it told."""
 
     def __init__(self, client: ApiClient, space: Api, **options: object) -> None:
-        self.store = Store()
-        self.told: list[PipelineKey] = []
+        self.store = Store(Root("OmniPipeline", PIPELINE_LABEL))
+        self.told: list[NamespacedName] = []
         self.namespace = space.namespace
         self.reflector = Reflector(
             client,
@@ -366,10 +365,10 @@ async def test_reflector_follows(client: ApiClient, space: Api) -> None:
     watched = Watched(client, space)
     await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
     assert watched.names() == {"before"}
-    assert watched.told == [PipelineKey(space.namespace, "p")]
+    assert watched.told == [NamespacedName(space.namespace, "p")]
     space.apply(config_map(space, "after", "q"))
     await until(lambda: watched.names() == {"before", "after"}, "added")
-    assert watched.told[-1] == PipelineKey(space.namespace, "q")
+    assert watched.told[-1] == NamespacedName(space.namespace, "q")
     changed = space.apply(config_map(space, "after", "q", a="c"))["metadata"]["resourceVersion"]
     await until(lambda: watched.version("after") == changed, "changed")
     space.delete("ConfigMap", "before")
@@ -412,7 +411,7 @@ async def test_reflector_finds_deletions_that_no_watch_told(
     await until(lambda: any(call.fault == "500" for call in faulty.calls), "it tries")
     faulty.fail(0.0)
     await until(lambda: watched.names() == {"new"}, "from a new list")
-    assert PipelineKey(space.namespace, "kept") in watched.told
+    assert NamespacedName(space.namespace, "kept") in watched.told
     assert watched.reflector.lists == 2
     await watched.stop()
 
@@ -427,7 +426,7 @@ async def test_reflector_waits_for_its_rights(api_server: ApiServer, space: Api)
     await asyncio.wait_for(watched.reflector.synced.wait(), DEADLINE_S)
     assert watched.names() == {"x"}
     await watched.stop()
-    await client.close()
+    await client.transport.close()
 
 
 # Election
@@ -441,7 +440,7 @@ class Candidate:
     def __init__(self, client: ApiClient, space: Api, identity: str) -> None:
         self.told: list[bool] = []
         self.leadership = Leadership(
-            client,
+            client.transport,
             name="election",
             namespace=space.namespace,
             identity=identity,

@@ -19,7 +19,7 @@ from support.toy_models import register_toy_models
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
-HIDDEN_ROWS = {"capture_rows": "hidden"}
+HIDDEN_ROWS = {"capture_rows": True}
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def mrope_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextEngin
     values = json.loads(file.read_text())
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
     file.write_text(json.dumps(values | {"rope_parameters": rope}))
-    engine = TextEngine(directory, {"capture_rows": "hidden", "capture_mrope": True})
+    engine = TextEngine(directory, {"capture_rows": True, "capture_mrope": True})
     yield engine
     engine.close()
 

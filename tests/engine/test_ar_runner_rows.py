@@ -11,11 +11,12 @@ import torch
 from omni_stage.errors import ConfigurationError
 from support.async_on_cpu import SCHEDULING, text_engine
 from support.tiny_text import Job, Reference, Run, TextEngine, prompt_of, write_text_checkpoint
+from support.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
-HIDDEN_ROWS = {"capture_rows": "hidden"}
+HIDDEN_ROWS = {"capture_rows": True}
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +84,15 @@ def test_preempted_requests_give_each_row_once(checkpoint: Path, reference: Refe
         check_hidden(run, jobs[name], reference)
 
 
-def test_rows_with_the_input_embedding_leave_placeholders_out(checkpoint: Path, reference: Reference) -> None:
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    register_toy_models()
+    return write_text_checkpoint(tmp_path_factory.mktemp("embeddings"), architecture="ToyEmbeddings")
+
+
+def test_a_model_says_what_it_publishes(embeddings: Path, reference: Reference) -> None:
     placeholders = [17, 500, 511]
-    omni = {"capture_rows": "hidden_plus_embedding", "no_embedding_token_ids": placeholders}
-    engine = TextEngine(checkpoint, omni)
+    engine = TextEngine(embeddings, HIDDEN_ROWS)
     jobs = {"a": Job([5, 17, 17, 500, 6, 511, 8]), "b": Job(prompt_of(45))}
     runs = engine.run(jobs)
     engine.close()
@@ -96,6 +102,12 @@ def test_rows_with_the_input_embedding_leave_placeholders_out(checkpoint: Path, 
         keep = ~torch.isin(token_ids, torch.tensor(placeholders))
         expected = hidden + reference.embedding[token_ids] * keep[:, None]
         torch.testing.assert_close(run.rows(), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_model_that_publishes_refuses_prompt_embeds(embeddings: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TextEngine(embeddings, HIDDEN_ROWS, enable_prompt_embeds=True)
+    assert caught.value.details.field == "enable_prompt_embeds"
 
 
 def test_an_engine_without_capture_ignores_the_wish(checkpoint: Path) -> None:
@@ -109,14 +121,8 @@ def test_an_engine_without_capture_ignores_the_wish(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("omni", "overrides", "field"),
     [
-        pytest.param({"capture_rows": "hidden"}, {"enable_prefix_caching": True}, "enable_prefix_caching", id="cache"),
-        pytest.param({"capture_rows": "hidden", "capture_mrope": True}, {}, "capture_mrope", id="no M-RoPE"),
-        pytest.param(
-            {"capture_rows": "hidden_plus_embedding"},
-            {"enable_prompt_embeds": True},
-            "enable_prompt_embeds",
-            id="embeds",
-        ),
+        pytest.param({"capture_rows": True}, {"enable_prefix_caching": True}, "enable_prefix_caching", id="cache"),
+        pytest.param({"capture_rows": True, "capture_mrope": True}, {}, "capture_mrope", id="no M-RoPE"),
         pytest.param({"capture_rows": "all"}, {}, "additional_config.omni.capture_rows", id="unknown kind"),
     ],
 )

@@ -7,12 +7,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from omni_stage.models.plugin import MODELS, register
-from omni_stage.models.qwen2_5_omni.model_configs import (
-    TALKER_ARCHITECTURE,
-    THINKER_ARCHITECTURE,
-    TOKEN2WAV_ARCHITECTURE,
-)
+from omni_stage.models.plugin import list_model_classes, register
+from omni_stage.models.qwen2_5_omni.manifest import FAMILY
 
 pytestmark = pytest.mark.engine
 
@@ -26,13 +22,13 @@ def test_registering_twice_changes_nothing() -> None:
     from vllm import ModelRegistry
 
     register()
-    models = {name: ModelRegistry.models[name] for name in MODELS}
+    models = {name: ModelRegistry.models[name] for name in list_model_classes()}
     register()
-    assert {name: ModelRegistry.models[name] for name in MODELS} == models
-    assert {THINKER_ARCHITECTURE, TALKER_ARCHITECTURE, TOKEN2WAV_ARCHITECTURE} == set(MODELS)
+    assert {name: ModelRegistry.models[name] for name in list_model_classes()} == models
+    assert set(FAMILY.model_classes) <= set(models)
 
 
-@pytest.mark.parametrize("path", MODELS.values())
+@pytest.mark.parametrize("path", list_model_classes().values())
 def test_every_name_is_a_class(path: str) -> None:
     module, name = path.split(":")
     assert isinstance(getattr(importlib.import_module(module), name), type)

@@ -14,9 +14,9 @@ import numpy as np
 from omni_proto.media_header import ImageHeader
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
-from omni_stage.media.decode import UndecodableError, decode_image, decode_sound
+from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 from omni_stage.media.resample import resample, resample_blocks
-from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium, sound_samples
+from omni_stage.service.media.planning import MediaRules, MediaSlot, audio_samples, check_media, judge_medium
 from support.hostile_media import CORPUS, TAKEN
 from support.scripted_stages import ScriptedComponent
 
@@ -63,8 +63,8 @@ def decode(data: bytes, *, is_image: bool) -> None:
             out = np.zeros((header.height, header.width, 3), np.uint8)
             decode_image(data, header.media_type.removeprefix("image/").upper(), out)
         elif header is not None:
-            room = np.zeros(sound_samples(header, RULES), np.float32)
-            count = decode_sound(data, header.frames, header.rate_hz, header.channels, 16_000, room)
+            room = np.zeros(audio_samples(header, RULES), np.float32)
+            count = decode_audio(data, header.frames, header.rate_hz, header.channels, 16_000, room)
             if not 0 < count <= room.size or not np.isfinite(room).all():
                 raise AssertionError("a sound that has no room, or is none")
     except UndecodableError:

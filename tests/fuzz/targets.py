@@ -14,6 +14,8 @@ from PIL import Image
 from omni_proto.client.errors import OmniRequestError, error_from_rpc, error_from_status
 from omni_proto.client.events import event_from_response
 from omni_proto.errors import OmniProtoError, WireError
+from omni_proto.rpc.retry import may_retry
+from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import (
@@ -31,9 +33,9 @@ from omni_proto.tensors import (
 from omni_stage.errors import CorruptTensorError, DownstreamProtocolError, InvalidTensorError, OmniStageError
 from omni_stage.models.component import ImagePart
 from omni_stage.payloads import AdditionalInformationPayload, PayloadLimits, PromptEmbedsPayload
-from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.input import check_edge, to_torch
-from omni_stage.service.errors import MAX_MESSAGE_CHARS, STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
+from omni_stage.service.errors import MAX_MESSAGE_CHARS, to_status
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.request.convert import build_prompt
 from omni_stage.service.request.plan import media_rules, plan_request
@@ -178,8 +180,7 @@ def answers(data: bytes) -> None:
             event_from_response(response)
             if response.WhichOneof("message") == "failed":
                 error_from_status(response.failed.status)
-                error_info(response.failed.status)
-                retry_delay_s(response.failed.status)
+                may_retry(read_status(response.failed.status))
             protocol.check(response)
         except (OmniRequestError, WireError, DownstreamProtocolError):
             return
@@ -189,10 +190,10 @@ def trailers(data: bytes) -> None:
     """The status that a failed call of a downstream stage brings."""
     metadata = grpc.aio.Metadata((STATUS_DETAILS_KEY, data))
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), metadata)
-    status, _ = status_of_call(error, stage="talker", request_id="r")
-    is_retryable(status)
+    told = read_status(explain_failure(error, stage="talker", request_id="r"))
+    may_retry(told)
     error_from_rpc(error)
-    if error_info(status) is None:
+    if not told.is_of_a_stage:
         raise AssertionError("a status without a reason")
 
 
@@ -210,10 +211,10 @@ def schemas(data: bytes) -> None:
 def check_told(error: Exception) -> None:
     """An error's status fits the trailers, and has a reason."""
     status = to_status(error, stage="talker", request_id="r")
-    info = error_info(status)
+    told = read_status(status)
     if (
-        info is None
-        or not info.reason
+        not told.is_of_a_stage
+        or not told.reason
         or len(status.message) > MAX_MESSAGE_CHARS
         or len(status.SerializeToString()) > 7000
     ):

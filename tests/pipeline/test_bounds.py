@@ -18,8 +18,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from omni_proto.channel import channel_options
 from omni_proto.client import AsyncOmniClient
+from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt

@@ -19,8 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_status import rpc_status
 
-from omni_proto.channel import server_options
 from omni_proto.client import AsyncOmniClient, OmniRequestError
+from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from support.scripted_stages import EDGE_A, Kit, ScriptedComponent

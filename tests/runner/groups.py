@@ -32,7 +32,7 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     # First match wins, so what is taken out of a folder stands before the folder.
-    Rule("api-server", ("tests/controlplane/test_crd",)),
+    Rule("api-server", ("tests/controlplane/test_crd", "tests/controlplane/test_operator_client")),
     Rule("helm", ("tests/controlplane/test_helm", "tests/controlplane/test_install", "tests/controlplane/test_chart")),
     Rule("control-plane-faults", ("tests/controlplane/test_faults", "tests/controlplane/test_kit")),
     Rule(

@@ -17,10 +17,11 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from omni_proto.channel import channel_options
+from omni_proto.rpc.channels import open_aio_channel
+from omni_proto.rpc.options import channel_options
+from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_stage.service.errors import STATUS_DETAILS_KEY
 from support.hostile_media import CORPUS, flac, flat_png, many_scans
 
 CALLERS = 32
@@ -77,7 +78,7 @@ async def send(request: pb.GenerateRequest, chunks: list[bytes]) -> AsyncIterato
 async def harm(target: str, number: int, pool: list[Request], until: float, codes: Counter[str]) -> None:
     """One caller, again and again."""
     rng = random.Random(number)
-    async with grpc.aio.insecure_channel(target, options=[*channel_options(), ("caller", number)]) as channel:
+    async with open_aio_channel(target, options=(*channel_options(), ("caller", number))) as channel:
         generate = channel.stream_stream(
             GENERATE,
             request_serializer=pb.GenerateRequest.SerializeToString,

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
+from omni_proto.pod_contract import StageMetric
 from soak.load import KINDS
 from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
@@ -165,7 +166,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 def leftovers(stages: dict[str, StageProcess]) -> list[str]:
     """What a stage still holds though nobody asks for anything."""
     deadline = time.monotonic() + IDLE_S
-    names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes")
+    names = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
     while True:
         left = [
             f"{stage}: {name} is {value:g}"

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from omni_proto.pod_contract import StageMetric
 from soak.memory import MemoryLog, sample_tree
 from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
 from support.tcp_proxy import TcpProxy
@@ -13,7 +14,7 @@ from support.tcp_proxy import TcpProxy
 MODEL = {"maxModelLen": 1024, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 TIMEOUTS = {"step": 10.0, "drainNotice": 0.5, "request": 60.0}
 IDLE_S = 20.0
-GAUGES = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes")
+GAUGES = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
 
 
 class SoakPipeline:

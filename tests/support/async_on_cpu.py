@@ -26,9 +26,9 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - puts placeholders into torch.cuda as it is imported: before ours
 from vllm.platforms.cpu import CpuPlatform
 
+from omni_proto.pipeline.components import EngineKind
 from omni_stage.engine import vllm_engine
 from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args
-from omni_stage.models.component import EngineKind
 from omni_stage.vllm_adapter import host_memory
 from omni_stage.vllm_adapter.ar_runner import OmniARRunnerMixin
 from omni_stage.vllm_adapter.input_rows import InputRowStore

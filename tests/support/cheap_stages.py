@@ -25,11 +25,12 @@ import torch
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.process.malloc import tune_malloc
-from omni_stage.service.logs import configure_logging
+from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.service.server.stage_server import StageServer, run_stage
 from support.scripted_stages import Script, ScriptedComponent
 
@@ -163,7 +164,7 @@ async def serve_all(configs: dict[Path, StageConfig]) -> int:
 
 def main(files: list[str]) -> int:
     configs = {Path(f"{file}.address.json"): load_stage_config(Path(file)) for file in files}
-    configure_logging("+".join(config.stage for config in configs.values()), "text")
+    configure_stage_logging("+".join(config.stage for config in configs.values()), "text")
     logging.getLogger().setLevel(logging.WARNING)
     tune_malloc()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

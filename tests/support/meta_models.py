@@ -28,7 +28,7 @@ from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
 from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
 from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.qwen2_5_omni.thinker import Thinker
-from omni_stage.models.registry import get_component_factory
+from omni_stage.models.registry import installed_families
 from support.omni_stages import stage_config
 from support.published import read_added_tokens
 
@@ -47,7 +47,7 @@ class AddedTokens:
 def published_component(stage: str, checkpoint: Path) -> Component:
     """The component of a checkpoint without tokenizer, as the registry makes it of one with."""
     if stage != "thinker":
-        return get_component_factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
+        return installed_families().factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
     facts = read_checkpoint(checkpoint)
     prompts = PromptBuilder(AddedTokens(), facts)
     return Thinker(

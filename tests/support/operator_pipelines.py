@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omni_kube.objects import Manifest
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, parse_pipeline
 
 OWNER = Owner(name="demo", namespace="models", uid="0b1c")
@@ -52,18 +53,20 @@ def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
     return make_pipeline([{"name": "llm", "component": "generic/llm", "outputs": ["Text"], **stage}], name=name, **spec)
 
 
-def build_set(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, **options: Any) -> list[Manifest]:
-    """The children of the pipeline's own revision."""
+def build_set(
+    pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, replicas: Mapping[str, int] | None = None
+) -> list[Manifest]:
+    """The children of the pipeline's own revision; replicas: by default as nothing of it exists yet."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
-    return build_revision_set(pipeline, revision, owner, settings, **options)
+    return build_revision_set(pipeline, revision, replicas or first_replicas(pipeline), owner, settings)
 
 
-def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, **options: Any) -> list[Manifest]:
+def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS) -> list[Manifest]:
     """Every child once the pipeline's revision serves."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
-    return [*build_shared(owner, revision), *build_set(pipeline, settings, **options)]
+    return [*build_shared(owner, revision), *build_set(pipeline, settings)]
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:

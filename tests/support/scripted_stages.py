@@ -21,12 +21,15 @@ from google.rpc import error_details_pb2, status_pb2
 from PIL import Image
 from prometheus_client import CollectorRegistry
 
-from omni_proto.aio_status import StatusKeeper
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.rpc.aio_status import StatusKeeper
+from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.manifest import describe
 from omni_stage.service.server.stage_server import StageServer
 from support.polling import until
 
@@ -41,7 +44,7 @@ class ScriptedComponent:
 
     id: str = "test/stage"
     kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    outputs: frozenset[Output] = frozenset(Output)
+    outputs: tuple[Output, ...] = tuple(Output)
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
     default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
@@ -51,20 +54,32 @@ class ScriptedComponent:
     queue_timeout_s: float | None = None
     writes_text: bool = True
 
-    sound_rate_hz: int = 16_000
+    audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
+
+    @property
+    def facts(self) -> ComponentFacts:
+        return describe(
+            id=self.id,
+            kind=self.kind,
+            outputs=self.outputs,
+            reads=self.input_schema.id if self.input_schema else None,
+            publishes=self.output_schema.id if self.output_schema else None,
+            streams_input=self.input_schema is not None,
+            writes_text=self.writes_text,
+            sample_rate_hz=self.sample_rate_hz,
+            step_timeout_s=self.step_timeout_s,
+            queue_timeout_s=self.queue_timeout_s,
+        )
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         return MediaCost(0, width * height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         return MediaCost(0, samples)
 
     def engine_kwargs(self) -> dict[str, Any]:
         return {}
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        return
 
     def prepare(self, request: StageRequest) -> StageInput:
         raise NotImplementedError
@@ -307,7 +322,7 @@ class Kit:
         return Stage(server, engine, registry, channel, stage_service_pb2_grpc.StageServiceStub(channel))
 
     def channel(self, port: int) -> grpc.aio.Channel:
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+        channel = open_aio_channel(f"127.0.0.1:{port}", options=())
         self._stack.push_async_callback(channel.close)
         return channel
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest, controller_uid
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.decide import Decision, decide, parse_live_pipeline
 from omni_operator.rollout.plan import Prune
-from omni_operator.state.live import controller_uid
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import slim_seen
 from omni_operator.status.events import EventData, compute_events

@@ -1,4 +1,4 @@
-"""Toy vLLM model classes for the runners' contracts: input rows, M-RoPE, diffusion."""
+"""Toy vLLM model classes for the runners' contracts: hooks around a step, M-RoPE, one-shot generation."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.hooks import Positions, SampledTokens
 
 from .tiny_text import HIDDEN
 
@@ -32,6 +33,46 @@ class ToyConditioned(Qwen2ForCausalLM):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         inputs = self.embed_input_ids(input_ids) + self.rows[: input_ids.shape[0]]
         return self.model(None, positions, None, inputs_embeds=inputs)
+
+
+class ToyEmbeddings(Qwen2ForCausalLM):
+    """Qwen2 that publishes hidden state plus input embedding, the hidden state alone for placeholders."""
+
+    placeholder_token_ids = (17, 500, 511)
+
+    def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
+        embedded = ~torch.isin(positions.input_ids, torch.tensor(self.placeholder_token_ids))
+        embedding = self.embed_input_ids(positions.input_ids)
+        return {"rows": positions.hidden_states + embedding * embedded[:, None]}
+
+
+class ToyLayers(Qwen2ForCausalLM):
+    """Qwen2 that publishes the first layer's output at every second position of the reply, and the tokens there."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        kept: list[torch.Tensor] = []
+        hook = self.model.layers[0].register_forward_hook(lambda *call: kept.append(call[2][0] + call[2][1]))
+        hidden = super().forward(input_ids, positions, *args, **kwargs)
+        hook.remove()
+        self.first_layer = kept[0]
+        return hidden
+
+    def select_positions(self, start: int, length: int, prompt_length: int) -> list[tuple[int, int]]:
+        every_second = range(max(start, prompt_length + (start + prompt_length) % 2), start + length, 2)
+        return [(at - start, at - start + 1) for at in every_second if (at - prompt_length) % 2 == 0]
+
+    def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
+        return {"layer": positions.take(self.first_layer), "token_ids": positions.input_ids.long()}
+
+
+class ToyPredictor(Qwen2ForCausalLM):
+    """Qwen2 that makes two codes of each sampled token and of the hidden state that it was sampled from."""
+
+    def after_sampling(self, sampled: SampledTokens) -> dict[str, torch.Tensor]:
+        acted = self.__dict__.setdefault("acted", [])
+        acted.append(list(sampled.request_ids))
+        codes = torch.stack([sampled.token_ids * 2, sampled.token_ids + 1000], dim=1)
+        return {"codes": codes, "states": sampled.hidden_states.clone()}
 
 
 class ToyMiscompiled(Qwen2ForCausalLM):
@@ -109,5 +150,6 @@ def use_architecture(checkpoint: Path, architecture: str) -> Path:
 
 def register_toy_models() -> None:
     """Make the classes known to vLLM, in this process."""
-    for model in (ToyConditioned, ToyMiscompiled, ToyMrope, ToyDiffusion, ToyWithoutGenerate):
+    autoregressive = (ToyConditioned, ToyEmbeddings, ToyLayers, ToyMiscompiled, ToyMrope, ToyPredictor)
+    for model in (*autoregressive, ToyDiffusion, ToyWithoutGenerate):
         ModelRegistry.register_model(model.__name__, model)

@@ -15,7 +15,7 @@ from omni_operator.desired.children.network_policy import build_network_policy
 from omni_operator.desired.children.pod_monitor import build_pod_monitor
 from omni_operator.desired.children.service_account import build_service_account
 from omni_operator.desired.children.services import build_entry_services, build_stage_service
-from omni_operator.desired.pod.model_files import MODELS_MOUNT, locate_model
+from omni_operator.desired.pod.model_files import locate_model
 from omni_operator.desired.pod.volumes import TLS_MOUNT
 from omni_operator.desired.revision import pin_images
 from omni_operator.desired.stage_build import StageBuild
@@ -35,15 +35,13 @@ def build_shared(owner: Owner, serving: str | None, *, tls: bool = False) -> lis
 def build_revision_set(
     pipeline: OmniPipeline,
     revision: str,
+    replicas: Mapping[str, int],
     owner: Owner,
     settings: BuildSettings,
-    *,
-    replicas: Mapping[str, int] | None = None,
 ) -> list[Manifest]:
-    """Every child of one revision, for the pipeline as that revision has it (from the resource or from a snapshot).
+    """Returns every child of one revision, for the pipeline as that revision has it (the resource, or a snapshot).
 
-    replicas overrides the number of pods by stage, for a set that ends stage by stage (retired or suspended); else a
-    suspended pipeline has none.
+    replicas: pods of each stage (rollout/replicas.py decides them).
     """
     pinned = pin_images(pipeline, settings.default_image)
     children = [build_controller_revision(pinned, revision, owner)]
@@ -59,7 +57,7 @@ def build_revision_set(
             owner=owner,
             settings=settings,
             model=locate_model(pinned, stage),
-            replicas=_count_replicas(pinned, stage, replicas or {}),
+            replicas=replicas[stage.name],
         )
         children += _build_stage(build)
     return children
@@ -77,11 +75,12 @@ def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, setting
 
     stages = sorted(pipeline.spec.stages, key=lambda stage: stage.name)
     in_order = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
-    # Each stage has a path of its own; compile_stages knows one for all.
-    configs = compile_stages(
-        in_order, target_for=target_for, model_path=MODELS_MOUNT, listen_for=lambda stage: _listen(pipeline, stage)
+    return compile_stages(
+        in_order,
+        target_for=target_for,
+        model_path_for=lambda stage: locate_model(pipeline, stage).path,
+        listen_for=lambda stage: _listen(pipeline, stage),
     )
-    return [_with_model_path(config, locate_model(pipeline, pipeline.stage(config.stage)).path) for config in configs]
 
 
 def _listen(pipeline: OmniPipeline, stage: Stage) -> Listen:
@@ -93,14 +92,6 @@ def _listen(pipeline: OmniPipeline, stage: Stage) -> Listen:
             directory=TLS_MOUNT, client_certificates=tls.client_certificates, source=f"Secret {tls.secret_name}"
         )
     )
-
-
-def _with_model_path(config: StageConfig, path: str) -> StageConfig:
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
-
-
-def _count_replicas(pipeline: OmniPipeline, stage: Stage, overrides: Mapping[str, int]) -> int:
-    return overrides.get(stage.name, 0 if pipeline.spec.suspend else stage.replicas)
 
 
 def _build_stage(build: StageBuild) -> list[Manifest]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from omni_kube.objects import KIND_BY_NAME, Manifest, content_hash
+from omni_kube.objects import Manifest, content_hash
 from omni_operator.desired.build_settings import Owner
+from omni_operator.kinds import KIND_BY_NAME
 from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_proto.pipeline import API_VERSION, KIND
 

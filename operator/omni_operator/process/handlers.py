@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 
 import kopf
 
+from omni_operator.kinds import PIPELINES
 from omni_operator.process.settings import OperatorSettings
-from omni_operator.state.observe import PIPELINES
 
 _log = logging.getLogger(__name__)
 

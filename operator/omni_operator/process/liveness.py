@@ -14,12 +14,12 @@ from pathlib import Path
 
 from aiohttp import web
 
-from omni_kube.errors import SettingsError
+from omni_operator.process.settings import SettingsError
 from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_listener
 
 LONGEST_SILENCE_S = 180.0
 LONGEST_WORK_S = 180.0
-"""A look at one pipeline is cut off well before (reconcile's own limit)."""
+"""One reconcile of a pipeline is cut off well before that, by a limit of its own."""
 
 
 def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NoReturn, cast
 
-from omni_kube.errors import SettingsError
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
-from omni_operator.process.logs import LogFormat
+from omni_proto.logs import LogFormat
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -75,6 +74,10 @@ class OperatorSettings:
     """Who holds the lease; unique to this process."""
     lease_duration_s: int = 15
     """How long another operator waits before it takes over from one that went silent."""
+
+
+class SettingsError(Exception):
+    """A setting, or what it names, is wrong. str() names the setting, the value and what is possible."""
 
 
 class _Parser(argparse.ArgumentParser):

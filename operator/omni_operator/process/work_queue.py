@@ -10,11 +10,12 @@ keys makes them wait, and nobody else's.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from omni_kube.pacing import Backoff
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -23,20 +24,6 @@ SHORTEST_PAUSE_S = 1.0
 
 
 _NONE = object()
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Pauses that double from first_s up to longest_s, each shortened by up to a quarter at random."""
-
-    first_s: float = 0.25
-    longest_s: float = 15.0
-
-    def pause(self, failures: int) -> float:
-        """Seconds to wait after that many failures in a row (from 1)."""
-        # The exponent is bounded: 2**1100 is no float.
-        longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 32))
-        return longest * random.uniform(0.75, 1.0)  # noqa: S311
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +116,7 @@ class WorkQueue(Generic[Key]):
         return _NONE
 
     def done(self, key: Key, again_after_s: float | None = None) -> None:
-        """Key was worked on well; look at it again after again_after_s, if given, even if nothing happens."""
+        """Key was worked on well; reconcile it again after again_after_s, if given, even if nothing happens."""
         self._failures.pop(key, None)
         self._release(key, again_after_s)
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from omni_kube.client import ApiClient
 from omni_kube.errors import ApiError, ConflictError, InvalidError
-from omni_kube.objects import KIND_BY_NAME, ChildKey, Manifest, key_of
-from omni_kube.seen import ObjectKey, version_of
+from omni_kube.objects import Manifest, ObjectKey, version_of
 from omni_kube.store import Store
+from omni_operator.kinds import KIND_BY_NAME, ChildKey, key_of
 from omni_operator.rollout.plan import Plan, Verified
 
 _log = logging.getLogger(__name__)

@@ -13,13 +13,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, controller_uid
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision, latest_snapshots, read_snapshot
 from omni_operator.rollout.plan import Plan, Verified, compute_plan
 from omni_operator.rollout.rollout import Rollout, decide_rollout
-from omni_operator.state.live import controller_uid
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
@@ -73,7 +72,7 @@ class _SetKey:
 
     spec: str
     revision: str
-    replicas: tuple[tuple[str, int], ...] | None
+    replicas: tuple[tuple[str, int], ...]
     owner: Owner
     settings: BuildSettings
     pipeline: OmniPipeline = field(compare=False)
@@ -83,22 +82,19 @@ class _SetKey:
         cls,
         pipeline: OmniPipeline,
         revision: str,
-        replicas: Mapping[str, int] | None,
+        replicas: Mapping[str, int],
         owner: Owner,
         settings: BuildSettings,
     ) -> _SetKey:
         # What was set counts, not only what it comes to: a snapshot leaves out what was not.
         spec = pipeline.model_dump_json(exclude_unset=True)
-        return cls(
-            spec, revision, None if replicas is None else tuple(sorted(replicas.items())), owner, settings, pipeline
-        )
+        return cls(spec, revision, tuple(sorted(replicas.items())), owner, settings, pipeline)
 
 
 @lru_cache(maxsize=REMEMBERED_SETS)
 def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
-    """Children of a revision. Rounds follow one another while a pipeline starts, and most need the same set."""
-    replicas = None if key.replicas is None else dict(key.replicas)
-    return tuple(build_revision_set(key.pipeline, key.revision, key.owner, key.settings, replicas=replicas))
+    """Returns the children of a revision. Most reconciles of a pipeline that starts need the same set."""
+    return tuple(build_revision_set(key.pipeline, key.revision, dict(key.replicas), key.owner, key.settings))
 
 
 def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from omni_kube.matching import find_difference
-from omni_kube.objects import CHILD_KINDS, ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest, controller_of, controller_uid, value_at
+from omni_operator.kinds import CHILD_KINDS, ChildKey, key_of
 from omni_operator.names import DESIRED_HASH_ANNOTATION, entry_service_name, headless_service_name
-from omni_operator.state.live import controller_of, controller_uid, value_at
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SLIM
 from omni_proto.pipeline import KIND

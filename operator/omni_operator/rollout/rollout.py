@@ -20,16 +20,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest, controller_uid, is_terminating, parse_time
+from omni_operator.kinds import ChildKey, key_of
+from omni_operator.rollout.replicas import Fate, fate_of
 from omni_operator.rollout.rollout_view import RolloutView
-from omni_operator.state.live import (
-    LOST_POD_SLACK,
-    compute_live_sets,
-    controller_uid,
-    is_terminating,
-    live_serving_revision,
-    parse_time,
-)
+from omni_operator.state.live import LOST_POD_SLACK, LiveSet, compute_live_sets, live_serving_revision
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import next_check
 from omni_proto.pipeline import OmniPipeline, order_stages
@@ -68,8 +63,8 @@ class RevisionPart:
     """A revision whose children must exist now."""
 
     revision: str
-    replicas: Mapping[str, int] | None = None
-    """Replicas of each stage; None: as the revision's spec says."""
+    replicas: Mapping[str, int]
+    """Replicas that the Deployment of each stage asks for now."""
     stages: frozenset[str] | None = None
     """Stages that have a Deployment; None: all."""
 
@@ -90,6 +85,10 @@ class Rollout:
     parts: tuple[RevisionPart, ...]
     """What must exist: the set that serves, the target's unless it has to wait, and sets that retire."""
     phase: Phase
+    goals: Mapping[str, Mapping[str, int]]
+    """Replicas that the stages of the serving revision and of the target are to come to, by revision and stage."""
+    sets: Mapping[str, LiveSet]
+    """The revisions that exist: what this was decided by."""
     keep: frozenset[ChildKey] = frozenset()
     """Live children to leave as they are: of a serving revision whose spec is lost, so that they cannot be built."""
     waiting_for: tuple[str, ...] = ()
@@ -98,10 +97,6 @@ class Rollout:
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
     """When to look again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
-
-    def part(self, revision: str) -> RevisionPart | None:
-        """What must exist of that revision, None if nothing."""
-        return next((part for part in self.parts if part.revision == revision), None)
 
 
 def decide_rollout(
@@ -116,22 +111,25 @@ def decide_rollout(
     view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, live_serving_revision(observed), now)
     serving = _choose_serving(view)
     waits = _target_waits(view)
-    parts = [] if waits else [_build_target(view)]
+    parts = [] if waits else [RevisionPart(target, view.replicas(target, fate_of(pipeline)).now)]
     keep: set[ChildKey] = set()
     for revision in view.others:
         if revision not in view.pipelines:
             keep |= _children_of(view, revision) if revision in (serving, view.selected) else set()
         elif revision == serving or (revision == view.selected and view.can_serve(revision)):
             # Not before the switch is in the API does the set that served begin to end.
-            parts.append(RevisionPart(revision, view.wanted(revision)))
+            parts.append(RevisionPart(revision, view.replicas(revision, Fate.RUN).now))
         elif not view.is_empty(revision):
-            parts.append(_retire(view, revision))
+            ending = view.replicas(revision, Fate.RETIRE).now
+            parts.append(RevisionPart(revision, ending, stages=frozenset(view.live(revision).stages)))
     phase = _phase(view, serving, waits)
     return Rollout(
         target=target,
         serving=serving,
         parts=tuple(parts),
         phase=phase,
+        goals={revision: view.wanted(revision) for revision in (serving, target)},
+        sets=sets,
         keep=frozenset(keep),
         waiting_for=_waiting_for(view, phase),
         # Of a spec that is lost nothing is known; the next one is the best guess.
@@ -175,31 +173,6 @@ def _target_waits(view: RolloutView) -> bool:
         return False
     begun = any(stage.deployment is not None for stage in view.live(view.target).stages.values())
     return not begun and not all(view.is_empty(revision) for revision in view.others)
-
-
-def _build_target(view: RolloutView) -> RevisionPart:
-    if not view.pipeline.spec.suspend:
-        return RevisionPart(view.target)
-    # "Run no pods" starts none either: a stage without a Deployment gets one with no replicas.
-    return RevisionPart(view.target, _drain(view, view.target, absent=dict.fromkeys(view.wanted(view.target), 0)))
-
-
-def _retire(view: RolloutView, revision: str) -> RevisionPart:
-    replicas = _drain(view, revision, absent=view.wanted(revision))
-    return RevisionPart(revision, replicas, stages=frozenset(view.live(revision).stages))
-
-
-def _drain(view: RolloutView, revision: str, absent: Mapping[str, int]) -> dict[str, int]:
-    """Replicas of each stage on the way to none: a stage stays as it is until no pod of the one above is left."""
-    live = view.live(revision)
-    replicas: dict[str, int] = {}
-    for stage in order_stages(view.pipelines[revision]):
-        above = stage.inputs[0].source if stage.inputs else None
-        ends = above is None or live.stage(above).empty
-        present = live.stage(stage.name)
-        as_is = present.replicas if present.deployment is not None else absent[stage.name]
-        replicas[stage.name] = 0 if ends else as_is
-    return replicas
 
 
 def _children_of(view: RolloutView, revision: str) -> set[ChildKey]:

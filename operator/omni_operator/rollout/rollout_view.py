@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from omni_operator.names import stage_name
+from omni_operator.rollout.replicas import Fate, Replicas, decide_replicas, fate_of
 from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import find_cause, lacks_capacity
-from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pipeline import OmniPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,14 @@ class RolloutView:
         """The revision's set; an empty one if it does not exist."""
         return self.sets.get(revision) or LiveSet(revision)
 
-    def wanted(self, revision: str) -> dict[str, int]:
-        """Replicas of each stage in the revision's spec; of what is live, if the spec is lost."""
-        pipeline = self.pipelines.get(revision)
-        if pipeline is None:
-            return {name: stage.replicas for name, stage in self.live(revision).stages.items()}
-        return {stage.name: stage.replicas for stage in order_stages(pipeline)}
+    def wanted(self, revision: str) -> Mapping[str, int]:
+        """Returns the replicas that each stage of the revision is to come to while it may serve."""
+        fate = fate_of(self.pipeline) if revision == self.target else Fate.RUN
+        return self.replicas(revision, fate).goal
+
+    def replicas(self, revision: str, fate: Fate) -> Replicas:
+        """Returns the replicas of each stage of the revision."""
+        return decide_replicas(self.pipelines.get(revision), self.live(revision), fate)
 
     def is_available(self, revision: str) -> bool:
         """Whether every stage has all its replicas, of the present template, and the stage above can resolve it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, controller_of, controller_uid, find_condition, parse_time, value_at
 from omni_operator.names import entry_service_name, serving_revision, stage_name
 from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
@@ -142,37 +142,10 @@ def live_serving_revision(observed: Observed) -> str | None:
     return serving_revision(value_at(service, "spec", "selector", default={}))
 
 
-def controller_of(manifest: Manifest) -> Mapping[str, Any] | None:
-    """The ownerReference of the object's controller."""
-    return next((owner for owner in manifest["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
-
-
-def controller_uid(manifest: Manifest) -> str | None:
-    """Uid of the object's controller."""
-    owner = controller_of(manifest)
-    return None if owner is None else str(owner["uid"])
-
-
-def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | None:
-    """The condition of that type in an object's status."""
-    conditions = value_at(manifest, "status", "conditions", default=())
-    return next((condition for condition in conditions if condition.get("type") == kind), None)
-
-
 def is_lost(pod: Manifest, now: datetime) -> bool:
     """Whether a terminating pod is so long past its grace that only a lost node can keep it in the API."""
     ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace, not its begin
     return ends is not None and parse_time(ends) + LOST_POD_SLACK <= now
-
-
-def is_terminating(pod: Manifest) -> bool:
-    """Whether the pod was told to end."""
-    return "deletionTimestamp" in pod["metadata"]
-
-
-def parse_time(text: str) -> datetime:
-    """A time of the API, RFC 3339."""
-    return datetime.fromisoformat(text)
 
 
 _Member = tuple[str, str]
@@ -200,11 +173,3 @@ def _status(manifest: Manifest | None, field_name: str) -> int:
 
 def _phase(pod: Manifest) -> str:
     return str(value_at(pod, "status", "phase", default=""))
-
-
-def value_at(manifest: Manifest | None, *path: str, default: Any) -> Any:
-    """The value at a path; the default where it is absent or null."""
-    value: Any = manifest
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return default if value is None else value

@@ -9,27 +9,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from omni_kube.client import ApiClient
 from omni_kube.errors import ApiError
-from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, PIPELINE_KIND, ChildKey, ChildKind, Manifest, key_of
-from omni_kube.seen import ObjectKey, PipelineKey
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey
+from omni_kube.seen import Root
 from omni_kube.store import Store
+from omni_operator.kinds import (
+    ENDPOINT_SLICES,
+    KIND_BY_NAME,
+    PIPELINE_KIND,
+    PIPELINES,
+    PODS,
+    REPLICA_SETS,
+    ChildKey,
+    key_of,
+)
 from omni_operator.state.observed import Observed
-from omni_proto.pipeline import API_VERSION
-
-PIPELINES: Final = ChildKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
-PODS: Final = ChildKind("Pod", "v1", "pods")
-REPLICA_SETS: Final = ChildKind("ReplicaSet", "apps/v1", "replicasets")
-ENDPOINT_SLICES: Final = ChildKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
-WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
-"""What reflectors keep in the store, besides the pipelines themselves."""
+from omni_operator.state.slim import slim_seen
+from omni_proto.pod_contract import PIPELINE_LABEL
 
 _SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 
 
-def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
+def new_store() -> Store:
+    """Returns an empty store of pipelines and what belongs to them, each as slim as decisions allow."""
+    return Store(Root(PIPELINE_KIND, PIPELINE_LABEL), slim_seen)
+
+
+def observe_pipeline(store: Store, key: NamespacedName) -> Observed | None:
     """The pipeline and all that belongs to it, as the store has it; None if there is no such pipeline."""
     pipeline = store.get(ObjectKey(PIPELINE_KIND, *key))
     if pipeline is None:
@@ -39,7 +47,7 @@ def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
     replica_sets: list[Manifest] = []
     slices: list[Manifest] = []
     others = {PODS.kind: pods, REPLICA_SETS.kind: replica_sets, ENDPOINT_SLICES.kind: slices}
-    for manifest in store.of_pipeline(key):
+    for manifest in store.of_root(key):
         if manifest["kind"] in KIND_BY_NAME:
             children[key_of(manifest)] = manifest
         elif manifest["kind"] in others:
@@ -56,11 +64,6 @@ def observe_pipeline(store: Store, key: PipelineKey) -> Observed | None:
 def add_children(observed: Observed, found: Iterable[Manifest]) -> Observed:
     """The same with further children."""
     return replace(observed, children={**observed.children, **{key_of(manifest): manifest for manifest in found}})
-
-
-def update_children(observed: Observed, newer: Observed | None) -> Observed:
-    """The same pipeline with what belongs to it taken from a later observation, None if there is none."""
-    return observed if newer is None else replace(newer, pipeline=observed.pipeline)
 
 
 def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
@@ -114,6 +117,6 @@ async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence
     return add_children(replace(observed, children=children), [answer for answer in answers if answer is not None])
 
 
-async def observe_live_pipeline(client: ApiClient, key: PipelineKey) -> Manifest | None:
+async def observe_live_pipeline(client: ApiClient, key: NamespacedName) -> Manifest | None:
     """The pipeline as it is now, past every cache. Raises ApiError."""
     return await client.get(PIPELINES, key.namespace, key.name)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omni_kube.objects import ChildKey, Manifest
+from omni_kube.objects import Manifest
+from omni_operator.kinds import ChildKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from omni_kube.objects import Manifest
+from omni_kube.objects import Manifest, find_condition, is_terminating, parse_time, value_at
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import Cause, find_container_cause
-from omni_operator.state.live import LiveStage, find_condition, is_terminating, parse_time, value_at
+from omni_operator.state.live import LiveStage
 from omni_proto.pipeline import GPU_RESOURCE
 
 SLOW_SETUP: Final = timedelta(minutes=2)

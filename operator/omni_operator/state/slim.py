@@ -3,7 +3,7 @@
 An object that a stranger made may be a megabyte large, and the API server lets anyone write labels. So of what is not
 the operator's only its name and owner are kept, and of what is, a few fields: a pipeline's pods, ReplicaSets and
 Deployments hold thousands of lines that nothing here asks for. A child that was found to hold all that is desired is a
-hash from then on (plan.Verified), until it changes.
+hash from then on (rollout.plan.Verified), until it changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_kube.objects import KIND_BY_NAME, PIPELINE_KIND, Manifest
+from omni_kube.objects import Manifest
+from omni_operator.kinds import KIND_BY_NAME, PIPELINE_KIND
 from omni_operator.names import DESIRED_HASH_ANNOTATION
 from omni_proto.pipeline.load import MAX_SPEC_BYTES
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL

@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from omni_kube.client import ApiClient
 from omni_kube.errors import ApiError
-from omni_kube.objects import FIELD_MANAGER, ChildKind, Manifest
-from omni_operator.state.observe import PIPELINES
+from omni_kube.objects import Manifest
+from omni_operator.kinds import EVENTS, FIELD_MANAGER, PIPELINES
 from omni_operator.state.observed import Observed
 from omni_operator.status.conditions import CONDITION_TYPES, format_time
 from omni_operator.status.events import EventData
 
-EVENTS: Final = ChildKind("Event", "v1", "events")
 MAX_EVENT_MESSAGE: Final = 1024
 """Bytes that the API server takes."""
 

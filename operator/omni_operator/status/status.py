@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from omni_kube.objects import find_condition
 from omni_operator.names import pipeline_url, stage_name
 from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Plan
 from omni_operator.rollout.rollout import Rollout
-from omni_operator.state.live import LiveSet, compute_live_sets, find_condition
+from omni_operator.state.live import LiveSet
 from omni_operator.state.observed import Observed
 from omni_operator.state.pod_causes import find_cause
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, Verdict, bound, set_conditions
 from omni_operator.status.verdicts import Assessment, ChildError, StageState, judge
-from omni_proto.pipeline import OmniPipeline, order_stages
+from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import GRPC_PORT
 
 Status = dict[str, Any]
@@ -29,7 +30,7 @@ def compute_status(
     now: datetime,
     errors: Sequence[ChildError] = (),
 ) -> Status:
-    """The status to write, whole. It equals the live one when there is nothing to tell."""
+    """Returns the whole status to write. It equals the live one when there is nothing to tell."""
     assessment = assess(pipeline, observed, rollout, plan, now, errors)
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
@@ -43,7 +44,7 @@ def compute_status(
 
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
-    """The status of a pipeline whose spec cannot be read (any more). What runs is left as it is, and so is told."""
+    """Returns the status of a pipeline whose spec is not valid (any more). What runs is left untouched; it says so."""
     message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 
@@ -77,12 +78,11 @@ def assess(
     errors: Sequence[ChildError] = (),
 ) -> Assessment:
     """What the conditions are judged by."""
-    sets = compute_live_sets(observed, now)
 
     def states(revision: str) -> list[StageState]:
-        live = sets.get(revision) or LiveSet(revision)
-        wanted = _wanted_replicas(pipeline, rollout, live)
-        return [_stage_state(name, replicas, live, observed, now) for name, replicas in wanted.items()]
+        live = rollout.sets.get(revision) or LiveSet(revision)
+        goal = rollout.goals[revision]
+        return [_stage_state(name, replicas, live, observed, now) for name, replicas in goal.items()]
 
     return Assessment(
         pipeline=observed.name,
@@ -97,17 +97,6 @@ def assess(
         errors=errors,
         settled=_was_complete(observed),
     )
-
-
-def _wanted_replicas(pipeline: OmniPipeline, rollout: Rollout, live: LiveSet) -> dict[str, int]:
-    """Replicas by stage, in the order of the graph."""
-    if live.revision == rollout.target:
-        suspended = pipeline.spec.suspend
-        return {stage.name: 0 if suspended else stage.replicas for stage in order_stages(pipeline)}
-    part = rollout.part(live.revision)
-    if part is not None and part.replicas is not None:
-        return dict(part.replicas)
-    return {name: stage.replicas for name, stage in live.stages.items()}
 
 
 def _stage_state(name: str, wanted: int, live: LiveSet, observed: Observed, now: datetime) -> StageState:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import grpc.aio
 
-from omni_proto.aio_status import StatusKeeper
-from omni_proto.channel import Options
+from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
-from omni_proto.client.errors import ProtocolError, error_from_rpc
-from omni_proto.client.events import Accepted, Event, event_from_response
-from omni_proto.client.lines import Lines, is_unreached
+from omni_proto.client.errors import closed_error, error_from_rpc
+from omni_proto.client.events import Event
 from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.result import GenerationResult, ResultBuilder
-from omni_proto.client.retry import compute_retry_wait_s
-from omni_proto.client.timing import check_timeout, remaining_s
+from omni_proto.client.timing import check_timeout
+from omni_proto.rpc.aio_status import StatusKeeper
+from omni_proto.rpc.channels import open_aio_channel
+from omni_proto.rpc.options import Options
+from omni_proto.rpc.pool import ChannelPool, Loan, borrow_aio
+from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
@@ -37,8 +39,8 @@ class AsyncOmniClient:
 
     target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
     pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
-    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace channel_options(). Raises
-    ArgumentError.
+    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace
+    channel_options(), less what keeps gRPC from crashing. Raises ArgumentError.
     """
 
     def __init__(
@@ -50,13 +52,9 @@ class AsyncOmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
-
-        def open_channel() -> grpc.aio.Channel:
-            if plan.credentials is None:
-                return grpc.aio.insecure_channel(plan.target, options=plan.options)
-            return grpc.aio.secure_channel(plan.target, plan.credentials, options=plan.options)
-
-        self._lines = Lines(open_channel)
+        self._pool = ChannelPool(
+            partial(open_aio_channel, plan.target, credentials=plan.credentials, options=plan.options)
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +66,7 @@ class AsyncOmniClient:
 
     async def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        for channel in self._lines.close():
+        for channel in self._pool.close():
             await channel.close()
 
     async def get_stage(
@@ -81,17 +79,14 @@ class AsyncOmniClient:
 
         Raises OmniRequestError.
         """
-        lost, line = False, self._lines.take()
-        try:
-            response: stage_service_pb2.GetStageResponse = await _stub(line.channel).GetStage(
-                stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
-            )
-        except grpc.aio.AioRpcError as error:
-            lost = is_unreached(error, accepted=False)
-            raise error_from_rpc(error) from error
-        finally:
-            if (unused := self._lines.give_back(line, lost=lost)) is not None:
-                await unused.close()
+        async with self._borrow() as loan:
+            try:
+                response: stage_service_pb2.GetStageResponse = await _stub(loan.channel).GetStage(
+                    stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
+                )
+            except grpc.aio.AioRpcError as error:
+                loan.unreached = is_unreached(error)
+                raise error_from_rpc(error) from error
         return response
 
     def generate(
@@ -161,64 +156,45 @@ class AsyncOmniClient:
     async def _events(
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        attempt = 0
+        attempts = Attempts(timeout_s)
         while True:
-            attempt += 1
-            accepted = False
-            gate = asyncio.Event()
-            lost, line = False, self._lines.take()
-            call = _stub(line.channel).Generate(
-                _write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata
-            )
-            status = StatusKeeper(call)
-            try:
-                async for response in call:
-                    if response is None:  # what grpc.aio makes of bytes that do not parse
-                        raise ProtocolError("a message is not a GenerateResponse: truncated or damaged")
-                    event = event_from_response(response)
-                    if not accepted and not isinstance(event, Accepted):
-                        raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
-                    accepted = True
+            async with self._borrow() as loan:
+                gate = asyncio.Event()
+                call = _stub(loan.channel).Generate(_write(prepared, gate), timeout=attempts.begin(), metadata=metadata)
+                status = StatusKeeper(call)
+                try:
+                    async for response in call:
+                        event = attempts.take(response)
+                        gate.set()
+                        if event is not None:
+                            yield event
+                    error = None
+                except grpc.aio.AioRpcError as caught:
+                    error = await status.unmask(caught)
+                finally:
+                    call.cancel()  # no effect on a call that is over
                     gate.set()
-                    if event is not None:
-                        yield event
-            except grpc.aio.AioRpcError as caught:
-                rpc_error = await status.unmask(caught)
-                lost = is_unreached(rpc_error, accepted)
-                wait = self._wait_or_raise(rpc_error, accepted, attempt, deadline)
-            else:
-                wait = self._wait_or_raise(None, accepted, attempt, deadline)
-            finally:
-                call.cancel()  # no effect on a call that is over
-                gate.set()
-                if (unused := self._lines.give_back(line, lost=lost)) is not None:
-                    await unused.close()
-            if wait is None:
-                return
-            await asyncio.sleep(wait)
+                if error is None:
+                    attempts.finish()
+                    return
+                loan.unreached = attempts.is_unreached(error)
+                wait_s = attempts.fail(error, closed=self._pool.closed)
+            await asyncio.sleep(wait_s)
 
-    @staticmethod
-    def _wait_or_raise(
-        rpc_error: grpc.RpcError | None, accepted: bool, attempt: int, deadline: float | None
-    ) -> float | None:
-        """After a call: seconds until the next attempt, None if the request is done. Raises OmniRequestError."""
-        if rpc_error is None:
-            if not accepted:
-                raise ProtocolError("the call ended without accepted")
-            return None
-        failure = error_from_rpc(rpc_error)
-        wait = None
-        if not accepted:
-            wait = compute_retry_wait_s(
-                failure,
-                attempt=attempt,
-                remaining_s=remaining_s(deadline),
-                jitter=random.random(),  # noqa: S311
-            )
-        if wait is None:
-            raise failure from rpc_error
-        return wait
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
+        """Lends a channel for one call. Raises OmniRequestError if the client is closed, or is meanwhile."""
+        if self._pool.closed:
+            raise closed_error()
+        try:
+            async with borrow_aio(self._pool) as loan:
+                yield loan
+        except asyncio.CancelledError:
+            # Closing a channel cancels its calls, which looks as if the caller's own task had been cancelled.
+            task = asyncio.current_task()
+            if not self._pool.closed or (task is not None and task.cancelling()):
+                raise
+            raise closed_error() from None
 
 
 def _stub(channel: grpc.aio.Channel) -> Any:
@@ -226,11 +202,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 
 
 async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:
-    """Start, and the rest once the gate opens, which is when the client saw Accepted.
-
-    A stage works only after End, so a retry, which happens only before Accepted, never makes a request run twice, even
-    if an Accepted was lost on its way; and no media are sent to a stage that refuses the request.
-    """
+    """Start, and the rest once the gate opens, which is when the client saw Accepted: see attempts.py."""
     messages = prepared.messages()
     yield next(messages)
     await gate.wait()

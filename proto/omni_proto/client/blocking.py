@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from omni_proto.channel import Options
+from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
-from omni_proto.client.errors import ProtocolError, error_from_rpc
-from omni_proto.client.events import Accepted, Event, event_from_response
-from omni_proto.client.lines import Lines, is_unreached
+from omni_proto.client.errors import closed_error, error_from_rpc
+from omni_proto.client.events import Event
 from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.result import GenerationResult, ResultBuilder
-from omni_proto.client.retry import compute_retry_wait_s
-from omni_proto.client.timing import check_timeout, remaining_s
+from omni_proto.client.timing import check_timeout
+from omni_proto.rpc.channels import open_channel
+from omni_proto.rpc.options import Options
+from omni_proto.rpc.pool import ChannelPool, Loan, borrow
+from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 
@@ -35,8 +38,8 @@ class OmniClient:
 
     target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
     pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
-    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace channel_options(). Raises
-    ArgumentError.
+    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace
+    channel_options(), less what keeps gRPC from crashing. Raises ArgumentError.
     """
 
     def __init__(
@@ -48,13 +51,7 @@ class OmniClient:
         options: Options | None = None,
     ) -> None:
         plan = plan_connection(target, tls=tls, credentials=credentials, options=options)
-
-        def open_channel() -> grpc.Channel:
-            if plan.credentials is None:
-                return grpc.insecure_channel(plan.target, options=plan.options)
-            return grpc.secure_channel(plan.target, plan.credentials, options=plan.options)
-
-        self._lines = Lines(open_channel)
+        self._pool = ChannelPool(partial(open_channel, plan.target, credentials=plan.credentials, options=plan.options))
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +63,7 @@ class OmniClient:
 
     def close(self) -> None:
         """Close the channel; calls in flight are cancelled."""
-        for channel in self._lines.close():
+        for channel in self._pool.close():
             channel.close()
 
     def get_stage(
@@ -76,17 +73,14 @@ class OmniClient:
 
         Raises OmniRequestError.
         """
-        lost, line = False, self._lines.take()
-        try:
-            response: stage_service_pb2.GetStageResponse = _stub(line.channel).GetStage(
-                stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
-            )
-        except grpc.RpcError as error:
-            lost = is_unreached(error, accepted=False)
-            raise error_from_rpc(error) from error
-        finally:
-            if (unused := self._lines.give_back(line, lost=lost)) is not None:
-                unused.close()
+        with self._borrow() as loan:
+            try:
+                response: stage_service_pb2.GetStageResponse = _stub(loan.channel).GetStage(
+                    stage_service_pb2.GetStageRequest(), timeout=check_timeout(timeout), wait_for_ready=wait_for_ready
+                )
+            except grpc.RpcError as error:
+                loan.unreached = is_unreached(error)
+                raise error_from_rpc(error) from error
         return response
 
     def generate(
@@ -156,46 +150,34 @@ class OmniClient:
     def _events(
         self, prepared: PreparedRequest, metadata: Metadata, timeout_s: float | None
     ) -> Generator[Event, None, None]:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        attempt = 0
+        attempts = Attempts(timeout_s)
         while True:
-            attempt += 1
-            accepted = False
-            gate = threading.Event()
-            lost, line = False, self._lines.take()
-            call = _stub(line.channel).Generate(
-                _write(prepared, gate), timeout=remaining_s(deadline), metadata=metadata
-            )
-            try:
-                for response in call:
-                    event = event_from_response(response)
-                    if not accepted and not isinstance(event, Accepted):
-                        raise ProtocolError(f"{response.WhichOneof('message') or 'nothing'} came before accepted")
-                    accepted = True
+            with self._borrow() as loan:
+                gate = threading.Event()
+                call = _stub(loan.channel).Generate(_write(prepared, gate), timeout=attempts.begin(), metadata=metadata)
+                try:
+                    for response in call:
+                        event = attempts.take(response)
+                        gate.set()
+                        if event is not None:
+                            yield event
+                    attempts.finish()
+                    return
+                except grpc.RpcError as error:
+                    loan.unreached = attempts.is_unreached(error)
+                    wait_s = attempts.fail(error, closed=self._pool.closed)
+                finally:
+                    call.cancel()  # no effect on a call that is over
                     gate.set()
-                    if event is not None:
-                        yield event
-            except grpc.RpcError as rpc_error:
-                lost = is_unreached(rpc_error, accepted)
-                failure = error_from_rpc(rpc_error)
-                left = remaining_s(deadline)
-                wait = (
-                    None
-                    if accepted or self._lines.closed
-                    else compute_retry_wait_s(failure, attempt=attempt, remaining_s=left, jitter=random.random())  # noqa: S311
-                )
-                if wait is None:
-                    raise failure from rpc_error
-            else:
-                if not accepted:
-                    raise ProtocolError("the call ended without accepted")
-                return
-            finally:
-                call.cancel()  # no effect on a call that is over
-                gate.set()
-                if (unused := self._lines.give_back(line, lost=lost)) is not None:
-                    unused.close()
-            time.sleep(wait)
+            time.sleep(wait_s)
+
+    @contextmanager
+    def _borrow(self) -> Iterator[Loan[grpc.Channel]]:
+        """Lends a channel for one call. Raises OmniRequestError if the client is closed."""
+        if self._pool.closed:
+            raise closed_error()
+        with borrow(self._pool) as loan:
+            yield loan
 
 
 def _stub(channel: grpc.Channel) -> Any:
@@ -203,7 +185,7 @@ def _stub(channel: grpc.Channel) -> Any:
 
 
 def _write(prepared: PreparedRequest, gate: threading.Event) -> Generator[GenerateRequest, None, None]:
-    """Start, and the rest once the gate opens: see the asyncio client. Runs on a thread of gRPC's."""
+    """Start, and the rest once the gate opens: see attempts.py. Runs on a thread of gRPC's."""
     messages = prepared.messages()
     yield next(messages)
     gate.wait()

@@ -9,8 +9,8 @@ from typing import Final
 
 import grpc
 
-from omni_proto.channel import Options, channel_options
 from omni_proto.errors import ArgumentError
+from omni_proto.rpc.options import Options, channel_options
 
 PLAINTEXT_SCHEME: Final = "grpc://"
 TLS_SCHEME: Final = "grpcs://"

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 import grpc
-from google.protobuf.message import DecodeError, Message
-from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.rpc import status_pb2
 
 from omni_proto.client.connection import explain_refusal
 from omni_proto.errors import OmniProtoError
-
-_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+from omni_proto.rpc.rich_status import read_status, status_of_call
 
 
 class OmniRequestError(OmniProtoError):
@@ -69,79 +63,34 @@ class ProtocolError(OmniRequestError):
         return (type(self), (self.message,), self.__dict__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Details:
-    reason: str = ""
-    stage: str = ""
-    request_id: str = ""
-    field: str = ""
-    limit: str = ""
-    retry_after_s: float | None = None
+def closed_error() -> OmniRequestError:
+    """Returns the error of a call by a client that is closed, or was while the call ran."""
+    return OmniRequestError(grpc.StatusCode.CANCELLED, "the client is closed")
 
 
 def error_from_status(status: status_pb2.Status) -> OmniRequestError:
-    """The error that a google.rpc.Status describes: of StageFailed, or of a call's trailers."""
-    details = _read_details(status)
+    """Returns the error that a google.rpc.Status describes: of StageFailed, or of a call's trailers."""
+    read = read_status(status)
     return OmniRequestError(
-        _CODES.get(status.code, grpc.StatusCode.UNKNOWN),
-        status.message,
-        reason=details.reason,
-        stage=details.stage,
-        request_id=details.request_id,
-        field=details.field,
-        limit=details.limit,
-        retry_after_s=details.retry_after_s,
+        read.code,
+        read.message,
+        reason=read.reason,
+        stage=read.stage,
+        request_id=read.request_id,
+        field=read.field,
+        limit=read.limit,
+        retry_after_s=read.retry_after_s,
     )
 
 
 def error_from_rpc(error: grpc.RpcError) -> OmniRequestError:
-    """The error of a failed call, blocking or asyncio.
+    """Returns the error of a failed call, blocking or asyncio.
 
     Trailers that do not parse, or that contradict the call's own code, are ignored: the code and message stand.
     """
-    try:
-        status = rpc_status.from_call(error)
-    except (ValueError, DecodeError):
-        status = None
+    status = status_of_call(error)
     if status is not None:
         return error_from_status(status)
     code = error.code()
     message = explain_refusal(error.details() or "")
     return OmniRequestError(code if code is not None else grpc.StatusCode.UNKNOWN, message)
-
-
-def _read_details(status: status_pb2.Status) -> _Details:
-    info, bad_request, retry = (
-        error_details_pb2.ErrorInfo(),
-        error_details_pb2.BadRequest(),
-        error_details_pb2.RetryInfo(),
-    )
-    has_retry = False
-    for packed in status.details:
-        if packed.Is(info.DESCRIPTOR):
-            _unpack(packed, info)
-        elif packed.Is(bad_request.DESCRIPTOR):
-            _unpack(packed, bad_request)
-        elif packed.Is(retry.DESCRIPTOR):
-            has_retry = _unpack(packed, retry)
-    field = info.metadata.get("field", "")
-    if not field and bad_request.field_violations:
-        field = bad_request.field_violations[0].field
-    delay = retry.retry_delay
-    return _Details(
-        reason=info.reason,
-        stage=info.metadata.get("stage", ""),
-        request_id=info.metadata.get("request_id", ""),
-        field=field,
-        limit=info.metadata.get("limit", ""),
-        retry_after_s=max(0.0, delay.seconds + delay.nanos / 1e9) if has_retry else None,
-    )
-
-
-def _unpack(packed: Message, into: Message) -> bool:
-    try:
-        into.ParseFromString(packed.value)  # type: ignore[attr-defined]
-    except DecodeError:
-        into.Clear()
-        return False
-    return True

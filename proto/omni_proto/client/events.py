@@ -10,7 +10,7 @@ from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 
 PCM_S16LE: Final = "pcm_s16le"
-"""Signed 16 bit, little-endian: the default encoding of sound."""
+"""Signed 16 bit, little-endian: the default encoding of audio."""
 PCM_F32LE: Final = "pcm_f32le"
 """32 bit float, little-endian, as the model made it."""
 
@@ -48,7 +48,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """Sound that a stage made; plays by itself."""
+    """Audio that a stage made; plays by itself."""
 
     stage: str
     data: bytes

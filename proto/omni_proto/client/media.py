@@ -1,4 +1,4 @@
-"""Prompts with media: chat messages made of text, images and sound. Nothing is decoded and nothing is fetched."""
+"""Prompts with media: chat messages made of text, images and audio. Nothing is decoded and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROLES: Final = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An encoded image or sound of a chat message."""
+    """An encoded image or piece of audio of a chat message."""
 
     kind: Literal["image", "audio"]
     data: bytes
@@ -24,7 +24,7 @@ class MediaPart:
 
 
 Part = str | MediaPart
-"""One part of a chat message: text, an image or a sound."""
+"""One part of a chat message: text, an image or audio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def image_part(source: bytes | str | Path) -> MediaPart:
 
 
 def audio_part(source: bytes | str | Path) -> MediaPart:
-    """A sound, WAV or FLAC, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
+    """Audio, WAV or FLAC, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
     data = _read(source)
     return MediaPart("audio", data, _expect(data, "audio"))
 

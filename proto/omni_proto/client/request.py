@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_proto.channel import MAX_MESSAGE_BYTES
 from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat
 from omni_proto.errors import ArgumentError
 from omni_proto.media_header import MediaHeaderError, read_header
+from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, Start
 

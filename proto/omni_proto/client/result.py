@@ -35,13 +35,13 @@ class GenerationResult:
     prompt_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
     """Ids of the prompt by stage; with include_token_ids."""
     audio: bytes = b""
-    """Interleaved samples; empty if no stage made sound."""
+    """Interleaved samples; empty if no stage made audio."""
     encoding: str = PCM_S16LE
     """Encoding of audio."""
     sample_rate_hz: int = 0
-    """Samples a second; 0 without sound."""
+    """Samples a second; 0 without audio."""
     channels: int = 0
-    """Interleaved channels; 0 without sound."""
+    """Interleaved channels; 0 without audio."""
     finished: Mapping[str, StageFinished] = field(default_factory=dict)
     """Stages that ended well."""
     failed: Mapping[str, StageFailed] = field(default_factory=dict)
@@ -56,16 +56,16 @@ class GenerationResult:
 
     @property
     def audio_seconds(self) -> float:
-        """Length of the sound."""
+        """Length of the audio, in seconds."""
         if not self.audio:
             return 0.0
         return len(self.audio) / (sample_bytes(self.encoding) * self.channels * self.sample_rate_hz)
 
     def write_wav(self, path: str | Path) -> None:
-        """Write the sound as a WAV file. Raises ArgumentError if there is none; OSError of the file."""
+        """Write the audio as a WAV file. Raises ArgumentError if there is none; OSError of the file."""
         if not self.sample_rate_hz:
             raise ArgumentError(
-                "the answer holds no sound; ask a pipeline that declares audio for modalities=['audio']"
+                "the answer holds no audio; ask a pipeline that declares audio for modalities=['audio']"
             )
         write_wav(path, self.audio, sample_rate_hz=self.sample_rate_hz, channels=self.channels, encoding=self.encoding)
 
@@ -85,7 +85,7 @@ class ResultBuilder:
         self._summary: Summary | None = None
 
     def add(self, event: Event) -> None:
-        """Take the next event. Raises ProtocolError if sound has a gap or changes its format."""
+        """Take the next event. Raises ProtocolError if audio has a gap or changes its format."""
         match event:
             case Accepted():
                 self._request_id = self._request_id or event.request_id
@@ -124,10 +124,10 @@ class ResultBuilder:
     def _add_audio(self, chunk: AudioChunk) -> None:
         first = self._first_audio = self._first_audio or chunk
         if chunk.channels < 1 or chunk.sample_rate_hz < 1:
-            raise ProtocolError(f"stage {chunk.stage!r} sent sound without channels or sample rate")
+            raise ProtocolError(f"stage {chunk.stage!r} sent audio without channels or sample rate")
         as_first = (first.stage, first.encoding, first.sample_rate_hz, first.channels)
         if (chunk.stage, chunk.encoding, chunk.sample_rate_hz, chunk.channels) != as_first:
-            raise ProtocolError(f"stage {chunk.stage!r} sent sound of another stage or format than the chunks before")
+            raise ProtocolError(f"stage {chunk.stage!r} sent audio of another stage or format than the chunks before")
         due, rest = divmod(len(self._audio), sample_bytes(chunk.encoding) * chunk.channels)
         if rest or chunk.first_sample != due:
             raise ProtocolError(f"stage {chunk.stage!r} sent sample {chunk.first_sample} when sample {due} was due")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 
 from omni_proto.errors import ArgumentError
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """timeout itself. Raises ArgumentError unless it is None or a positive number of seconds."""
+    """Returns timeout itself. Raises ArgumentError unless it is None or a positive number of seconds."""
     if timeout is not None and not (timeout > 0 and math.isfinite(timeout)):
         raise ArgumentError(f"timeout must be a positive number of seconds or None, got {timeout}")
     return timeout
 
 
-def remaining_s(deadline: float | None) -> float | None:
-    """Seconds to a deadline of time.monotonic(), 0 when it passed; None without one."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def remaining_s(deadline: float | None, now: float) -> float | None:
+    """Returns the seconds from now to a deadline of the same clock, 0 when it passed; None without one."""
+    return None if deadline is None else max(0.0, deadline - now)

@@ -1,4 +1,4 @@
-"""WAV files of returned sound: 16 bit integers by the standard library, 32 bit floats by a header of our own."""
+"""WAV files of returned audio: 16 bit integers by the standard library, 32 bit floats by a header of our own."""
 
 from __future__ import annotations
 

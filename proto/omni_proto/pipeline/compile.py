@@ -103,13 +103,13 @@ def compile_stages(
     pipeline: OmniPipeline,
     *,
     target_for: Callable[[Stage], str],
-    model_path: str,
+    model_path_for: Callable[[Stage], str],
     listen_for: Callable[[Stage], Listen] = lambda stage: Listen(),
 ) -> list[StageConfig]:
     """The configuration of every stage, in the order of the graph.
 
-    target_for gives the gRPC target by which a stage's upstream calls it; model_path is the directory of the
-    checkpoint as the stage server sees it; listen_for gives the ports, by default those of a pod.
+    target_for gives the gRPC target by which a stage's upstream calls it; model_path_for the directory of the
+    checkpoint as that stage's server sees it; listen_for the ports, by default those of a pod.
     """
 
     def compile_edge(stage: Stage) -> DownstreamStage:
@@ -123,13 +123,12 @@ def compile_stages(
         )
 
     model = pipeline.spec.model
-    source = ModelSource(path=model_path, uri=model.uri, revision=model.revision or "")
     return [
         StageConfig(
             pipeline=pipeline.metadata.name,
             stage=stage.name,
             component=stage.component,
-            model=source,
+            model=ModelSource(path=model_path_for(stage), uri=model.uri, revision=model.revision or ""),
             input=InputEdge(source=stage.inputs[0].source, mode=stage.inputs[0].mode) if stage.inputs else None,
             outputs=list(stage.outputs),
             downstream=[compile_edge(reader) for reader in readers_of(pipeline, stage.name)],

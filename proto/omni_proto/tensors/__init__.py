@@ -6,7 +6,7 @@ wire -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> Rece
 
 from __future__ import annotations
 
-from omni_proto.channel import MAX_MESSAGE_BYTES
+from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.tensors.assembly import (
     EdgeAssembler,
     ReceivedTensor,

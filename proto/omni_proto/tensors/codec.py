@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NewType
 
 from google.protobuf.message import DecodeError
 
-from omni_proto.channel import MAX_MESSAGE_BYTES
 from omni_proto.errors import EncodeError, WireError
+from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest, GenerateResponse
 from omni_proto.tensors.schema import TensorSpec
 from omni_proto.tensors.values import crc32c

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from omni_proto.pipeline.components import EngineKind, refuse_engine_args, refuse_timeouts
 from omni_proto.stage_config import EngineArgs, StageConfig
 from omni_stage.engine.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import Component, EngineKind, TakesPromptEmbeds
+from omni_stage.models.component import Component
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
-CAPTURE_NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class OmniEngineArgs:
     def captures_rows(self) -> bool:
         """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
         omni = self.additional_config.get("omni", {})
-        return isinstance(omni, Mapping) and omni.get("capture_rows", CAPTURE_NONE) != CAPTURE_NONE
+        return isinstance(omni, Mapping) and omni.get("capture_rows") is True
 
     def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
         """Keyword arguments of vLLM's AsyncEngineArgs."""
@@ -125,7 +125,7 @@ class OmniEngineArgs:
             for name in (item.name for item in dataclasses.fields(self))
             if name != "kind" and (value := getattr(self, name)) is not None
         }
-        kwargs["runner"] = "pooling" if self.kind is EngineKind.DIFFUSION else "generate"
+        kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
         return kwargs | {
             "worker_cls": worker_cls,
             "scheduler_cls": scheduler_cls,
@@ -148,7 +148,7 @@ def build_engine_args(
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
     # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
-    chosen["async_scheduling"] = not on_cpu and component.kind is EngineKind.AUTOREGRESSIVE
+    chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
         # Compiling takes a C++ compiler and a minute, for little: a CPU's steps are not bound by launching kernels.
         chosen.setdefault("enforce_eager", True)
@@ -158,9 +158,9 @@ def build_engine_args(
     if byte_budget is not None:
         additional = chosen.get("additional_config", {})
         chosen["additional_config"] = {PAYLOAD_LIMITS: payload_limits(byte_budget), **additional}
-    args = OmniEngineArgs(kind=component.kind, **chosen)
+    args = OmniEngineArgs(kind=component.facts.kind, **chosen)
     _check(config, args, component, component_args)
-    if component.kind is EngineKind.DIFFUSION:
+    if component.facts.kind.is_one_shot:
         return _with_diffusion(args, config, component, component_args, byte_budget)
     if args.captures_rows:
         # A cached prefix is not computed, so its rows would be missing.
@@ -177,19 +177,19 @@ _COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngin
 
 
 def _component_args(component: Component) -> dict[str, Any]:
-    given = component.engine_kwargs()
+    given, facts = component.engine_kwargs(), component.facts
     runner = given.pop("runner", None)
-    expected = "pooling" if component.kind is EngineKind.DIFFUSION else "generate"
+    expected = "pooling" if component.facts.kind.is_one_shot else "generate"
     if runner not in (None, "auto", expected):
         raise ConfigurationError(
-            f"component {component.id} asks for runner {runner!r}, but a stage of kind {component.kind.value} "
+            f"component {facts.id} asks for runner {runner!r}, but a stage of kind {facts.kind.value} "
             f"runs with {expected!r}",
             field="component",
         )
     unknown = sorted(given.keys() - _COMPONENT_FIELDS)
     if unknown:
         raise ConfigurationError(
-            f"component {component.id} sets engine arguments that a component may not set: {', '.join(unknown)}",
+            f"component {component.facts.id} sets engine arguments that a component may not set: {', '.join(unknown)}",
             field="component",
         )
     return {name: value for name, value in given.items() if value is not None}
@@ -214,7 +214,7 @@ def _with_diffusion(
     byte_budget: int | None,
 ) -> OmniEngineArgs:
     """What a diffusion stage says otherwise: its own scheduler bounds a step, and its model captures its own graphs."""
-    queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.queue_timeout_s
+    queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
     settings = diffusion_settings(
         args.additional_config.get(DIFFUSION_SETTINGS, {}),
         config.engine_args,
@@ -234,48 +234,17 @@ def _with_diffusion(
     )
 
 
-def _check_prompt_embeds(config: StageConfig, args: OmniEngineArgs, component: Component) -> None:
-    """Raises ConfigurationError where embeddings cannot take the place of a prompt."""
-    name = "enable_prompt_embeds"
-    if config.input is not None:
-        raise _bad_argument(name, f"this stage reads the tensors of stage {config.input.source}", "leave it out")
-    if args.captures_rows:
-        readers = ", ".join(edge.stage for edge in config.downstream) or "another stage"
-        raise _bad_argument(
-            name,
-            f"{readers} reads this stage's rows, which are made of token ids",
-            "leave it out, or serve the stage in a pipeline of its own",
-        )
-    if not (isinstance(component, TakesPromptEmbeds) and component.takes_prompt_embeds):
-        raise _bad_argument(name, f"component {component.id} takes no prompt embeddings", "leave it out")
-
-
 def _check(config: StageConfig, args: OmniEngineArgs, component: Component, component_args: Mapping[str, Any]) -> None:
-    user = config.engine_args
-    if user.enforce_eager is False and component_args.get("enforce_eager") and args.kind is EngineKind.AUTOREGRESSIVE:
+    user, facts = config.engine_args, component.facts
+    for objection in refuse_engine_args(facts, user, is_read=bool(config.downstream) or args.captures_rows):
+        raise _bad_argument(objection.field, objection.why, objection.remedy)
+    for objection in refuse_timeouts(facts, config.timeouts):
+        path = f"timeouts.{objection.alias}"
+        raise ConfigurationError(f"{path}: {objection.why}; {objection.remedy}", field=path)
+    if user.enforce_eager is False and component_args.get("enforce_eager") and not args.kind.is_one_shot:
         raise _bad_argument("enforce_eager", "this component runs without CUDA graphs", "leave it out")
-    if user.enable_prefix_caching and component_args.get("enable_prefix_caching") is False:
-        raise _bad_argument("enable_prefix_caching", "this component cannot reuse cached prefixes", "leave it out")
-    if args.kind is EngineKind.DIFFUSION:
-        for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size"):
-            if getattr(user, name) is not None:
-                raise _bad_argument(
-                    name, "a diffusion stage has no KV cache", "leave it out; gpuMemoryUtilization bounds its memory"
-                )
-    if user.enable_prompt_embeds:
-        _check_prompt_embeds(config, args, component)
-    if args.kind is EngineKind.AUTOREGRESSIVE and config.timeouts.queue is not None:
-        raise ConfigurationError(
-            "timeouts.queue: only a diffusion stage limits the wait in its queue; leave it out", field="timeouts.queue"
-        )
-    if user.enable_prefix_caching and (args.captures_rows or args.kind is EngineKind.DIFFUSION):
-        raise _bad_argument(
-            "enable_prefix_caching",
-            "another stage reads this stage's rows, which a cached prefix does not compute",
-            "leave it out",
-        )
     if (
-        args.kind is EngineKind.AUTOREGRESSIVE
+        not args.kind.is_one_shot
         and args.max_num_batched_tokens is not None
         and args.max_num_seqs is not None
         and args.max_num_batched_tokens < args.max_num_seqs

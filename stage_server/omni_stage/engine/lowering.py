@@ -11,7 +11,7 @@ from vllm import PoolingParams, SamplingParams
 from omni_stage.engine.part_plan import PlannedPart
 from omni_stage.engine.requests import EngineTraits, OmniEngineCoreRequest
 from omni_stage.engine.sampling import lower_sampling
-from omni_stage.models.component import Component, EngineKind, StageInput, StageRequest
+from omni_stage.models.component import Component, StageInput, StageRequest
 from omni_stage.vllm_adapter.core import CorePart, Params
 
 
@@ -27,7 +27,7 @@ class Lowering:
 
     def params(self, request: StageRequest, prepared: StageInput) -> Params:
         """vLLM's parameters of the whole request."""
-        if self.component.kind is EngineKind.DIFFUSION:
+        if self.component.facts.kind.is_one_shot:
             return PoolingParams()
         return self.sampling_params(request, prepared)
 
@@ -44,7 +44,7 @@ class Lowering:
             generation_defaults=self.generation_defaults,
             max_model_len=self.traits.max_model_len,
             prompt_len=prompt_len,
-            writes_text=self.component.writes_text,
+            writes_text=self.component.facts.writes_text,
             stop_token_ids=prepared.stop_token_ids,
         )
 

@@ -46,7 +46,9 @@ def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> lis
     except ModelPathError as error:
         raise ConfigurationError(str(error), field="model.uri") from error
     try:
-        return compile_stages(pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path=path)
+        return compile_stages(
+            pipeline, target_for=lambda stage: f"in-process:///{stage.name}", model_path_for=lambda stage: path
+        )
     except PipelineError as error:
         raise ConfigurationError(str(error), field="pipeline") from error
 

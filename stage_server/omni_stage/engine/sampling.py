@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from omni_proto.pipeline.components import ComponentFacts, refuse_sampling
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import EngineKind
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-
-MAX_TEMPERATURE = 2.0
-"""vLLM's."""
-
-_DIFFUSION_FIELDS = frozenset({"num_inference_steps", "guidance_scale"})
-_TEXT_FIELDS = frozenset({"stop"})
-_SHARED_FIELDS = frozenset({"seed"})
-_NOT_STREAMED = ("frequency_penalty", "min_tokens", "presence_penalty", "stop")
 
 
 def resolve_sampling(
@@ -44,49 +36,20 @@ def resolve_sampling(
     return SamplingDefaults(**resolved)
 
 
-def check_stage_sampling(sampling: SamplingDefaults, kind: EngineKind, *, writes_text: bool, field: str = "") -> None:
-    """Refuse, by name, what a stage of this kind cannot honour. A component may refuse more.
+def check_stage_sampling(
+    sampling: SamplingDefaults, facts: ComponentFacts, *, is_streamed: bool, field: str = ""
+) -> None:
+    """Refuse, by name, what the stage's component cannot honour.
 
-    `field` is the path of the sampling in the request. Raises InvalidRequestError.
+    `is_streamed`: whether the stage starts before its input is complete. `field` is the path of the sampling in the
+    request. Raises InvalidRequestError.
     """
-    given = _set_fields(sampling).keys()
-    allowed = (
-        _SHARED_FIELDS | _DIFFUSION_FIELDS if kind is EngineKind.DIFFUSION else _autoregressive_fields(writes_text)
-    )
-    for name in sorted(given - allowed):
+    for objection in refuse_sampling(facts, sampling, is_streamed=is_streamed):
         raise InvalidRequestError(
-            f"{name} has no meaning for this stage ({_describe(kind, writes_text)}); leave it out",
-            field=_path(field, name),
+            f"{objection.field} {objection.why}; {objection.remedy}",
+            field=_path(field, objection.field),
+            limit=objection.limit,
         )
-    if sampling.temperature is not None and sampling.temperature > MAX_TEMPERATURE:
-        raise InvalidRequestError(
-            f"temperature must be at most {MAX_TEMPERATURE}", field=_path(field, "temperature"), limit=MAX_TEMPERATURE
-        )
-    if (
-        sampling.min_tokens is not None
-        and sampling.max_tokens is not None
-        and sampling.min_tokens > sampling.max_tokens
-    ):
-        raise InvalidRequestError(
-            f"min_tokens must be at most max_tokens ({sampling.max_tokens})",
-            field=_path(field, "min_tokens"),
-            limit=sampling.max_tokens,
-        )
-
-
-def check_streamed_sampling(sampling: SamplingDefaults, *, field: str = "") -> None:
-    """Refuse, by name, what would mean something else on a stage whose input is streamed.
-
-    There earlier output counts as prompt: output penalties and min_tokens would see the last part alone, and vLLM takes
-    no stop texts. `field` is the path of the sampling in the request. Raises InvalidRequestError.
-    """
-    for name in _NOT_STREAMED:
-        if getattr(sampling, name):
-            raise InvalidRequestError(
-                f"{name} cannot be honoured by a stage that starts before its input is complete; leave it out, or set "
-                "the stage's input mode to Full",
-                field=_path(field, name),
-            )
 
 
 def sampling_kwargs(
@@ -148,17 +111,6 @@ def lower_sampling(
 
 def _set_fields(sampling: SamplingDefaults | None) -> dict[str, Any]:
     return {} if sampling is None else sampling.model_dump(exclude_none=True)
-
-
-def _autoregressive_fields(writes_text: bool) -> frozenset[str]:
-    fields = frozenset(SamplingDefaults.model_fields) - _DIFFUSION_FIELDS
-    return fields if writes_text else fields - _TEXT_FIELDS
-
-
-def _describe(kind: EngineKind, writes_text: bool) -> str:
-    if kind is EngineKind.DIFFUSION:
-        return "a diffusion stage"
-    return "it writes text token by token" if writes_text else "its tokens are not text"
 
 
 def _path(field: str, name: str) -> str:

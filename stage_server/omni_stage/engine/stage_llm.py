@@ -72,7 +72,7 @@ class StageLLM:
             voice=voice,
             want_tensors=want_tensors,
         )
-        result = StageResult(sample_rate_hz=component.sample_rate_hz)
+        result = StageResult(sample_rate_hz=component.facts.sample_rate_hz)
         pieces: dict[str, list[torch.Tensor]] = {}
         audio: list[torch.Tensor] = []
         text: list[str] = []

@@ -91,7 +91,7 @@ class StreamedRuns:
         """The request's feed and its first part, once the rows for it are there."""
         component = self.lowering.component
         if not isinstance(component, TakesStreams):
-            raise InvalidRequestError(f"component {component.id} cannot start before its input is complete")
+            raise InvalidRequestError(f"component {component.facts.id} cannot start before its input is complete")
         feed = component.open_feed(request)
         # The first part may hold a long prompt.
         return feed, await read_part(stream, feed, in_thread=True)

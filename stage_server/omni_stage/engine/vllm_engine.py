@@ -27,7 +27,7 @@ from omni_stage.engine.byte_budget import default_byte_budget
 from omni_stage.engine.lowering import Lowering
 from omni_stage.engine.preparation import Preparation
 from omni_stage.engine.requests import EngineTraits
-from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling
+from omni_stage.engine.sampling import check_stage_sampling
 from omni_stage.engine.steps import engine_step, finish_reason
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
@@ -40,7 +40,6 @@ from omni_stage.errors import (
 )
 from omni_stage.models.component import (
     Component,
-    EngineKind,
     StageRequest,
     StageStep,
 )
@@ -85,7 +84,7 @@ class VllmStageEngine:
     @property
     def max_streamed(self) -> int | None:
         """Requests with streamed input that run at once; more wait. Raises NotReadyError before start."""
-        return None if self.component.kind is EngineKind.DIFFUSION else self._core.max_sessions
+        return None if self.component.facts.kind.is_one_shot else self._core.max_sessions
 
     @property
     def prompt_embeds(self) -> TensorSpec | None:
@@ -125,7 +124,7 @@ class VllmStageEngine:
 
     async def _start(self) -> None:
         await self._core.start()
-        if self.component.kind is EngineKind.AUTOREGRESSIVE:
+        if not self.component.facts.kind.is_one_shot:
             difference = await self._core.compare_with_eager()
             if difference:
                 await self._restart_eager(difference)
@@ -146,7 +145,7 @@ class VllmStageEngine:
         except EngineDeadStageError:
             raise
         except OmniStageError as error:
-            raise ConfigurationError(f"the warm-up request of {self.component.id} failed: {error}") from error
+            raise ConfigurationError(f"the warm-up request of {self.component.facts.id} failed: {error}") from error
 
     async def _restart_eager(self, difference: str) -> None:
         """Load the model once more, as if the user had said enforceEager: slower, and what it answers is right."""
@@ -169,12 +168,11 @@ class VllmStageEngine:
 
     def _run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         component, stream = self.component, request.source
-        check_stage_sampling(request.sampling, component.kind, writes_text=component.writes_text, field="sampling")
-        component.check_sampling(request.sampling)
+        is_streamed = isinstance(stream, EdgeStream)
+        check_stage_sampling(request.sampling, component.facts, is_streamed=is_streamed, field="sampling")
         if not isinstance(stream, EdgeStream):
             return self._run_whole(request)
-        check_streamed_sampling(request.sampling, field="sampling")
-        if component.kind is EngineKind.DIFFUSION:
+        if component.facts.kind.is_one_shot:
             return self._started.run_windows(request, stream)
         return self._started.run_session(request, stream)
 
@@ -232,7 +230,7 @@ class VllmStageEngine:
 
 def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, object]:
     """Keyword arguments of AsyncEngineArgs with the worker and scheduler of the stage's kind and device."""
-    kind: select.StageKind = "diffusion" if args.kind is EngineKind.DIFFUSION else "autoregressive"
+    kind: select.StageKind = "diffusion" if args.kind.is_one_shot else "autoregressive"
     return args.vllm_kwargs(
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
         scheduler_cls=select.scheduler_cls(kind, bool(args.async_scheduling)),
@@ -242,11 +240,11 @@ def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, objec
 def _check_default_sampling(config: StageConfig, component: Component) -> None:
     try:
         check_stage_sampling(
-            config.default_sampling, component.kind, writes_text=component.writes_text, field="defaultSampling"
+            config.default_sampling,
+            component.facts,
+            is_streamed=config.input is not None and config.input.mode is EdgeMode.STREAM,
+            field="defaultSampling",
         )
-        if config.input is not None and config.input.mode is EdgeMode.STREAM:
-            check_streamed_sampling(config.default_sampling, field="defaultSampling")
-        component.check_sampling(config.default_sampling)
     except InvalidRequestError as error:
         raise ConfigurationError(f"defaultSampling: {error}", field=error.details.field or "defaultSampling") from error
 

@@ -43,7 +43,7 @@ from omni_stage.fetch.download import (
     find_file,
     has_file,
 )
-from omni_stage.models.weights import weight_prefixes
+from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
 MARKER: Final = ".omni-fetched.json"

@@ -1,4 +1,4 @@
-"""One image or sound: encoded bytes to pixels or samples, into memory of exactly the size that its header told."""
+"""An image or audio: encoded bytes to pixels or samples, into memory of exactly the size that its header told."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
         out[top:bottom] = np.asarray(picture.crop((0, top, width, bottom)))
 
 
-def decode_sound(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
+def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
     """A WAV or FLAC as mono at `to_hz` into `out`, float32; channels are averaged. The samples that it has there.
 
     `max_frames`, `rate_hz` and `channels` are the header's. Raises UndecodableError.
     """
-    with soundfile.SoundFile(io.BytesIO(data)) as sound:
-        if (sound.samplerate, sound.channels) != (rate_hz, channels):
-            raise UndecodableError("the sound is not what its header says")
-        samples = resample_blocks(_mono_blocks(sound, max_frames), rate_hz, to_hz)
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        if (file.samplerate, file.channels) != (rate_hz, channels):
+            raise UndecodableError("the audio is not what its header says")
+        samples = resample_blocks(_mono_blocks(file, max_frames), rate_hz, to_hz)
     if samples.size == 0:
-        raise UndecodableError("the sound is empty")
+        raise UndecodableError("the audio is empty")
     out[: samples.size] = samples
     return samples.size
 
 
-def _mono_blocks(sound: soundfile.SoundFile, max_frames: int) -> Iterator[np.ndarray]:
+def _mono_blocks(file: soundfile.SoundFile, max_frames: int) -> Iterator[np.ndarray]:
     taken = 0
     while True:
-        block: np.ndarray = sound.read(frames=_BLOCK_FRAMES, dtype="float32", always_2d=True)
+        block: np.ndarray = file.read(frames=_BLOCK_FRAMES, dtype="float32", always_2d=True)
         taken += len(block)
         if taken > max_frames:
-            raise UndecodableError("the sound is longer than its header says")
+            raise UndecodableError("the audio is longer than its header says")
         if len(block):
             if not np.isfinite(block).all():
-                raise UndecodableError("the sound holds NaN or infinity")
+                raise UndecodableError("the audio holds NaN or infinity")
             with np.errstate(over="ignore"):  # the largest floats: clipped like all that is too loud
                 yield np.clip(block.mean(axis=1, dtype=np.float32), -1.0, 1.0)
         if len(block) < _BLOCK_FRAMES:

@@ -1,6 +1,6 @@
-"""Changes the sampling rate of a sound, in memory that does not depend on the rates.
+"""Changes the sampling rate of audio, in memory that does not depend on the rates.
 
-libsoxr's HQ recipe is what `librosa.load` uses, with which the examples of Qwen2.5-Omni read sounds
+libsoxr's HQ recipe is what `librosa.load` uses, with which the examples of Qwen2.5-Omni read audio
 (`qwen_omni_utils.process_audio_info`): the model hears what it was trained on.
 """
 
@@ -25,7 +25,7 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> np.ndarray:
-    """As `resample`, of a sound that comes in blocks [samples], float32: what came need not be held."""
+    """As `resample`, of audio that comes in blocks [samples], float32: what came need not be held."""
     stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=_RECIPE)
     taken = 0
     pieces: list[np.ndarray] = []

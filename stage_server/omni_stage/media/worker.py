@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from omni_stage.media.decode import UndecodableError, decode_image, decode_sound
+from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
@@ -77,7 +77,7 @@ def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> int:
         decode_image(data, medium["kind"], pixels)
         return 0
     out = np.ndarray((medium["max_samples"],), np.float32, shared, medium["out"])
-    return decode_sound(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
+    return decode_audio(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
 
 
 def _confine() -> None:

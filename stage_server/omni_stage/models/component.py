@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
 from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from PIL.Image import Image
-
-
-class EngineKind(StrEnum):
-    """How a stage's engine runs."""
-
-    AUTOREGRESSIVE = "autoregressive"
-    """Token by token: OmniScheduler, GPUARWorker."""
-    DIFFUSION = "diffusion"
-    """Whole output in one engine step: DiffusionScheduler, GPUDiffusionWorker."""
 
 
 class FinishReason(Enum):
@@ -81,7 +73,8 @@ class UserPrompt:
     messages: Sequence[ChatMessage] | None = None
     token_ids: Sequence[int] | None = None
     prompt_embeds: PromptEmbedsPayload | None = None
-    """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds."""
+    """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
+    them as StageInput.prompt_embeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +157,7 @@ class StageStep:
     complete_tensors: frozenset[str] = frozenset()
     """Tensors whose last row was in this step or before, where that is known before the end."""
     audio: torch.Tensor | None = None
-    """float32 [samples] in [-1, 1] at the component's sample_rate_hz."""
+    """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
     finish_reason: FinishReason | None = None
     stop_reason: str = ""
     scheduled_ns: int | None = None
@@ -181,10 +174,8 @@ class Emitter(Protocol):
 class Component(Protocol):
     """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
 
-    id: str
-    kind: EngineKind
-    outputs: frozenset[Output]
-    """Modalities that the component can return to a client."""
+    facts: ComponentFacts
+    """What is true of it whatever checkpoint it serves, as its family's manifest says."""
     input_schema: TensorSchema | None
     """What it reads from upstream; None for entry stages."""
     output_schema: TensorSchema | None
@@ -192,22 +183,10 @@ class Component(Protocol):
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
-    sample_rate_hz: int
-    """Of its audio; 0 if it makes none."""
-    step_timeout_s: float
-    """Longest time between two engine steps while requests are unfinished."""
-    queue_timeout_s: float | None
-    """Longest wait in the engine's queue."""
-    writes_text: bool
-    """Whether its tokens are text of the checkpoint's tokenizer."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
         tokenizer, worker and scheduler by id, additional_config. The user's engineArgs are laid over them."""
-        ...
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """Refuse sampling parameters that this component cannot honour. Raises InvalidRequestError naming the field."""
         ...
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -239,14 +218,6 @@ class TakesStreams(Protocol):
         ...
 
 
-@runtime_checkable
-class TakesPromptEmbeds(Protocol):
-    """A Component that may be asked for replies to embeddings in place of tokens."""
-
-    takes_prompt_embeds: bool
-    """Whether `prepare` accepts UserPrompt.prompt_embeds; it then returns StageInput.prompt_embeds."""
-
-
 @dataclass(frozen=True, slots=True)
 class MediaCost:
     """What one image or sound costs the engine."""
@@ -262,7 +233,7 @@ class MediaCost:
 class TakesMedia(Protocol):
     """A Component whose prompts may hold images and sounds."""
 
-    sound_rate_hz: int
+    audio_rate_hz: int
     """At which the model hears; sounds are resampled to it."""
     max_aspect_ratio: int
     """Longest side of an image over its shortest, at most."""
@@ -271,8 +242,8 @@ class TakesMedia(Protocol):
         """Of an image of so many pixels. Raises InvalidMediaError where the model refuses its form."""
         ...
 
-    def sound_cost(self, samples: int) -> MediaCost:
-        """Of a sound of so many samples at sound_rate_hz. Raises InvalidMediaError where it is longer than the model
+    def audio_cost(self, samples: int) -> MediaCost:
+        """Of a sound of so many samples at audio_rate_hz. Raises InvalidMediaError where it is longer than the model
         hears at once."""
         ...
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
+from omni_stage.models.registry import installed_families
 from omni_stage.vllm_adapter.children import bind_to_parent
 
-MODELS: Final = {
-    "OmniQwen2_5Thinker": "omni_stage.models.qwen2_5_omni.thinker_model:ThinkerModel",
-    "OmniQwen2_5Talker": "omni_stage.models.qwen2_5_omni.talker_model:TalkerModel",
-    "OmniQwen2_5Token2Wav": "omni_stage.models.qwen2_5_omni.token2wav_model:Token2WavModel",
-}
-"""Model classes by the architecture name that the components' configurations carry."""
+
+def list_model_classes() -> dict[str, str]:
+    """Returns "module:Class" by architecture, of every family of this environment. Raises ConfigurationError."""
+    return {name: model for family in installed_families().families() for name, model in family.model_classes.items()}
 
 
 def register() -> None:
@@ -23,6 +20,6 @@ def register() -> None:
 
     bind_to_parent()
     known = ModelRegistry.get_supported_archs()
-    for architecture, model in MODELS.items():
+    for architecture, model in list_model_classes().items():
         if architecture not in known:
             ModelRegistry.register_model(architecture, model)

@@ -1,109 +1,153 @@
-"""The components that this stage server knows, by id.
+"""The model families that this stage server knows, and their components by id.
 
-A resource names a component by its id and never by a Python path: built-in ids are listed here, further ones come from
-packages that the image's builder installed, through the entry point group `omni_stage.components` (name = id, value =
-a ComponentFactory). An id with two factories is refused, whoever was first.
+A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder beside this file with a
+manifest.py is a built-in family. Further ones come from packages that the image's builder installed, through the entry
+point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). A family that
+two packages offer is refused, whoever was first.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final
 
+from omni_proto.pipeline.components import ComponentFacts
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import ComponentFactory
+from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint
 
-ENTRY_POINT_GROUP = "omni_stage.components"
-FACTORY_NAME = "build_component"
-"""Every built-in module below has this function: build_component(config: StageConfig) -> Component."""
-
-_BUILT_IN: dict[str, str] = {
-    "generic/llm": "omni_stage.models.generic.llm",
-    "qwen2_5_omni/thinker": "omni_stage.models.qwen2_5_omni.thinker",
-    "qwen2_5_omni/talker": "omni_stage.models.qwen2_5_omni.talker",
-    "qwen2_5_omni/token2wav": "omni_stage.models.qwen2_5_omni.token2wav",
-}
-_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+")
+ENTRY_POINT_GROUP: Final = "omnipipeline.families"
+_MODELS: Final = "omni_stage.models"
+_MANIFEST: Final = "manifest"
+_ATTRIBUTE: Final = "FAMILY"
+"""Every built-in manifest module has this: a FamilyManifest."""
 
 
-class ComponentRegistry:
-    """Built-in components and those of entry points. Nothing is imported before its factory is asked for."""
+class FamilyRegistry:
+    """Built-in families and those of entry points. A manifest is imported when its family is asked for."""
 
     def __init__(self, plugins: Iterable[EntryPoint] = ()) -> None:
-        """Raises ConfigurationError if an entry point's name is not an id, or is taken."""
+        """Raises ConfigurationError if two packages offer one family."""
+        self._built_in = _list_built_in()
         self._plugins: dict[str, EntryPoint] = {}
         for plugin in plugins:
             self._add(plugin)
 
+    def families(self) -> list[FamilyManifest]:
+        """Returns every family, by name. Raises ConfigurationError if a manifest cannot be loaded."""
+        return [self._load(name) for name in sorted([*self._built_in, *self._plugins])]
+
+    def built_in(self) -> list[FamilyManifest]:
+        """Returns the families of this distribution, by name."""
+        return [self._load(name) for name in sorted(self._built_in)]
+
     def ids(self) -> list[str]:
-        """Every known id, sorted."""
-        return sorted([*_BUILT_IN, *self._plugins])
+        """Returns every known id, sorted. Raises ConfigurationError if a manifest cannot be loaded."""
+        return sorted(entry.facts.id for family in self.families() for entry in family.components)
 
-    def factory(self, component_id: str) -> ComponentFactory:
-        """The factory of the component with exactly this id.
+    def find(self, component_id: str) -> ComponentEntry | None:
+        """Returns the component with exactly this id, or None. Only its own family's manifest is imported.
 
-        Raises ConfigurationError: unknown id, or a factory that cannot be imported.
+        Raises ConfigurationError if that manifest cannot be loaded.
         """
-        self.require(component_id)
-        if component_id in _BUILT_IN:
-            loaded = getattr(import_module(_BUILT_IN[component_id]), FACTORY_NAME)
-        else:
-            loaded = _load_plugin(component_id, self._plugins[component_id])
-        factory: ComponentFactory = loaded
-        return factory
+        name = component_id.split("/")[0]
+        if name not in self._built_in and name not in self._plugins:
+            return None
+        return next((entry for entry in self._load(name).components if entry.facts.id == component_id), None)
 
-    def require(self, component_id: str) -> None:
-        """Raises ConfigurationError, with the known ids, unless there is a component with exactly this id."""
-        if component_id not in _BUILT_IN and component_id not in self._plugins:
+    def component(self, component_id: str) -> ComponentEntry:
+        """Returns the component with exactly this id. Raises ConfigurationError with the known ids."""
+        entry = self.find(component_id)
+        if entry is None:
             raise ConfigurationError(
                 f"component {component_id!r} is not known; known components: {', '.join(self.ids())}",
                 field="component",
             )
+        return entry
+
+    def factory(self, component_id: str) -> ComponentFactory:
+        """Returns the factory of the component with exactly this id. Imports its module.
+
+        Raises ConfigurationError: unknown id, or a factory that cannot be imported.
+        """
+        loaded = resolve(self.component(component_id).factory, what=f"the factory of component {component_id!r}")
+        if not callable(loaded):
+            raise ConfigurationError(f"component {component_id!r} has no factory (not callable)", field="component")
+        factory: ComponentFactory = loaded
+        return factory
 
     def _add(self, plugin: EntryPoint) -> None:
-        if not _ID.fullmatch(plugin.name):
-            raise ConfigurationError(
-                f"entry point {plugin.name!r} of group {ENTRY_POINT_GROUP} must be named FAMILY/STAGE "
-                "in lower-case letters, digits and underscores",
-                field="component",
-            )
         known = self._plugins.get(plugin.name)
-        if plugin.name in _BUILT_IN or (known is not None and known.value != plugin.value):
+        if plugin.name in self._built_in or (known is not None and known.value != plugin.value):
             other = "is built in" if known is None else f"is also {known.value}"
             raise ConfigurationError(
-                f"component {plugin.name!r} of entry point {plugin.value} {other}; uninstall or rename one of the two",
+                f"model family {plugin.name!r} of entry point {plugin.value} {other}; uninstall or rename one of the "
+                "two",
                 field="component",
             )
         self._plugins[plugin.name] = plugin
 
-
-def get_component_factory(component_id: str) -> ComponentFactory:
-    """The factory of a component, entry points of this environment included. Raises ConfigurationError."""
-    return ComponentRegistry(entry_points(group=ENTRY_POINT_GROUP)).factory(component_id)
-
-
-def require_component(component_id: str) -> None:
-    """Raises ConfigurationError unless this environment has the component. Imports nothing of it."""
-    ComponentRegistry(entry_points(group=ENTRY_POINT_GROUP)).require(component_id)
-
-
-def component_ids() -> list[str]:
-    """Ids of every component of this environment, sorted. Raises ConfigurationError on a conflict."""
-    return ComponentRegistry(entry_points(group=ENTRY_POINT_GROUP)).ids()
+    def _load(self, name: str) -> FamilyManifest:
+        reference = (
+            f"{_MODELS}.{name}.{_MANIFEST}:{_ATTRIBUTE}" if name in self._built_in else self._plugins[name].value
+        )
+        loaded = resolve(reference, what=f"the manifest of model family {name!r}")
+        if not isinstance(loaded, FamilyManifest) or loaded.name != name:
+            raise ConfigurationError(f"{reference} is no FamilyManifest of the name {name!r}", field="component")
+        return loaded
 
 
-def _load_plugin(component_id: str, plugin: EntryPoint) -> object:
+def installed_families() -> FamilyRegistry:
+    """Returns the families of this environment. Raises ConfigurationError on a conflict."""
+    return FamilyRegistry(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def built_in_facts() -> dict[str, ComponentFacts]:
+    """Returns the facts of every built-in component by id: what `make schemas` compiles."""
+    return {entry.facts.id: entry.facts for family in FamilyRegistry().built_in() for entry in family.components}
+
+
+def weight_prefixes(component_id: str) -> tuple[str, ...]:
+    """Returns prefixes of the names of the tensors that the component reads; empty means all of them.
+
+    Known without importing the component: the download runs before, and apart from, any engine. Of a component that
+    this environment does not know, everything is fetched.
+    """
+    entry = installed_families().find(component_id)
+    return () if entry is None else entry.weight_prefixes
+
+
+def tiny_checkpoints() -> dict[str, TinyCheckpoint]:
+    """Returns the tiny checkpoints that can be written, by the family's name. Raises ConfigurationError."""
+    return {
+        family.name: family.tiny_checkpoint
+        for family in installed_families().families()
+        if family.tiny_checkpoint is not None
+    }
+
+
+def resolve(reference: str, *, what: str) -> object:
+    """Returns what a manifest's "module:attribute" names. Raises ConfigurationError saying `what` is not there."""
+    module, _, attribute = reference.partition(":")
     try:
-        loaded: object = plugin.load()
+        found: object = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"component {component_id!r} cannot be loaded from entry point {plugin.value}: {type(error).__name__}",
-            field="component",
+            f"{what}, {reference}, cannot be loaded: {type(error).__name__}", field="component"
         ) from error
-    if not callable(loaded):
-        raise ConfigurationError(
-            f"entry point {plugin.value} of component {component_id!r} is no factory (not callable)", field="component"
-        )
-    return loaded
+    return found
+
+
+def _list_built_in() -> frozenset[str]:
+    return frozenset(_iterate_built_in())
+
+
+def _iterate_built_in() -> Iterator[str]:
+    folder = Path(__file__).parent
+    for module in pkgutil.iter_modules([str(folder)]):
+        if module.ispkg and (folder / module.name / f"{_MANIFEST}.py").is_file():
+            yield module.name

@@ -1,4 +1,4 @@
-"""When the answer of one request reached its caller, and how much sound it held."""
+"""When the answer of one request reached its caller, and how much audio it held."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AnswerMeter:
     first_audio_s: float | None = None
     last_audio_s: float = 0.0
     audio_s: float = 0.0
-    """Length of the sound, as it plays."""
+    """Length of the audio in seconds, as it plays."""
 
     def note(self, response: stage_service_pb2.GenerateResponse) -> None:
         """A message was handed to the caller's connection."""

@@ -1,4 +1,4 @@
-"""Encoding sound into chunks that each play by themselves."""
+"""Encodes audio into chunks that each play by themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_EN
 
 
 def encode_samples(samples: torch.Tensor, encoding: sampling_pb2.AudioEncoding) -> bytes:
-    """float32 [n] in [-1, 1] as little-endian PCM. S16 clips to the range and rounds to nearest."""
+    """Returns float32 [n] in [-1, 1] as little-endian PCM. S16 clips to the range and rounds to nearest."""
     flat = samples.detach().to(device="cpu", dtype=torch.float32).contiguous()
     if encoding == sampling_pb2.AUDIO_ENCODING_PCM_F32LE:
         return flat.numpy().astype("<f4", copy=False).tobytes()
@@ -25,14 +25,14 @@ def encode_samples(samples: torch.Tensor, encoding: sampling_pb2.AudioEncoding) 
 
 
 def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
-    """How long a chunk plays."""
+    """Returns how long a chunk plays, in seconds."""
     frame = _SAMPLE_BYTES.get(chunk.encoding, 0) * chunk.channels
     return len(chunk.data) / (frame * chunk.sample_rate_hz) if frame and chunk.sample_rate_hz else 0.0
 
 
 @dataclass(slots=True)
 class AudioEncoder:
-    """Turns one request's sound into AudioChunks; counts samples."""
+    """Turns one request's audio into AudioChunks; counts samples."""
 
     encoding: sampling_pb2.AudioEncoding
     sample_rate_hz: int
@@ -44,9 +44,9 @@ class AudioEncoder:
             self.encoding = sampling_pb2.AUDIO_ENCODING_PCM_S16LE
 
     def encode(self, audio: torch.Tensor | None, *, last: bool) -> Iterator[events_pb2.AudioChunk]:
-        """Chunks of about 0.5 s and at most 1 MiB; the final one says last if last.
+        """Yields chunks of about 0.5 s and at most 1 MiB; the final one says last if last.
 
-        No sound with last gives one empty chunk if sound came before, so that the caller always learns the end.
+        No audio with last gives one empty chunk if audio came before, so that the caller always learns the end.
         """
         count = 0 if audio is None else audio.numel()
         if count == 0:

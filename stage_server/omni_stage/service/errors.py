@@ -6,10 +6,7 @@ fixed message: its text may hold a prompt.
 
 from __future__ import annotations
 
-from typing import Any
-
 from google.protobuf import duration_pb2
-from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 from grpc import StatusCode
 
@@ -24,11 +21,9 @@ from omni_stage.errors import (
     ProtocolViolationError,
 )
 
-STATUS_DETAILS_KEY = "grpc-status-details-bin"
 MAX_MESSAGE_CHARS = 1024
 """Messages travel in HTTP/2 trailers, which peers cap at 8 KiB in all."""
 
-_CODES = {code.value[0]: code for code in StatusCode}
 _TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
     TensorErrorKind.CORRUPT: CorruptTensorError,
     TensorErrorKind.INVALID: InvalidTensorError,
@@ -56,11 +51,6 @@ class RelayedError(OmniStageError):
     def __init__(self, status: status_pb2.Status) -> None:
         super().__init__(status.message)
         self.status = status
-
-
-def grpc_code(number: int) -> StatusCode:
-    """The gRPC code of a google.rpc.Code number; UNKNOWN for numbers that gRPC does not have."""
-    return _CODES.get(number, StatusCode.UNKNOWN)
 
 
 def reason_name(reason: reasons.ErrorReason) -> str:
@@ -104,33 +94,6 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
         delay.FromNanoseconds(int(details.retry_after_s * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
-
-
-def error_info(status: status_pb2.Status) -> error_details_pb2.ErrorInfo | None:
-    """Our ErrorInfo of a status; None if the status was not made by a stage."""
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        if _unpack(detail, info) and info.domain == DOMAIN:
-            return info
-    return None
-
-
-def retry_delay_s(status: status_pb2.Status) -> float | None:
-    """Seconds that a status asks to wait before a retry; None if it has no RetryInfo."""
-    for detail in status.details:
-        retry = error_details_pb2.RetryInfo()
-        if _unpack(detail, retry):
-            delay: float = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-            return max(0.0, delay)
-    return None
-
-
-def _unpack(detail: Any, message: Message) -> bool:
-    """Whether detail is a message of that type; damaged ones of a peer are none."""
-    try:
-        return bool(detail.Unpack(message))
-    except DecodeError:
-        return False
 
 
 def first_error(error: BaseException) -> BaseException:

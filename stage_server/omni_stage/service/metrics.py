@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 
+from omni_proto.pod_contract import StageMetric
 from omni_proto.stage_config import StageConfig
 from omni_stage.service.errors import OTHER_REASON, documented_errors
 
@@ -33,35 +34,37 @@ class StageMetrics:
         self.entry = EntryMetrics(registry) if is_entry else None
         """Of the pipeline as a whole; None unless this is its entry."""
         Info(
-            "omni_stage",
+            StageMetric.INFO.removesuffix("_info"),
             "The stage server's component and version, and whether it is the entry stage.",
             registry=registry,
         ).info({"component": config.component, "version": version, "entry": str(is_entry).lower()})
-        self._requests = _errors_counter("omni_stage_requests", "Generate calls that have ended", registry)
+        self._requests = _errors_counter(StageMetric.REQUESTS, "Generate calls that have ended", registry)
         self._seconds = _histogram(
-            "omni_stage_request", "Time from Accepted to the end of the stage's own work.", registry
+            StageMetric.REQUEST_SECONDS, "Time from Accepted to the end of the stage's own work.", registry
         )
         self._queue = _histogram(
-            "omni_stage_queue", "Time from handing a request to the engine until its scheduler took it.", registry
+            StageMetric.QUEUE_SECONDS,
+            "Time from handing a request to the engine until its scheduler took it.",
+            registry,
         )
         self._first_output = _histogram(
-            "omni_stage_first_output", "Time from Accepted to the engine's first output.", registry
+            StageMetric.FIRST_OUTPUT_SECONDS, "Time from Accepted to the engine's first output.", registry
         )
         self._edge_bytes = Counter(
-            "omni_stage_edge_bytes",
+            StageMetric.EDGE_BYTES,
             "Bytes of tensor rows sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             unit="bytes",
             registry=registry,
         )
         self._edge_tensors = Counter(
-            "omni_stage_edge_tensors",
+            StageMetric.EDGE_TENSORS,
             "Complete tensors sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             registry=registry,
         )
         self._chunk = Histogram(
-            "omni_stage_edge_chunk",
+            StageMetric.EDGE_CHUNK_SECONDS,
             "Time until the transport took one tensor chunk; it grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
@@ -69,33 +72,33 @@ class StageMetrics:
             registry=registry,
         )
         self._downstream_errors = Counter(
-            "omni_stage_downstream_errors",
+            StageMetric.DOWNSTREAM_ERRORS,
             "Failed calls to a downstream stage, by gRPC code; attempts that were retried count too.",
             ("peer", "code"),
             registry=registry,
         )
-        self.in_flight = Gauge("omni_stage_inflight_requests", "Generate calls in progress.", registry=registry)
+        self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Generate calls in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            "omni_stage_inflight_limit_requests", "Most requests that the stage serves at once.", registry=registry
+            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Most requests that the stage serves at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.inflight_bytes = Gauge(
-            "omni_stage_inflight", "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
+            StageMetric.INFLIGHT_BYTES, "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
         )
         self.inflight_bytes_limit = Gauge(
-            "omni_stage_inflight_limit",
+            StageMetric.INFLIGHT_LIMIT_BYTES,
             "Most bytes that all requests together may reserve.",
             unit="bytes",
             registry=registry,
         )
-        self.ready = Gauge("omni_stage_ready", "1 while the stage accepts requests.", registry=registry)
+        self.ready = Gauge(StageMetric.READY, "1 while the stage accepts requests.", registry=registry)
         self.engine_healthy = Gauge(
-            "omni_stage_engine_healthy",
+            StageMetric.ENGINE_HEALTHY,
             "1 while the engine is loaded and makes progress; 0 while it loads, and when it hangs or has died.",
             registry=registry,
         )
         self.compiled_check_failed = Gauge(
-            "omni_stage_compiled_check_failed",
+            StageMetric.COMPILED_CHECK_FAILED,
             "1 if compiled code or CUDA graphs failed the check at start-up; the stage then serves without them "
             "and is slower.",
             registry=registry,
@@ -151,23 +154,32 @@ class EntryMetrics:
     """What the callers of a pipeline see, told by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = _errors_counter("omni_pipeline_requests", "Requests to the pipeline that have ended", registry)
+        self._requests = _errors_counter(
+            StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that have ended", registry
+        )
         self._seconds = _histogram(
-            "omni_pipeline_request",
+            StageMetric.PIPELINE_REQUEST_SECONDS,
             "Time from a request's start to its end, through all stages, for requests that ended with OK.",
             registry,
         )
         self._first_text = _histogram(
-            "omni_pipeline_first_text", "Time from a request's start to the first text for the client.", registry
+            StageMetric.PIPELINE_FIRST_TEXT_SECONDS,
+            "Time from a request's start to the first text for the client.",
+            registry,
         )
         self._first_audio = _histogram(
-            "omni_pipeline_first_audio", "Time from a request's start to the first audio for the client.", registry
+            StageMetric.PIPELINE_FIRST_AUDIO_SECONDS,
+            "Time from a request's start to the first audio for the client.",
+            registry,
         )
         self._audio = Counter(
-            "omni_pipeline_audio", "Playing time of the audio that was returned.", unit="seconds", registry=registry
+            StageMetric.PIPELINE_AUDIO_SECONDS,
+            "Playing time of the audio that was returned.",
+            unit="seconds",
+            registry=registry,
         )
         self._real_time_factor = Histogram(
-            "omni_pipeline_real_time_factor",
+            StageMetric.PIPELINE_REAL_TIME_FACTOR,
             "Time from a request's start to its last audio, divided by the audio's playing time; below 1 is "
             "faster than playback.",
             unit="ratio",

@@ -10,6 +10,7 @@ By where it runs::
                  weight_check                                          a checkpoint's tensors against a model
                  device_failure                                        is a failure the request's or the device's
     between      scheduler_output (scheduler to worker), packing and start_errors (worker to front end)
+    models       hooks (what a model class may do around a step), model_hooks (which ones it has)
     settings     config (of the runner), select (names of the worker and scheduler classes)
 
 vLLM is told the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is

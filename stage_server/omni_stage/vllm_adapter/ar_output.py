@@ -9,13 +9,14 @@ beside sampled tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_stage.errors import OmniStageError
-from omni_stage.vllm_adapter.capture import Delivery
+from omni_stage.vllm_adapter.capture import Delivery, HostSlice
 from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
 
 
@@ -28,10 +29,12 @@ class StepOutput:
     """Tensors that go along with a request's first rows."""
     failures: dict[str, OmniStageError]
     """Requests that send an error in place of rows."""
+    sampled: Mapping[str, HostSlice] = field(default_factory=dict)
+    """What the model made of a request's sampled token."""
 
     def attach(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
         """Wait for the rows and put them into `output.pooler_output`; returns `output`."""
-        if self.deliveries or self.failures:
+        if self.deliveries or self.failures or self.sampled:
             output.pooler_output = [self._encode(request_id) for request_id in output.req_ids]
         return output
 
@@ -39,10 +42,12 @@ class StepOutput:
         failure = self.failures.get(request_id)
         if failure is not None:
             return pack_error(type(failure).__name__, str(failure))
-        delivery = self.deliveries.get(request_id)
-        if delivery is None:
-            return None
-        return encode_output({ROWS_NAME: delivery.rows(), **self.extras.get(request_id, {})}, ROWS_NAME)
+        delivery, sampled = self.deliveries.get(request_id), self.sampled.get(request_id)
+        tensors = {} if delivery is None else {**delivery.tensors(), **self.extras.get(request_id, {})}
+        if sampled is not None:
+            # Copied: a view would keep the whole step's copy alive.
+            tensors |= {name: rows.clone() for name, rows in sampled.wait().items()}
+        return encode_output(tensors, ROWS_NAME) if tensors else None
 
 
 class AsyncRowsOutput(AsyncModelRunnerOutput):

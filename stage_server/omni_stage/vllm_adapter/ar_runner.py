@@ -6,13 +6,15 @@ only add it to vLLM's two runners, which differ in how they are built and in not
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
       _preprocess      fill the input-row buffer               super()     sample
-      forward, logits                                          attach      rows into pooler_output
+      forward, logits                                          _sample     the model acts on sampled tokens
+                                                               attach      rows into pooler_output
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, an empty one too, before the
   batch is built: the place where requests begin and end.
 - `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
 - `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
+- `GPUModelRunner._sample`: gives the sampled tokens on the device, before anything waits for them.
 - `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
 - `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
@@ -27,8 +29,9 @@ The V2 runner has none of these names; `ar_worker` refuses it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,13 +41,24 @@ from vllm.forward_context import get_forward_context
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
+from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import OMNI_ROWS_KEY
 from omni_stage.vllm_adapter import host_memory
 from omni_stage.vllm_adapter.ar_output import AsyncRowsOutput, StepOutput
-from omni_stage.vllm_adapter.capture import CaptureLedger, FreshRows, HostCopy, compute_spans, merge_ranges
-from omni_stage.vllm_adapter.config import OmniRunnerConfig, check_capture
-from omni_stage.vllm_adapter.input_rows import INPUT_ROWS, InputRowStore, MropePositions, SupportsInputRows
+from omni_stage.vllm_adapter.capture import (
+    CaptureLedger,
+    FreshRows,
+    HostCopy,
+    HostSlice,
+    compute_spans,
+    merge_ranges,
+    select_rows,
+)
+from omni_stage.vllm_adapter.config import OmniRunnerConfig, check_capture, check_published
+from omni_stage.vllm_adapter.hooks import Positions, SampledTokens, SupportsInputRows
+from omni_stage.vllm_adapter.input_rows import INPUT_ROWS, InputRowStore, MropePositions
+from omni_stage.vllm_adapter.model_hooks import ModelHooks
+from omni_stage.vllm_adapter.packing import ROWS_NAME
 from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 
 if TYPE_CHECKING:
@@ -74,7 +88,10 @@ class OmniARRunnerMixin(_Base):
         """Requests whose payload or rows are wrong: each gets its error in place of its first output."""
         self._mrope: dict[str, MropePositions] = {}
         self._input_rows: InputRowStore | None = None
-        self._no_embedding_ids = torch.tensor(self._omni.no_embedding_token_ids, dtype=torch.int64, device=device)
+        self._hooks = ModelHooks()
+        self._sampling: ExecuteModelState | None = None
+        """The step that is being sampled."""
+        self._sampled: dict[str, HostSlice] = {}
         self._as_written = False
 
     @property
@@ -85,7 +102,7 @@ class OmniARRunnerMixin(_Base):
     @property
     def no_embedding_token_ids(self) -> tuple[int, ...]:
         """Token ids that stand for something else and may have no embedding."""
-        return self._omni.no_embedding_token_ids
+        return self._hooks.placeholder_token_ids
 
     # Eager steps
 
@@ -118,6 +135,9 @@ class OmniARRunnerMixin(_Base):
     def _load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         model = self.get_model()
+        self._hooks = ModelHooks.of(model)
+        if self._omni.capture_rows and self._hooks.publishes:
+            check_published(self.vllm_config)
         if not isinstance(model, SupportsInputRows):
             return
         if self.cache_config.enable_prefix_caching:
@@ -144,7 +164,7 @@ class OmniARRunnerMixin(_Base):
 
     def _admit(self, new_request: NewRequestData) -> None:
         request_id = new_request.req_id
-        if self._omni.captures and wants_rows(new_request):
+        if self._omni.capture_rows and wants_rows(new_request):
             if request_id in self._ledger:
                 self._ledger.rewind(request_id, new_request.num_computed_tokens)
             self._ledger.open(request_id)
@@ -193,12 +213,45 @@ class OmniARRunnerMixin(_Base):
             return self._sample_kept(grammar_output)
         # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
         step = self._capture(state)
-        output = self._sample_kept(grammar_output)
+        self._sampling = state
+        try:
+            output = self._sample_kept(grammar_output)
+        finally:
+            self._sampling = None
+        step = replace(step, sampled=self._sampled)
+        self._sampled = {}
         if isinstance(output, AsyncModelRunnerOutput):
             return AsyncRowsOutput(output, step)
         if isinstance(output, ModelRunnerOutput):
             step.attach(output)
         return output
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        output = super()._sample(logits, spec_decode_metadata)
+        if self._sampling is not None and self._hooks.after_sampling is not None:
+            self._sampled = self._act_after_sampling(output.sampled_token_ids, self._sampling.sample_hidden_states)
+        return output
+
+    def _act_after_sampling(self, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> dict[str, HostSlice]:
+        """Let the model act on this step's tokens [B, 1] that count, and start the copies of what it made of them."""
+        if self._hooks.after_sampling is None:
+            return {}
+        request_ids = self.input_batch.req_ids
+        kept = [index for index, counts in enumerate(self._list_sampling()) if counts]
+        if not kept:
+            return {}
+        tokens = token_ids[: len(request_ids), 0]
+        if len(kept) < len(request_ids):
+            chosen = torch.tensor(kept).to(self.device, non_blocking=True)
+            tokens, hidden_states = tokens[chosen], hidden_states[chosen]
+        names = [request_ids[index] for index in kept]
+        made = self._hooks.after_sampling(SampledTokens(names, tokens, hidden_states[: len(kept)]))
+        copies = self._start_copies(made, len(kept))
+        return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
+
+    def _list_sampling(self) -> list[bool]:
+        """Whether each request of the batch samples in this step. vLLM throws the token of one in its prefill away."""
+        return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
 
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
         """Sample as vLLM does, without drawing from the seeded generators of requests that stay in their prefill.
@@ -225,15 +278,12 @@ class OmniARRunnerMixin(_Base):
         fresh, gaps = self._ledger.plan(spans)
         for request_id, error in gaps.items():
             self._fail(request_id, error)
-        # vLLM's own mask of requests that stay in their prefill: their sampled token is thrown away.
-        samples = np.logical_not(self.discard_request_mask.np[: len(request_ids)])
-        sampling = [request_id for request_id, sampled in zip(request_ids, samples, strict=True) if sampled]
-        rows = self._gather(state.hidden_states, fresh) if fresh else None
-        if not get_tp_group().is_first_rank:
-            # Only the first rank's output is read; the others took part because an embedding may be sharded.
-            rows = None
-        copy = HostCopy(rows, self._copy_stream()) if rows is not None else None
-        deliveries = self._ledger.settle(fresh, copy, sampling)
+        sampling = [
+            request_id for request_id, samples in zip(request_ids, self._list_sampling(), strict=True) if samples
+        ]
+        fresh = self._select(fresh)
+        copies = self._start_copies(*self._gather(state.hidden_states, fresh)) if fresh else {}
+        deliveries = self._ledger.settle(fresh, copies, sampling)
         extras = {
             request_id: self._mrope_of(request_id) for request_id, delivery in deliveries.items() if delivery.first
         }
@@ -242,18 +292,38 @@ class OmniARRunnerMixin(_Base):
         }
         return StepOutput(deliveries, extras, failures)
 
-    def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> torch.Tensor:
-        """The fresh rows [N, H] on the device, as a tensor of their own, in the order of `fresh`."""
+    def _select(self, fresh: list[FreshRows]) -> list[FreshRows]:
+        """The rows that the model publishes."""
+        select = self._hooks.select_positions
+        if select is None:
+            return fresh if self._hooks.publishes_positions else []
+        return select_rows(
+            fresh,
+            lambda rows: select(rows.position, rows.end - rows.begin, self.requests[rows.request_id].num_prompt_tokens),
+        )
+
+    def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> tuple[Mapping[str, torch.Tensor], int]:
+        """What is published of the fresh rows [n, ...], on the device, in their order; and n."""
         ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
-        hidden = torch.cat([hidden_states[begin:end] for begin, end in ranges])
-        if self._omni.capture_rows == "hidden":
-            return hidden
-        ids = torch.cat([self.input_ids.gpu[begin:end] for begin, end in ranges])
-        # Not torch.isin, which may sort and so make the host wait for the device.
-        embedded = (ids.unsqueeze(-1) != self._no_embedding_ids).all(dim=-1)
-        # Placeholder ids may lie outside the embedding table: look up id 0 there and leave the row alone.
-        embedding = self.get_model().embed_input_ids(torch.where(embedded, ids, 0))
-        return torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)
+
+        def take(values: torch.Tensor) -> torch.Tensor:
+            return torch.cat([values[begin:end] for begin, end in ranges])
+
+        hidden = take(hidden_states)
+        if self._hooks.publish_positions is None:
+            return {ROWS_NAME: hidden}, hidden.shape[0]
+        positions = Positions(take(self.input_ids.gpu), hidden, take)
+        return self._hooks.publish_positions(positions), hidden.shape[0]
+
+    def _start_copies(self, tensors: Mapping[str, torch.Tensor], rows: int) -> dict[str, HostCopy]:
+        """Copies of what a hook gave, on their way to the host. Raises ModelExecutionError on a wrong shape."""
+        for name, tensor in tensors.items():
+            if tensor.shape[:1] != (rows,):
+                raise ModelExecutionError(f"the model gave {name} of shape {list(tensor.shape)} for {rows} rows")
+        if not get_tp_group().is_first_rank:
+            # Only the first rank's output is read; the others took part because an embedding may be sharded.
+            return {}
+        return {name: HostCopy(tensor, self._copy_stream()) for name, tensor in tensors.items()}
 
     def _copy_stream(self) -> torch.cuda.Stream | None:
         return self._get_or_create_async_output_copy_stream() if host_memory.copies_overlap(self.device) else None

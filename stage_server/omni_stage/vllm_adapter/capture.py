@@ -14,7 +14,7 @@ refuses both settings beside capture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -40,6 +40,25 @@ class FreshRows:
     request_id: str
     begin: int
     end: int
+    position: int = 0
+    """Of the first row, in its request."""
+
+
+def select_rows(
+    fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
+) -> list[FreshRows]:
+    """The rows in the ranges that `select` names, relative to each one's first row. Raises ValueError on others."""
+    selected: list[FreshRows] = []
+    for rows in fresh:
+        reached = 0
+        for begin, end in select(rows):
+            if not reached <= begin <= end <= rows.end - rows.begin:
+                raise ValueError(f"[{begin}, {end}) is no range of {rows.end - rows.begin} positions that follows")
+            reached = end
+            if begin < end:
+                first = rows.begin + begin
+                selected.append(FreshRows(rows.request_id, first, rows.begin + end, rows.position + begin))
+    return selected
 
 
 def compute_spans(
@@ -98,15 +117,16 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class HostSlice:
-    """Rows [begin, end) of a copy."""
+    """Rows [begin, end) of a step's copies."""
 
-    copy: HostCopy
+    copies: Mapping[str, HostCopy]
+    """By the tensor's name."""
     begin: int
     end: int
 
-    def wait(self) -> torch.Tensor:
-        """The rows on the host; a view of the step's copy."""
-        return self.copy.wait()[self.begin : self.end]
+    def wait(self) -> dict[str, torch.Tensor]:
+        """The rows on the host by name; views of the step's copies."""
+        return {name: copy.wait()[self.begin : self.end] for name, copy in self.copies.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +137,10 @@ class Delivery:
     first: bool
     """Whether the request has sent nothing before."""
 
-    def rows(self) -> torch.Tensor:
-        """[N, H] on the host, of its own memory: a view would keep the whole step's copy alive."""
-        return torch.cat([piece.wait() for piece in self.slices])
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """[N, ...] by name, on the host, of their own memory: a view would keep the whole step's copy alive."""
+        pieces = [piece.wait() for piece in self.slices]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 @dataclass(slots=True)
@@ -180,20 +201,23 @@ class CaptureLedger:
                     "stage; switch prefix caching and KV connectors off",
                 )
             elif known < span.length:
-                fresh.append(FreshRows(span.request_id, span.offset + known, span.offset + span.length))
+                begin, end = span.offset + known, span.offset + span.length
+                fresh.append(FreshRows(span.request_id, begin, end, progress.next_position))
                 progress.next_position = span.start + span.length
         return fresh, gaps
 
-    def settle(self, fresh: Sequence[FreshRows], copy: HostCopy | None, sampling: Iterable[str]) -> dict[str, Delivery]:
+    def settle(
+        self, fresh: Sequence[FreshRows], copies: Mapping[str, HostCopy], sampling: Iterable[str]
+    ) -> dict[str, Delivery]:
         """Deliveries of this step: to the requests that sample, what they gave now and before.
 
-        `copy` holds the fresh rows one after another; None on a rank whose output nobody reads.
+        `copies` hold the fresh rows one after another, by name; empty on a rank whose output nobody reads.
         """
         offset = 0
         for rows in fresh:
             end = offset + rows.end - rows.begin
-            if copy is not None:
-                self._progress[rows.request_id].held.append(HostSlice(copy, offset, end))
+            if copies:
+                self._progress[rows.request_id].held.append(HostSlice(copies, offset, end))
             offset = end
         deliveries: dict[str, Delivery] = {}
         for request_id in sampling:

@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from omni_stage.errors import ConfigurationError
-
-CaptureRows = Literal["none", "hidden", "hidden_plus_embedding"]
-"""Which rows leave an autoregressive stage: none; the last hidden state (normed, what compute_logits gets); or that
-plus the input embedding of the token at the same position."""
 
 ADDITIONAL_CONFIG_KEY = "omni"
 """Where the settings sit in vLLM's `additional_config`."""
@@ -26,32 +22,18 @@ _FIELD = f"additional_config.{ADDITIONAL_CONFIG_KEY}"
 class OmniRunnerConfig:
     """Settings of the autoregressive runner. An instance that exists is valid."""
 
-    capture_rows: CaptureRows = "none"
-    no_embedding_token_ids: tuple[int, ...] = ()
-    """Placeholders of images and sound: their positions contribute the hidden state only."""
+    capture_rows: bool = False
+    """Whether any request may ask for what the model publishes (hooks)."""
     capture_mrope: bool = False
     """Whether a request's first rows bring the prompt's M-RoPE positions and delta along."""
 
     def __post_init__(self) -> None:
         """Refuse wrong types and combinations. Raises ConfigurationError."""
-        if self.capture_rows not in get_args(CaptureRows):
-            raise _error("capture_rows", f"must be one of {', '.join(get_args(CaptureRows))}")
-        if not isinstance(self.no_embedding_token_ids, tuple) or not all(
-            isinstance(token, int) and not isinstance(token, bool) and token >= 0
-            for token in self.no_embedding_token_ids
-        ):
-            raise _error("no_embedding_token_ids", "must be a list of token ids of at least 0")
-        if not isinstance(self.capture_mrope, bool):
-            raise _error("capture_mrope", "must be true or false")
-        if self.capture_rows == "none" and self.capture_mrope:
+        for name in ("capture_rows", "capture_mrope"):
+            if not isinstance(getattr(self, name), bool):
+                raise _error(name, "must be true or false")
+        if self.capture_mrope and not self.capture_rows:
             raise _error("capture_mrope", "needs capture_rows: positions travel with the first rows")
-        if self.capture_rows != "hidden_plus_embedding" and self.no_embedding_token_ids:
-            raise _error("no_embedding_token_ids", "only means something with capture_rows: hidden_plus_embedding")
-
-    @property
-    def captures(self) -> bool:
-        """Whether any request may ask for rows."""
-        return self.capture_rows != "none"
 
     @classmethod
     def from_mapping(cls, values: object) -> Self:
@@ -65,11 +47,7 @@ class OmniRunnerConfig:
                 f"{_FIELD} has unknown settings: {', '.join(unknown)}; known are {', '.join(sorted(known))}",
                 field=f"{_FIELD}.{unknown[0]}",
             )
-        settings = {str(name): value for name, value in values.items()}
-        tokens = settings.get("no_embedding_token_ids")
-        if isinstance(tokens, list):
-            settings["no_embedding_token_ids"] = tuple(tokens)
-        return cls(**settings)
+        return cls(**{str(name): value for name, value in values.items()})
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any) -> Self:
@@ -82,9 +60,8 @@ class OmniRunnerConfig:
 
 def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: bool) -> None:
     """Refuse engine settings under which captured rows would be missing or wrong. Raises ConfigurationError."""
-    if not config.captures:
+    if not config.capture_rows:
         return
-    with_embedding = config.capture_rows == "hidden_plus_embedding"
     problems = {
         "enable_prefix_caching": (
             vllm_config.cache_config.enable_prefix_caching,
@@ -98,14 +75,6 @@ def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: boo
             vllm_config.speculative_config is not None,
             "rows of rejected draft tokens would be sent; remove it",
         ),
-        "enable_prompt_embeds": (
-            with_embedding and vllm_config.model_config.enable_prompt_embeds,
-            "rows with the input embedding are made of token ids; set it to false",
-        ),
-        "pipeline_parallel_size": (
-            with_embedding and vllm_config.parallel_config.pipeline_parallel_size > 1,
-            "the rank with the hidden states has no input embedding; set it to 1",
-        ),
         "capture_mrope": (
             config.capture_mrope and not uses_mrope,
             "this model has no M-RoPE positions; set it to false",
@@ -114,6 +83,22 @@ def check_capture(config: OmniRunnerConfig, vllm_config: Any, *, uses_mrope: boo
     for name, (present, remedy) in problems.items():
         if present:
             raise ConfigurationError(f"{name} cannot be combined with capture of rows: {remedy}", field=name)
+
+
+def check_published(vllm_config: Any) -> None:
+    """Refuse engine settings under which a model cannot publish rows of its own. Raises ConfigurationError."""
+    if vllm_config.model_config.enable_prompt_embeds:
+        raise ConfigurationError(
+            "enable_prompt_embeds cannot be combined with this model's rows, which are made of token ids; set it to "
+            "false",
+            field="enable_prompt_embeds",
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            "pipeline_parallel_size cannot be combined with this model's rows: the rank with the hidden states has no "
+            "input embedding; set it to 1",
+            field="pipeline_parallel_size",
+        )
 
 
 def _error(name: str, problem: str) -> ConfigurationError:

@@ -1,4 +1,4 @@
-"""The runner of diffusion (non-autoregressive) stages: one step of the engine is one whole generation of a batch.
+"""The runner of one-shot stages (diffusion, decoders): one step of the engine is one whole generation of a batch.
 
 Why it is not a `GPUModelRunner`. That class is vLLM's machine for token-by-token decoding: a persistent batch of token
 ids, block tables, attention metadata, logits, sampling, CUDA graphs over token counts. A diffusion request has none of
@@ -24,8 +24,7 @@ and `ModelRunnerOutput` are what travels. vLLM states no interface for runners.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -36,6 +35,7 @@ from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStage
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.device_failure import judge_failure, probe_device
 from omni_stage.vllm_adapter.diffusion_output import DiffusionResult, build_output, check_result
+from omni_stage.vllm_adapter.hooks import OneShotModel
 from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 
 if TYPE_CHECKING:
@@ -46,26 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class DiffusionModel(Protocol):
-    """A vLLM model class for `GPUDiffusionModelRunner`.
-
-    It also is what vLLM asks of a model without attention: IsAttentionFree, `is_pooling_model = True`, a `pooler`
-    (IdentityPooler), `load_weights`. It may have `warm_up()`, called once when the weights are loaded.
-    """
-
-    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[DiffusionResult | Exception]:
-        """One result per request, in order: a tensor, a list or a dict of tensors, on any device.
-
-        Values that are not finite fail their request: a model marks by NaN what it cannot vouch for, without a wait.
-        An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
-        request by request; so `generate` must not leave state behind when it raises.
-        """
-        ...
-
-
 class GPUDiffusionModelRunner:
-    """Runs a `DiffusionModel` on any device; what a worker and an executor of vLLM ask of a runner, and no more."""
+    """Runs a `OneShotModel` on any device; what a worker and an executor of vLLM ask of a runner, and no more."""
 
     is_pooling_model = True
     supports_mm_inputs = False
@@ -96,7 +78,7 @@ class GPUDiffusionModelRunner:
     # What the worker asks for
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load the model through vLLM's loader. Raises ConfigurationError if it is no `DiffusionModel`."""
+        """Load the model through vLLM's loader. Raises ConfigurationError if it is no `OneShotModel`."""
         if load_dummy_weights:
             self.vllm_config.load_config.load_format = "dummy"
         with reporting_start_errors():
@@ -105,10 +87,10 @@ class GPUDiffusionModelRunner:
 
     def _load_model(self) -> nn.Module:
         model: nn.Module = get_model(vllm_config=self.vllm_config)
-        if not isinstance(model, DiffusionModel):
+        if not isinstance(model, OneShotModel):
             raise ConfigurationError(
                 f"model class {type(model).__name__} has no method generate(requests), so a diffusion stage cannot run "
-                "it; implement omni_stage.vllm_adapter.diffusion_runner.DiffusionModel or use an autoregressive stage",
+                "it; implement omni_stage.vllm_adapter.hooks.OneShotModel or use an autoregressive stage",
                 field="component",
             )
         return model

@@ -6,7 +6,7 @@ Read in vLLM 0.32 and Triton 3.7, and looked at here because each is noticed oth
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
   image has not (v1/sample/ops/topk_topp_sampler.py): it must be off, or FlashInfer's precompiled kernels be there.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.
-- The workers are imported by the engine's process.
+- The workers are imported by the engine's process, and so are the model classes (`registry._LazyRegisteredModel`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ MODULES = (
     "omni_stage.engine.vllm_engine",
     "omni_stage.vllm_adapter.ar_worker",
     "omni_stage.vllm_adapter.diffusion_worker",
-    "omni_stage.models.qwen2_5_omni.token2wav_model",
 )
 _PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
 _SOURCES = {
@@ -82,7 +81,7 @@ def list_problems(found: Findings) -> list[str]:
 def inspect() -> Findings:
     """Look at the machine that this runs on."""
     apply_environment()
-    imports = {name: _import(name) for name in MODULES}
+    imports = {name: _import(name) for name in (*MODULES, *_list_model_modules())}
     import torch
     from vllm import envs
 
@@ -95,6 +94,16 @@ def inspect() -> Findings:
         imports=imports,
         user=os.getuid(),
     )
+
+
+def _list_model_modules() -> list[str]:
+    """The modules of the model classes that plugins registered with vLLM."""
+    from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    lazy = [model.module_name for model in ModelRegistry.models.values() if isinstance(model, _LazyRegisteredModel)]
+    return sorted({name for name in lazy if not name.startswith("vllm.")})
 
 
 def try_compiler(name: str) -> str:

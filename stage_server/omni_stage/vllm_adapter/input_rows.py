@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import torch
 
@@ -27,22 +27,6 @@ MROPE_POSITIONS: Final = "mrope_positions"
 """Payload tensor [P, 3], int64: M-RoPE positions of the first P positions of the prompt."""
 MROPE_DELTA: Final = "mrope_delta"
 """Payload list [int]: what later positions add to their index."""
-
-
-@runtime_checkable
-class SupportsInputRows(Protocol):
-    """A vLLM model class that takes input rows.
-
-    Its forward reads `buffer[:num_tokens]`, where num_tokens is the length of its input ids; rows of padding tokens and
-    of dummy runs are zero. If an inner module is compiled with piecewise CUDA graphs, what the forward makes of the
-    rows must reach that module through a tensor of a fixed address as well, for the reason given above.
-    """
-
-    input_row_size: int
-    """D."""
-
-    def bind_input_rows(self, buffer: torch.Tensor) -> None:
-        """Take the buffer [max_num_tokens, D] (the engine's dtype, the model's device); called once, after loading."""
 
 
 class InputRows:

@@ -4,7 +4,7 @@ vLLM 0.32 learns what a model class can by importing it in a process of its own 
 seconds and more of a start. It keeps the answer below $VLLM_CACHE_ROOT, with a hash of the model's file; a new pod has
 none. So an image brings answers below $OMNI_MODEL_INFOS, and `copy_model_infos` puts them where vLLM looks.
 
-    python -m omni_stage.vllm_adapter.model_infos DIRECTORY        writes them, for the Dockerfile
+The Dockerfile has them written by `python -m omni_stage.models.prepare_image DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 MODEL_INFOS = "OMNI_MODEL_INFOS"
 """A cache directory of the image: the prepared answers are in its modelinfos."""
 _FOLDER = "modelinfos"
-# The thinker's language model, and what generic stages are most often asked to run.
-_ARCHITECTURES = (
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "LlamaForCausalLM",
-)
 
 
 def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
@@ -48,8 +42,8 @@ def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
     return copied
 
 
-def write_model_infos(directory: Path) -> list[str]:
-    """Write the answers for our models and the usual ones; the names of the files."""
+def write_model_infos(directory: Path, architectures: Collection[str]) -> list[str]:
+    """Write the answers for these architectures, as far as vLLM knows them. Returns the names of the files."""
     os.environ["VLLM_CACHE_ROOT"] = str(directory)
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel, _ModelInfo
     from vllm.plugins import load_general_plugins
@@ -58,7 +52,7 @@ def write_model_infos(directory: Path) -> list[str]:
     for architecture, model in ModelRegistry.models.items():
         if not isinstance(model, _LazyRegisteredModel):
             continue
-        if architecture in _ARCHITECTURES or model.module_name.startswith("omni_stage."):
+        if architecture in architectures:
             info = _ModelInfo.from_model_cls(model.load_model_cls())
             source = Path(sys.modules[model.module_name].__file__ or "")
             model._save_modelinfo_to_cache(info, model._get_modelinfo_module_hash(source))
@@ -66,7 +60,3 @@ def write_model_infos(directory: Path) -> list[str]:
     for file in written:
         file.chmod(0o644)  # vLLM writes them for itself alone
     return [file.name for file in written]
-
-
-if __name__ == "__main__":
-    print("\n".join(write_model_infos(Path(sys.argv[1]))))  # noqa: T201

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from support.controlplane.api import eventually
+import yaml
+
+from support.controlplane.api import Api, eventually
 from support.controlplane.process import ChildProcess, Running
 from support.forks import ForkedProgram, preload
 
@@ -21,6 +23,9 @@ _numbers = itertools.count()
 # The same holder after a restart, like a container that restarts in its pod: it need not wait for its own lease.
 _IDENTITY = "operator-under-test"
 preload("omni_operator.__main__")
+
+MANIFESTS = Path(__file__).resolve().parents[3] / "manifests"
+SYSTEM_NAMESPACE = "omnipipeline-system"
 
 
 class OperatorProcess:
@@ -129,6 +134,13 @@ class _ForkedChild(ChildProcess):
 
     def _spawn(self) -> Running:
         return ForkedProgram("omni_operator.__main__", self._flags, self.log, os.environ)
+
+
+def grant_operator(api: Api) -> None:
+    """Apply the shipped Roles for an operator that serves the client's namespace and runs there."""
+    text = (MANIFESTS / "rbac" / "namespaced.yaml").read_text()
+    for manifest in yaml.safe_load_all(text.replace(SYSTEM_NAMESPACE, api.namespace)):
+        api.apply(manifest)
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
 from omni_stage.engine.arguments import CPU_KV_CACHE_BYTES, OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import Component, EngineKind
+from omni_stage.models.component import Component
+from omni_stage.models.manifest import describe
 
 
 @dataclass
@@ -24,12 +26,25 @@ class Described:
     id: str = "test/described"
     queue_timeout_s: float | None = None
     takes_prompt_embeds: bool = False
+    reads: str | None = None
+
+    @property
+    def facts(self) -> ComponentFacts:
+        return describe(
+            id=self.id,
+            kind=self.kind,
+            reads=self.reads,
+            publishes="test/rows",
+            publishes_rows=not self.kind.is_one_shot,
+            queue_timeout_s=self.queue_timeout_s,
+            takes_prompt_embeds=self.takes_prompt_embeds,
+        )
 
     def engine_kwargs(self) -> dict[str, Any]:
         return dict(self.kwargs)
 
 
-CAPTURING = {"additional_config": {"omni": {"capture_rows": "hidden"}}}
+CAPTURING = {"additional_config": {"omni": {"capture_rows": True}}}
 
 
 def build(
@@ -53,7 +68,8 @@ def build(
         input=InputEdge(source=source) if source else None,
         limits=limits or Limits(),
     )
-    return build_engine_args(config, cast(Component, Described(**described)), on_cpu=on_cpu)
+    component = Described(**described, reads="test/tensors" if source else None)
+    return build_engine_args(config, cast(Component, component), on_cpu=on_cpu)
 
 
 def test_the_user_wins_over_the_component() -> None:
@@ -146,10 +162,14 @@ def test_prompt_embeds_are_off_unless_said() -> None:
 @pytest.mark.parametrize(
     ("options", "because"),
     [
-        pytest.param({}, "component test/described takes no prompt embeddings", id="component"),
+        pytest.param({}, "this component takes no prompt embeddings", id="component"),
         pytest.param({"kwargs": CAPTURING}, "reads this stage's rows, which are made of token ids", id="captured rows"),
-        pytest.param({"source": "thinker"}, "reads the tensors of stage thinker", id="a later stage"),
-        pytest.param({"kind": EngineKind.DIFFUSION, "source": "talker"}, "tensors of stage talker", id="diffusion"),
+        pytest.param({"source": "thinker"}, "this stage reads the tensors of another stage", id="a later stage"),
+        pytest.param(
+            {"kind": EngineKind.DIFFUSION, "source": "talker"},
+            "this stage reads the tensors of another stage",
+            id="diffusion",
+        ),
     ],
 )
 def test_prompt_embeds_are_refused_where_they_have_no_place(options: dict[str, Any], because: str) -> None:
@@ -263,11 +283,6 @@ def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> No
             {"user": EngineArgs(max_num_batched_tokens=4, max_num_seqs=8)},
             "engineArgs.maxNumBatchedTokens",
             id="a step smaller than its requests",
-        ),
-        pytest.param(
-            {"user": EngineArgs(enable_prefix_caching=True), "kwargs": {"enable_prefix_caching": False}},
-            "engineArgs.enablePrefixCaching",
-            id="prefix caching that the component rules out",
         ),
         pytest.param(
             {"user": EngineArgs(enforce_eager=False), "kwargs": {"enforce_eager": True}},

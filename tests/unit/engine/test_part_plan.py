@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.part_plan import PartPlan
-from omni_stage.engine.sampling import check_streamed_sampling
+from omni_stage.engine.sampling import check_stage_sampling
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import FinishReason, StageInput
 from omni_stage.models.edge_stream import InputPart
+from omni_stage.models.manifest import describe
 
+TEXT = describe(id="test/text", kind=EngineKind.AUTOREGRESSIVE, writes_text=True, streams_input=True)
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
@@ -72,15 +75,19 @@ REFUSED: dict[str, Any] = {"min_tokens": 1, "presence_penalty": 0.1, "frequency_
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_on_streamed_input(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{name} cannot be honoured") as caught:
-        check_streamed_sampling(SamplingDefaults(**{name: REFUSED[name]}), field="start.sampling[talker]")
+        check_stage_sampling(
+            SamplingDefaults(**{name: REFUSED[name]}), TEXT, is_streamed=True, field="start.sampling[talker]"
+        )
     assert caught.value.details.field == f"start.sampling[talker].{name}"
 
 
 def test_neutral_values_pass() -> None:
-    check_streamed_sampling(
+    check_stage_sampling(
         SamplingDefaults(
             min_tokens=0, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.2, seed=1, temperature=1.0
-        )
+        ),
+        TEXT,
+        is_streamed=True,
     )
 
 

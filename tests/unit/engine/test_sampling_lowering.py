@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling, sampling_kwargs
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import EngineKind
+from omni_stage.models.manifest import describe
 
 S = SamplingDefaults
 NONE = SamplingDefaults()
@@ -46,7 +47,11 @@ def test_resolve_sampling(
     assert resolve_sampling(request_, seed=seed, config_default=config, component_default=component) == expected
 
 
-AR, DIFFUSION = EngineKind.AUTOREGRESSIVE, EngineKind.DIFFUSION
+AR, DIFFUSION, DECODER = EngineKind
+
+
+def facts(kind: EngineKind, writes_text: bool) -> ComponentFacts:
+    return describe(id="test/stage", kind=kind, writes_text=writes_text, streams_input=True)
 
 
 @pytest.mark.parametrize(
@@ -57,13 +62,14 @@ AR, DIFFUSION = EngineKind.AUTOREGRESSIVE, EngineKind.DIFFUSION
         pytest.param(S(guidance_scale=1), AR, True, "guidance_scale", id="guidance of a text stage"),
         pytest.param(S(temperature=1), DIFFUSION, False, "temperature", id="temperature of a diffusion stage"),
         pytest.param(S(max_tokens=1), DIFFUSION, False, "max_tokens", id="tokens of a diffusion stage"),
+        pytest.param(S(num_inference_steps=4), DECODER, False, "num_inference_steps", id="solver steps of a decoder"),
         pytest.param(S(temperature=2.1), AR, True, "temperature", id="hotter than vLLM takes"),
         pytest.param(S(min_tokens=5, max_tokens=4), AR, True, "min_tokens", id="more than the most"),
     ],
 )
 def test_refuses_by_name(sampling: SamplingDefaults, kind: EngineKind, writes_text: bool, field: str) -> None:
     with pytest.raises(InvalidRequestError, match=field) as caught:
-        check_stage_sampling(sampling, kind, writes_text=writes_text, field="start.sampling[a]")
+        check_stage_sampling(sampling, facts(kind, writes_text), is_streamed=False, field="start.sampling[a]")
     assert caught.value.details.field == f"start.sampling[a].{field}"
 
 
@@ -76,7 +82,7 @@ def test_refuses_by_name(sampling: SamplingDefaults, kind: EngineKind, writes_te
     ],
 )
 def test_accepts(sampling: SamplingDefaults, kind: EngineKind, writes_text: bool) -> None:
-    check_stage_sampling(sampling, kind, writes_text=writes_text)
+    check_stage_sampling(sampling, facts(kind, writes_text), is_streamed=False)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from omni_stage.engine.factory import build_component
 from omni_stage.errors import ConfigurationError
 
 BELOW = {"stage": "next", "target": "127.0.0.1:1", "component": "qwen2_5_omni/talker", "stages": ["next"]}
+SOUND_BELOW = {**BELOW, "component": "qwen2_5_omni/token2wav"}
 FROM_ABOVE = {"source": "above"}
 
 
@@ -32,13 +33,13 @@ def configure(checkpoint: Path, stage: str, **settings: Any) -> StageConfig:
     ("stage", "settings"),
     [
         ("thinker", {"outputs": ["Text"], "downstream": [BELOW]}),
-        ("talker", {"input": FROM_ABOVE, "downstream": [BELOW]}),
-        ("talker", {"input": {**FROM_ABOVE, "mode": "Stream"}, "downstream": [BELOW]}),
+        ("talker", {"input": FROM_ABOVE, "downstream": [SOUND_BELOW]}),
+        ("talker", {"input": {**FROM_ABOVE, "mode": "Stream"}, "downstream": [SOUND_BELOW]}),
         ("token2wav", {"input": FROM_ABOVE, "outputs": ["Audio"]}),
     ],
 )
 def test_what_a_component_can_do(checkpoint: Path, stage: str, settings: dict[str, Any]) -> None:
-    assert build_component(configure(checkpoint, stage, **settings)).id == f"qwen2_5_omni/{stage}"
+    assert build_component(configure(checkpoint, stage, **settings)).facts.id == f"qwen2_5_omni/{stage}"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_what_a_component_can_do(checkpoint: Path, stage: str, settings: dict[st
         ("talker", {"downstream": [BELOW]}, "input", "needs an input"),
         ("token2wav", {"outputs": ["Audio"]}, "input", "needs an input"),
         ("token2wav", {"input": FROM_ABOVE, "downstream": [BELOW]}, "downstream", "publishes no tensors"),
+        ("thinker", {"downstream": [SOUND_BELOW]}, "downstream", "publishes tensors qwen2_5_omni/thinker2talker"),
     ],
 )
 def test_what_it_cannot_do(checkpoint: Path, stage: str, settings: dict[str, Any], field: str, message: str) -> None:

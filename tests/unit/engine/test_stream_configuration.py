@@ -34,14 +34,6 @@ def test_these_components_take_streams(tiny_checkpoint: Path, name: str) -> None
     assert isinstance(factory.build_component(stage(tiny_checkpoint, name)), TakesStreams)
 
 
-def test_a_component_that_needs_its_whole_input(monkeypatch: pytest.MonkeyPatch, tiny_checkpoint: Path) -> None:
-    component = SimpleNamespace(id="test/whole", outputs=frozenset(), input_schema=object(), output_schema=None)
-    monkeypatch.setattr(factory, "get_component_factory", lambda name: lambda config: component)
-    with pytest.raises(ConfigurationError, match="test/whole cannot start before its input is complete") as caught:
-        factory.build_component(stage(tiny_checkpoint, "talker"))
-    assert caught.value.details.field == "input.mode"
-
-
 @pytest.mark.parametrize("name", ["min_tokens", "presence_penalty", "frequency_penalty"])
 def test_defaults_that_cannot_be_honoured_fail_at_start(tiny_checkpoint: Path, name: str) -> None:
     config = stage(tiny_checkpoint, "talker", default_sampling=SamplingDefaults(**{name: 1}))

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from omni_kube.client import ApiClient
 from omni_kube.connection import Connection
 from omni_kube.errors import NotLeaderError
-from omni_kube.lease import Leadership, LeaseTimes, Sighting, Step, build_lease, decide
-from omni_kube.pacing import RateLimiter
+from omni_kube.lease import Leadership, LeaseTimes, Sighting, build_lease, may_hold
+from omni_kube.transport import Transport
 from omni_operator.process.metrics import Metrics
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
@@ -27,22 +26,24 @@ def lease(holder: str | None, version: str = "1", **spec: Any) -> dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("seen", "since", "now", "step"),
+    ("seen", "since", "now", "writes"),
     [
-        (None, 0.0, 0.0, Step.CREATE),
-        (lease("me"), 0.0, 99.0, Step.RENEW),
-        (lease("other"), 0.0, 14.9, Step.WAIT),
-        (lease("other"), 0.0, 15.0, Step.TAKE),
-        (lease("other"), 10.0, 24.0, Step.WAIT),
-        (lease(""), 0.0, 0.0, Step.TAKE),
-        (lease(None), 0.0, 0.0, Step.TAKE),
-        ({"metadata": {}, "spec": None}, 0.0, 0.0, Step.TAKE),
-        (lease("other", leaseDurationSeconds=None), 0.0, 0.0, Step.TAKE),
+        (None, 0.0, 0.0, True),
+        (lease("me"), 0.0, 99.0, True),
+        (lease("other"), 0.0, 14.9, False),
+        (lease("other"), 0.0, 15.0, True),
+        (lease("other"), 10.0, 24.0, False),
+        (lease(""), 0.0, 0.0, True),
+        (lease(None), 0.0, 0.0, True),
+        ({"metadata": {}, "spec": None}, 0.0, 0.0, True),
+        (lease("other", leaseDurationSeconds=None), 0.0, 0.0, True),
     ],
     ids=["none", "ours", "held", "silent too long", "renewed since", "given up", "no holder", "no spec", "no duration"],
 )
-def test_what_a_candidate_does(seen: dict[str, Any] | None, since: float, now: float, step: Step) -> None:
-    assert decide(Sighting(seen, since), "me", now) is step
+def test_when_a_candidate_writes_itself_into_the_lease(
+    seen: dict[str, Any] | None, since: float, now: float, writes: bool
+) -> None:
+    assert may_hold(Sighting(seen, since), "me", now) is writes
 
 
 def test_the_clock_starts_when_the_record_changes_not_at_its_own_times() -> None:
@@ -88,9 +89,9 @@ def test_a_lease_that_follows_on_another(
 
 async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call of 15 s once had a margin of 5."""
-    client = ApiClient(Connection(Configuration()), Metrics(), RateLimiter(1, 1))
+    transport = Transport(Connection(Configuration(), "test"), Metrics())
     times = LeaseTimes(duration_s=15, renew_deadline_s=10.0)
-    leadership = Leadership(client, name="l", namespace="n", identity="me", on_change=lambda _: None, times=times)
+    leadership = Leadership(transport, name="l", namespace="n", identity="me", on_change=lambda _: None, times=times)
     with pytest.raises(NotLeaderError):
         leadership.ensure()
     now = asyncio.get_running_loop().time()

@@ -20,7 +20,7 @@ class Server:
         self.leadership: Leadership
         self.taken = 0
 
-    async def call_unlimited(self, verb: str, method: str, path: str, body: Any = None) -> Any:
+    async def call(self, verb: str, method: str, path: str, body: Any = None) -> Any:
         if body is None:
             raise NotFoundError("no lease", status=404, reason="NotFound")
         if self.taken == 1:

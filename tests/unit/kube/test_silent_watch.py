@@ -18,11 +18,13 @@ from kubernetes.aio.client import Configuration
 import omni_kube.client as client_module
 from omni_kube.client import ApiClient
 from omni_kube.connection import Connection
-from omni_kube.objects import KIND_BY_NAME
+from omni_kube.objects import ObjectKey
 from omni_kube.pacing import RateLimiter
 from omni_kube.reflector import WATCH_TIMEOUT_S, Reflector
-from omni_kube.seen import ObjectKey
+from omni_kube.seen import Root
 from omni_kube.store import Store
+from omni_kube.transport import Transport
+from omni_operator.kinds import KIND_BY_NAME
 from omni_operator.process.handlers import build_kopf_settings
 from omni_operator.process.liveness import LONGEST_SILENCE_S
 from omni_operator.process.metrics import Metrics
@@ -32,6 +34,7 @@ from support.tcp_proxy import TcpProxy, Toxics
 
 WATCH_S, SLACK_S = 1.0, 0.5
 SERVICE = KIND_BY_NAME["Service"]
+ROOT = Root("OmniPipeline", "omnipipeline.io/pipeline")
 
 
 def service(name: str, version: int) -> dict[str, Any]:
@@ -97,7 +100,8 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
     with TcpProxy(f"127.0.0.1:{port}") as proxy:
         configuration = Configuration()
         configuration.host = f"http://{proxy.target}"
-        client, store = ApiClient(Connection(configuration), Metrics(), RateLimiter(1000.0, 100.0)), Store()
+        transport = Transport(Connection(configuration, "test"), Metrics())
+        client, store = ApiClient(transport, RateLimiter(1000.0, 100.0)), Store(ROOT)
         reflector = Reflector(
             client, store, SERVICE, "ns", selector="", on_change=lambda _: None, watch_timeout_s=WATCH_S
         )
@@ -118,7 +122,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-            await client.close()
+            await transport.close()
 
 
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:

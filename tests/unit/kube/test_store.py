@@ -7,13 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from omni_kube.objects import KIND_BY_NAME
-from omni_kube.seen import ObjectKey, PipelineKey, Seen, parse_version, pipeline_of, read_version, version_of
+from omni_kube.objects import NamespacedName, ObjectKey, parse_version, version_of
+from omni_kube.seen import Root, Seen, read_version
 from omni_kube.store import Store
+from omni_operator.kinds import KIND_BY_NAME
 from omni_proto.pod_contract import PIPELINE_LABEL
 
-P = PipelineKey("ns", "p")
-Q = PipelineKey("ns", "q")
+ROOT = Root("OmniPipeline", PIPELINE_LABEL)
+P = NamespacedName("ns", "p")
+Q = NamespacedName("ns", "q")
 OWNED = [{"kind": "OmniPipeline", "name": "p", "controller": True, "uid": "u"}]
 KEY = ObjectKey("Service", "ns", "s")
 
@@ -33,8 +35,8 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
     return None if found is None else version_of(found)
 
 
-def test_an_object_is_kept_without_managed_fields_and_given_as_a_copy() -> None:
-    store = Store()
+def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
+    store = Store(ROOT, lambda manifest: {**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
     store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
     assert found is not None
@@ -51,18 +53,16 @@ def test_what_was_read_undecoded_is_what_decoding_gives() -> None:
     )
     raw = msgspec.Raw(msgspec.json.encode(manifest))
     read, made = Seen.read(raw, KIND_BY_NAME["Service"]), Seen.of(manifest)
-    assert (read.key, read.version, read.pipeline) == (made.key, made.version, made.pipeline) == (KEY, 7, Q)
-    assert msgspec.json.decode(read.encode()) == msgspec.json.decode(made.encode())
+    assert (read.key, read.version, ROOT.find(read)) == (made.key, made.version, ROOT.find(made)) == (KEY, 7, Q)
+    assert read.decode() == made.decode() == manifest
     # Items of lists do not say what they are.
     nameless = msgspec.Raw(msgspec.json.encode({k: v for k, v in manifest.items() if k not in ("apiVersion", "kind")}))
-    assert msgspec.json.decode(Seen.read(nameless, KIND_BY_NAME["Service"]).encode()) == msgspec.json.decode(
-        made.encode()
-    )
+    assert Seen.read(nameless, KIND_BY_NAME["Service"]).decode() == manifest
     assert read_version(raw) == "7"
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
-    store = Store()
+    store = Store(ROOT)
     assert store.put_seen(Seen.of(service(5))) == {P}
     assert store.put_written(service(7))
     assert store.put_seen(Seen.of(service(7))) == set()
@@ -72,7 +72,7 @@ def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None
 
 
 def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.put_seen(Seen.of(service(10)))
     assert store.remove_seen(Seen.of(service(11))) == {P}
     assert not store.put_written(service(10)), "created by us, and deleted by someone before the answer was read"
@@ -83,7 +83,7 @@ def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
 
 
 def test_collections_of_other_kinds_and_namespaces_have_versions_of_their_own() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.advance("Service", "other", 100)
     store.advance("Pod", "ns", 100)
     assert store.put_written(service(5), "ns")
@@ -91,17 +91,17 @@ def test_collections_of_other_kinds_and_namespaces_have_versions_of_their_own() 
 
 
 def test_a_change_of_the_label_concerns_both_pipelines() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.put_seen(Seen.of(service(1)))
     assert store.put_seen(Seen.of(service(2, pipeline="q"))) == {P, Q}
-    assert list(store.of_pipeline(P)) == []
-    assert [version_of(found) for found in store.of_pipeline(Q)] == [2]
+    assert list(store.of_root(P)) == []
+    assert [version_of(found) for found in store.of_root(Q)] == [2]
     assert store.put_seen(Seen.of(service(3, pipeline=""))) == {Q}
     assert at(store) == 3
 
 
 def test_a_deletion_that_is_older_than_the_copy_is_none() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.put_written(service(9))
     assert store.remove_seen(Seen.of(service(5))) == set(), "of an earlier object of that name"
     assert at(store) == 9
@@ -111,21 +111,21 @@ def test_a_deletion_that_is_older_than_the_copy_is_none() -> None:
 
 
 def test_a_list_replaces_the_collection_and_finds_deletions() -> None:
-    store = Store()
+    store = Store(ROOT)
     for name in ("kept", "changed", "gone"):
         store.put_seen(Seen.of(service(1, name, pipeline=name)), "ns")
     store.put_seen(Seen.of(service(1, "elsewhere") | {"kind": "Pod"}), "ns")
     listing = store.begin_list("Service", "ns")
     assert listing.put(Seen.of(service(1, "kept", pipeline="kept")), 50) == set()
-    assert listing.put(Seen.of(service(40, "changed", pipeline="changed")), 50) == {PipelineKey("ns", "changed")}
-    assert listing.put(Seen.of(service(45, "new", pipeline="new")), 50) == {PipelineKey("ns", "new")}
-    assert listing.end(50) == {PipelineKey("ns", "gone")}
+    assert listing.put(Seen.of(service(40, "changed", pipeline="changed")), 50) == {NamespacedName("ns", "changed")}
+    assert listing.put(Seen.of(service(45, "new", pipeline="new")), 50) == {NamespacedName("ns", "new")}
+    assert listing.end(50) == {NamespacedName("ns", "gone")}
     assert sorted(key.name for key in store.keys("Service")) == ["changed", "kept", "new"]
     assert len(store.keys("Pod")) == 1
 
 
 def test_a_list_of_one_namespace_leaves_others_alone() -> None:
-    store = Store()
+    store = Store(ROOT)
     other = service(1, namespace="other")
     store.put_seen(Seen.of(other), "other")
     store.begin_list("Service", "ns").end(50)
@@ -135,7 +135,7 @@ def test_a_list_of_one_namespace_leaves_others_alone() -> None:
 
 
 def test_what_is_written_while_a_list_is_on_its_way_stays() -> None:
-    store = Store()
+    store = Store(ROOT)
     listing = store.begin_list("Service")
     store.put_written(service(60))
     assert listing.end(50) == set()
@@ -144,7 +144,7 @@ def test_what_is_written_while_a_list_is_on_its_way_stays() -> None:
 
 
 def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.put_seen(Seen.of(service(10)))
     listing = store.begin_list("Service")
     store.remove_seen(Seen.of(service(60)))
@@ -154,7 +154,7 @@ def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None
 
 
 def test_versions_that_went_back_are_believed_to_a_list() -> None:
-    store = Store()
+    store = Store(ROOT)
     store.put_seen(Seen.of(service(900)))
     store.put_seen(Seen.of(service(901, "lost")))
     listing = store.begin_list("Service")
@@ -182,12 +182,12 @@ def test_versions_that_went_back_are_believed_to_a_list() -> None:
     ],
     ids=["nothing", "null labels", "label", "controller", "owner that does not control", "controlled by another kind"],
 )
-def test_whose_an_object_is(metadata: dict[str, Any], pipeline: PipelineKey | None) -> None:
-    assert pipeline_of({"kind": "Service", "metadata": {"namespace": "ns", "name": "s"} | metadata}) == pipeline
+def test_whose_an_object_is(metadata: dict[str, Any], pipeline: NamespacedName | None) -> None:
+    assert ROOT.find(Seen.of({"kind": "Service", "metadata": {"namespace": "ns", "name": "s"} | metadata})) == pipeline
 
 
 def test_a_pipeline_is_its_own() -> None:
-    assert pipeline_of({"kind": "OmniPipeline", "metadata": {"namespace": "ns", "name": "p"}}) == P
+    assert ROOT.find(Seen.of({"kind": "OmniPipeline", "metadata": {"namespace": "ns", "name": "p"}})) == P
     assert str(P) == "ns/p"
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from omni_kube.errors import ApiError, GoneError
-from omni_kube.objects import KIND_BY_NAME
-from omni_kube.seen import ObjectKey
+from omni_kube.objects import ObjectKey
 from omni_kube.wire import parse_event, parse_page
+from omni_operator.kinds import KIND_BY_NAME
 
 SERVICE = KIND_BY_NAME["Service"]
 METADATA = {"name": "s", "namespace": "ns", "resourceVersion": "7"}

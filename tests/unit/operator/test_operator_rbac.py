@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_kube.objects import CHILD_KINDS
+from omni_operator.kinds import CHILD_KINDS
 from omni_operator.process.settings import OperatorSettings
 
 FILES = ("namespaced", "cluster")

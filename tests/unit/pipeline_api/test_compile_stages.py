@@ -48,7 +48,9 @@ spec:
 
 
 def compile_all(pipeline: OmniPipeline) -> dict[str, StageConfig]:
-    configs = compile_stages(pipeline, target_for=lambda stage: f"dns:///{stage.name}.:50051", model_path="/model")
+    configs = compile_stages(
+        pipeline, target_for=lambda stage: f"dns:///{stage.name}.:50051", model_path_for=lambda stage: "/model"
+    )
     return {config.stage: config for config in configs}
 
 
@@ -112,15 +114,16 @@ def test_only_the_entry_may_listen_with_tls() -> None:
     assert with_tls["thinker"].config_hash() == configs["thinker"].config_hash()
 
 
-def test_listen_for_gives_each_stage_its_ports() -> None:
+def test_each_stage_has_ports_and_a_checkpoint_of_its_own() -> None:
     ports = {"thinker": 1, "talker1": 2, "wav1": 3, "talker2": 4, "wav2": 5}
     configs = compile_stages(
         parse_pipeline(TREE),
         target_for=lambda stage: f"127.0.0.1:{ports[stage.name]}",
-        model_path="/m",
+        model_path_for=lambda stage: f"/models/{stage.name}",
         listen_for=lambda stage: Listen(host="127.0.0.1", grpc_port=ports[stage.name], health_port=0, metrics_port=0),
     )
     assert [config.listen.grpc_port for config in configs] == [1, 2, 3, 4, 5]
+    assert [config.model.path for config in configs] == [f"/models/{name}" for name in ports]
     assert [edge.target for edge in configs[0].downstream] == ["127.0.0.1:2", "127.0.0.1:4"]
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from observability.__main__ import DASHBOARDS
+from observability.alerts import GROUPS, render_rules
+from observability.grafana import render_dashboard
+from observability.reference import collect_stage_metrics, sample_name
 
 from omni_cli import processes
 from omni_operator.desired.pod.probes import build_probes
@@ -23,6 +29,7 @@ from omni_proto.pod_contract import (
     READINESS,
     STAGE_LABEL,
     ExitCode,
+    StageMetric,
     Termination,
     TerminationReason,
     parse_termination,
@@ -135,3 +142,31 @@ def test_errors_carry_the_same_domain() -> None:
 
 def test_the_form_is_json() -> None:
     assert json.loads(Termination("R").encode()) == {"reason": "R", "message": "", "field": ""}
+
+
+def metrics_in(text: str) -> set[str]:
+    """Names of a stage's metrics in a text of any form, series of histograms by the histogram's name."""
+    names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_stages_register_the_metrics_that_are_named() -> None:
+    assert {sample_name(family) for family in collect_stage_metrics()} == {str(metric) for metric in StageMetric}
+
+
+READERS = {
+    "dashboards": lambda: "".join(render_dashboard(page) for page in DASHBOARDS.values()),
+    "alerts": lambda: render_rules(GROUPS, "https://example.com"),
+    "chart": lambda: "".join(
+        path.read_text() for path in (ROOT / "helm" / "omnipipeline" / "files").rglob("*") if path.is_file()
+    ),
+    "runbooks": lambda: "".join(path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")),
+    "metrics page": lambda: (ROOT / "docs" / "observability.md").read_text(),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_readers_ask_for_metrics_that_stages_have(reader: Callable[[], str]) -> None:
+    found = metrics_in(reader())
+    assert found
+    assert found <= set(StageMetric)

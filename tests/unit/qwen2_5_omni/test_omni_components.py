@@ -10,38 +10,44 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 
+from omni_proto.pipeline.components import EngineKind, refuse_sampling
 from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     Component,
     EdgeInput,
-    EngineKind,
     EngineStep,
     FinishReason,
     StageRequest,
+    TakesStreams,
     UserPrompt,
 )
-from omni_stage.models.qwen2_5_omni import talker, thinker, token2wav
+from omni_stage.models.qwen2_5_omni import thinker, token2wav
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker, pick_token2wav
-from omni_stage.models.registry import get_component_factory
+from omni_stage.models.registry import installed_families
 from support.omni_stages import stage_config
 
 STAGES = ("thinker", "talker", "token2wav")
 
 
 def build(stage: str, checkpoint: Path) -> Component:
-    return get_component_factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
+    return installed_families().factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> None:
     component = build(stage, tiny_checkpoint)
-    assert component.id == f"qwen2_5_omni/{stage}"
-    assert component.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
+    facts = component.facts
+    assert facts.id == f"qwen2_5_omni/{stage}"
+    assert facts == installed_families().component(facts.id).facts
+    assert facts.reads == (component.input_schema.id if component.input_schema else None)
+    assert facts.publishes == (component.output_schema.id if component.output_schema else None)
+    assert isinstance(component, TakesStreams) is facts.streams_input
+    assert facts.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
     expected = {"thinker": {Output.TEXT}, "talker": set(), "token2wav": {Output.AUDIO}}
-    assert component.outputs == expected[stage]
+    assert set(facts.outputs) == expected[stage]
     assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
-    component.check_sampling(component.default_sampling)
+    assert refuse_sampling(facts, component.default_sampling, is_streamed=facts.streams_input) == []
     pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes: what a spawned engine is sent
 
 
@@ -69,27 +75,17 @@ def without(config: StageConfig, **changes: Any) -> StageConfig:
 def test_rows_are_captured_only_for_a_reader(tiny_checkpoint: Path) -> None:
     config = stage_config("thinker", tiny_checkpoint)
     capture = thinker.build_component(config).engine_kwargs()["additional_config"]["omni"]
-    assert capture["capture_rows"] == "hidden_plus_embedding"
-    assert len(capture["no_embedding_token_ids"]) == 3
+    assert capture == {"capture_rows": True, "capture_mrope": True}
     alone = thinker.build_component(without(config, downstream=[]))
-    assert alone.engine_kwargs()["additional_config"]["omni"] == {"capture_rows": "none"}
+    assert alone.engine_kwargs()["additional_config"] == {}
     assert not alone.warmup_request().want_tensors
-
-
-def test_a_stage_in_the_wrong_place_cannot_start(tiny_checkpoint: Path) -> None:
-    for stage, module in (("talker", talker), ("token2wav", token2wav)):
-        with pytest.raises(ConfigurationError, match="needs an input"):
-            module.build_component(without(stage_config(stage, tiny_checkpoint), input=None))
-    fed = without(stage_config("thinker", tiny_checkpoint), input=stage_config("talker", tiny_checkpoint).input)
-    with pytest.raises(ConfigurationError, match="entry stage"):
-        thinker.build_component(fed)
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_warm_up_can_be_prepared(tiny_checkpoint: Path, stage: str) -> None:
     component = build(stage, tiny_checkpoint)
     request = component.warmup_request()
-    component.check_sampling(request.sampling)
+    assert refuse_sampling(component.facts, request.sampling, is_streamed=component.facts.streams_input) == []
     prepared = component.prepare(request)
     assert prepared.finished is None
     assert component.emitter(request, prepared) is not None
@@ -118,25 +114,21 @@ def test_refused_input(tiny_checkpoint: Path, case: str) -> None:
 
 SAMPLING: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "thinker takes stop texts": ("thinker", {"stop": ["."], "temperature": 0.5}, None),
-    "thinker has no steps": ("thinker", {"num_inference_steps": 3}, "sampling.num_inference_steps"),
-    "talker has no guidance": ("talker", {"guidance_scale": 1.0}, "sampling.guidance_scale"),
-    "talker writes no text": ("talker", {"stop": ["."]}, "sampling.stop"),
-    "token2wav writes no tokens": ("token2wav", {"max_tokens": 5}, "sampling.max_tokens"),
-    "token2wav needs two points": ("token2wav", {"num_inference_steps": 1}, "sampling.num_inference_steps"),
+    "thinker has no steps": ("thinker", {"num_inference_steps": 3}, "num_inference_steps"),
+    "talker has no guidance": ("talker", {"guidance_scale": 1.0}, "guidance_scale"),
+    "talker writes no text": ("talker", {"stop": ["."]}, "stop"),
+    "token2wav writes no tokens": ("token2wav", {"max_tokens": 5}, "max_tokens"),
+    "token2wav needs two points": ("token2wav", {"num_inference_steps": 1}, "num_inference_steps"),
     "token2wav takes its own": ("token2wav", {"num_inference_steps": 2, "guidance_scale": 0.0, "seed": 1}, None),
 }
 
 
 @pytest.mark.parametrize("case", SAMPLING)
-def test_sampling(tiny_checkpoint: Path, case: str) -> None:
+def test_sampling(case: str) -> None:
     stage, given, field = SAMPLING[case]
-    component = build(stage, tiny_checkpoint)
-    if field is None:
-        component.check_sampling(SamplingDefaults(**given))
-        return
-    with pytest.raises(InvalidRequestError) as caught:
-        component.check_sampling(SamplingDefaults(**given))
-    assert caught.value.details.field == field
+    facts = installed_families().component(f"qwen2_5_omni/{stage}").facts
+    objections = refuse_sampling(facts, SamplingDefaults(**given), is_streamed=False)
+    assert [objection.field for objection in objections] == ([] if field is None else [field])
 
 
 def test_thinker_pairs_rows_with_tokens() -> None:
@@ -228,7 +220,7 @@ def test_a_request_is_as_many_tokens_as_its_work_and_no_more_than_fit(tiny_check
     with pytest.raises(InvalidRequestError, match="take fewer steps") as caught:
         component.prepare(ask(longest, 11))
     assert caught.value.details.field == "sampling.num_inference_steps"
-    small = get_component_factory("qwen2_5_omni/token2wav")(
+    small = installed_families().factory("qwen2_5_omni/token2wav")(
         stage_config("token2wav", tiny_checkpoint, max_model_len=100)
     )
     with pytest.raises(InvalidRequestError, match="at most 100 fit"):

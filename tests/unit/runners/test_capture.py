@@ -33,8 +33,10 @@ def play(ledger: CaptureLedger, steps: list[Step]) -> dict[str, list[list[int]]]
         if fresh:
             ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
             copy = HostCopy(torch.cat([batch[begin:end] for begin, end in ranges])[:, None], None)
-        for name, delivery in ledger.settle(fresh, copy, [name for name in step if step[name][2]]).items():
-            sent.setdefault(name, []).append(delivery.rows()[:, 0].tolist())
+        for name, delivery in ledger.settle(
+            fresh, {"rows": copy} if copy else {}, [name for name in step if step[name][2]]
+        ).items():
+            sent.setdefault(name, []).append(delivery.tensors()["rows"][:, 0].tolist())
     return sent
 
 
@@ -115,7 +117,7 @@ def test_only_the_first_delivery_says_so() -> None:
     firsts = []
     for start in range(3):
         fresh, _ = ledger.plan(compute_spans(["a"], {"a": 1}, {"a": start}))
-        firsts.append(ledger.settle(fresh, HostCopy(torch.zeros(1, 1), None), ["a"])["a"].first)
+        firsts.append(ledger.settle(fresh, {"rows": HostCopy(torch.zeros(1, 1), None)}, ["a"])["a"].first)
     assert firsts == [True, False, False]
 
 
@@ -146,7 +148,7 @@ def test_a_rank_that_copies_nothing_delivers_nothing() -> None:
     ledger = CaptureLedger()
     ledger.open("a")
     fresh, _ = ledger.plan(compute_spans(["a"], {"a": 2}, {"a": 0}))
-    assert ledger.settle(fresh, None, ["a"]) == {}
+    assert ledger.settle(fresh, {}, ["a"]) == {}
 
 
 class FinishedOutput(AsyncModelRunnerOutput):
@@ -163,7 +165,7 @@ def test_an_asynchronous_output_gets_rows_extras_and_errors_when_it_is_awaited()
     output = ModelRunnerOutput(["a", "b", "c"], {"a": 0, "b": 1, "c": 2}, [[1], [2], [3]])
     copy = HostCopy(torch.arange(6.0).reshape(3, 2), None)
     step = StepOutput(
-        deliveries={"c": Delivery((HostSlice(copy, 0, 1), HostSlice(copy, 1, 3)), first=True)},
+        deliveries={"c": Delivery((HostSlice({"rows": copy}, 0, 1), HostSlice({"rows": copy}, 1, 3)), first=True)},
         extras={"c": {"mrope_delta": torch.tensor([4])}},
         failures={"a": ModelExecutionError("no rows")},
     )

@@ -16,16 +16,13 @@ from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
 def test_an_engine_without_settings_captures_nothing(additional: Any) -> None:
     config = OmniRunnerConfig.from_vllm_config(SimpleNamespace(additional_config=additional))
     assert config == OmniRunnerConfig()
-    assert not config.captures
+    assert not config.capture_rows
 
 
 def test_settings_are_read_as_the_engine_builder_writes_them() -> None:
-    values = {"capture_rows": "hidden_plus_embedding", "no_embedding_token_ids": [7, 9], "capture_mrope": True}
+    values = {"capture_rows": True, "capture_mrope": True}
     config = OmniRunnerConfig.from_vllm_config(SimpleNamespace(additional_config={"omni": values}))
-    assert config == OmniRunnerConfig(
-        capture_rows="hidden_plus_embedding", no_embedding_token_ids=(7, 9), capture_mrope=True
-    )
-    assert config.captures
+    assert config == OmniRunnerConfig(capture_rows=True, capture_mrope=True)
 
 
 @pytest.mark.parametrize(
@@ -33,23 +30,10 @@ def test_settings_are_read_as_the_engine_builder_writes_them() -> None:
     [
         pytest.param([], "", id="no mapping"),
         pytest.param({"capture": "hidden"}, ".capture", id="unknown setting"),
-        pytest.param({"capture_rows": "all"}, ".capture_rows", id="unknown kind of rows"),
-        pytest.param({"capture_rows": None}, ".capture_rows", id="kind is no text"),
-        pytest.param({"capture_rows": "hidden", "capture_mrope": 1}, ".capture_mrope", id="flag is a number"),
+        pytest.param({"capture_rows": "hidden"}, ".capture_rows", id="a kind of rows"),
+        pytest.param({"capture_rows": None}, ".capture_rows", id="no answer"),
+        pytest.param({"capture_rows": True, "capture_mrope": 1}, ".capture_mrope", id="flag is a number"),
         pytest.param({"capture_mrope": True}, ".capture_mrope", id="positions without rows"),
-        pytest.param(
-            {"capture_rows": "hidden", "no_embedding_token_ids": [1]},
-            ".no_embedding_token_ids",
-            id="placeholders without embeddings",
-        ),
-        *(
-            pytest.param(
-                {"capture_rows": "hidden_plus_embedding", "no_embedding_token_ids": ids},
-                ".no_embedding_token_ids",
-                id=f"token ids {ids}",
-            )
-            for ids in ([-1], [True], ["1"], 5)
-        ),
     ],
 )
 def test_wrong_settings_name_their_field(values: Any, field: str) -> None:

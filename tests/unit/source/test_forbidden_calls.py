@@ -40,6 +40,9 @@ WALL_CLOCK = frozenset(
     }
     | {"datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
 )
+CHANNELS = frozenset(f"grpc.{kind}{name}" for kind in ("", "aio.") for name in ("insecure_channel", "secure_channel"))
+OPENS_CHANNELS = "omni_proto/rpc/channels.py"
+"""Nobody can forget there what keeps gRPC from crashing."""
 MAY_READ_THE_WALL_CLOCK = {
     "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
     "omni_stage/service/server/tls.py": "certificates expire by the wall clock",
@@ -101,9 +104,13 @@ def find_objects_from_bytes(tree: ast.Module) -> Iterator[str]:
 
 
 def find_wall_clock(tree: ast.Module) -> Iterator[str]:
+    yield from find_names(tree, WALL_CLOCK)
+
+
+def find_names(tree: ast.Module, wanted: frozenset[str]) -> Iterator[str]:
     names = full_names(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute) and (name := dotted(node, names)) in WALL_CLOCK:
+        if isinstance(node, ast.Name | ast.Attribute) and (name := dotted(node, names)) in wanted:
             yield f"{node.lineno}: {name}"
 
 
@@ -128,6 +135,10 @@ def test_nothing_makes_objects_or_code_of_bytes(shipped: dict[str, ast.Module]) 
 
 def test_the_wall_clock_is_read_where_it_is_said_why(shipped: dict[str, ast.Module]) -> None:
     assert {path for path, tree in shipped.items() if list(find_wall_clock(tree))} == set(MAY_READ_THE_WALL_CLOCK)
+
+
+def test_channels_are_opened_in_one_place(shipped: dict[str, ast.Module]) -> None:
+    assert {path for path, tree in shipped.items() if list(find_names(tree, CHANNELS))} == {OPENS_CHANNELS}
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.errors import ConfigurationError, InvalidRequestError
 from omni_stage.models.component import (
     ChatMessage,
     Emitter,
-    EngineKind,
     EngineStep,
     StageInput,
     StageRequest,
@@ -25,8 +24,8 @@ from omni_stage.models.component import (
     TextPart,
     UserPrompt,
 )
+from omni_stage.models.generic.manifest import LLM
 
-COMPONENT_ID = "generic/llm"
 _WARMUP_TOKENS = 4
 
 
@@ -105,7 +104,7 @@ def _text_of(message: ChatMessage) -> str:
     for part in message.parts:
         if not isinstance(part, TextPart):
             raise InvalidRequestError(
-                f"component {COMPONENT_ID} reads text only; leave images and sound out", field="start.prompt.chat"
+                f"component {LLM.id} reads text only; leave images and sound out", field="start.prompt.chat"
             )
         texts.append(part.text)
     return "".join(texts)
@@ -129,18 +128,11 @@ class _TextEmitter:
 class GenericLlm:
     """A text model; see the module's docstring."""
 
-    id = COMPONENT_ID
-    kind = EngineKind.AUTOREGRESSIVE
-    outputs = frozenset({Output.TEXT})
+    facts = LLM
     input_schema: TensorSchema | None = None
     output_schema: TensorSchema | None = None
-    default_sampling = SamplingDefaults()
+    default_sampling = LLM.default_sampling
     voices: Sequence[str] = ()
-    sample_rate_hz = 0
-    step_timeout_s = 30.0
-    queue_timeout_s: float | None = None
-    writes_text = True
-    takes_prompt_embeds = True
 
     def __init__(self, model_path: Path, tokenizer: TextTokenizer) -> None:
         self._model_path = model_path
@@ -151,20 +143,14 @@ class GenericLlm:
         return {
             "model": str(self._model_path),
             "language_model_only": True,
-            "additional_config": {"omni": {"capture_rows": "none"}},
         }
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """Everything that an autoregressive text stage honours."""
 
     def prepare(self, request: StageRequest) -> StageInput:
         """Tokenize; prompt embeddings pass as they are."""
         if not isinstance(request.source, UserPrompt):
-            raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
+            raise InvalidRequestError(f"component {LLM.id} reads a prompt, not tensors of another stage")
         if request.voice:
-            raise InvalidRequestError(
-                f"component {COMPONENT_ID} does not speak; leave the voice out", field="start.audio"
-            )
+            raise InvalidRequestError(f"component {LLM.id} does not speak; leave the voice out", field="start.audio")
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
         prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
@@ -190,9 +176,5 @@ def build_component(config: StageConfig) -> GenericLlm:
         raise ConfigurationError(
             f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it",
             field="model.path",
-        )
-    if config.input is not None:
-        raise ConfigurationError(
-            f"component {COMPONENT_ID} reads a prompt: it can only be the entry stage, without inputs", field="input"
         )
     return GenericLlm(path, TextTokenizer.load(path))

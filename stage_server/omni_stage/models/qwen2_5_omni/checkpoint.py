@@ -18,8 +18,6 @@ from transformers import Qwen2_5OmniConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.quiet import quiet_transformers
 
-SAMPLE_RATE_HZ = 24_000
-"""Of the model's sound: 50 codes a second, two mel frames a code, 240 samples a frame. In no configuration file."""
 DEFAULT_VOICE = "Chelsie"
 _EMBEDDING = "thinker.model.embed_tokens.weight"
 _DTYPES = ("bfloat16", "float16", "float32")

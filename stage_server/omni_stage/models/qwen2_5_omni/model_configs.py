@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-THINKER_ARCHITECTURE = "OmniQwen2_5Thinker"
-TALKER_ARCHITECTURE = "OmniQwen2_5Talker"
-TOKEN2WAV_ARCHITECTURE = "OmniQwen2_5Token2Wav"
+from omni_stage.models.qwen2_5_omni.manifest import (
+    TALKER_ARCHITECTURE,
+    THINKER_ARCHITECTURE,
+    TOKEN2WAV_ARCHITECTURE,
+)
 
 
 def name_thinker(config: Any) -> Any:

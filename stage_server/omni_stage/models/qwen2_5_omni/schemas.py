@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
+from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
     """Thinker to talker. The rows have the checkpoint's dtype: both ends agree whatever dtype they compute in."""
     return TensorSchema(
-        id="qwen2_5_omni/thinker2talker",
+        id=THINKER_TO_TALKER,
         version=1,
         tensors=(
             TensorSpec(
@@ -30,7 +31,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
 def talker2token2wav_schema() -> TensorSchema:
     """Talker to token2wav."""
     return TensorSchema(
-        id="qwen2_5_omni/talker2token2wav",
+        id=TALKER_TO_TOKEN2WAV,
         version=1,
         tensors=(TensorSpec("codes", "int64", (), "Codec token; the tokens that end the stream are left out."),),
     )

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError, InvalidTensorError
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
-    EngineKind,
     EngineStep,
     StageInput,
     StageRequest,
@@ -27,14 +26,13 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
     read_embedding_rows,
     read_voices,
 )
+from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
-from omni_stage.models.qwen2_5_omni.sampling import check_codec_sampling
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.qwen2_5_omni.talker_feed import TalkerFeed
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
 
-COMPONENT_ID = "qwen2_5_omni/talker"
 # The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
 
@@ -42,15 +40,8 @@ _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
 class Talker:
     """The talker of one checkpoint; see the module's docstring."""
 
-    id = COMPONENT_ID
-    kind = EngineKind.AUTOREGRESSIVE
-    outputs: frozenset[Output] = frozenset()
-    # As transformers' Qwen2_5OmniForConditionalGeneration.generate().
-    default_sampling = SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096)
-    sample_rate_hz = 0
-    step_timeout_s = 30.0
-    queue_timeout_s: float | None = None
-    writes_text = False
+    facts = TALKER
+    default_sampling = TALKER.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows]) -> None:
         """`texts`: the rows that frame the text, by voice, the default voice first."""
@@ -68,19 +59,14 @@ class Talker:
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
             "generation_config": str(_GENERATION_CONFIG),
-            # Equal prompts of masks are not equal input: the rows differ, and a cached prefix would not know.
+            # See the manifest.
             "enable_prefix_caching": False,
-            "additional_config": {"omni": {"capture_rows": "none"}},
         }
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """Neither the parameters of diffusion nor stop texts."""
-        check_codec_sampling(sampling)
 
     def prepare(self, request: StageRequest) -> StageInput:
         """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
-            raise InvalidRequestError(f"component {COMPONENT_ID} reads tensors of a thinker, not a prompt")
+            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
         feed = self.open_feed(request)
         feed.add(EdgeRows(request.source.tensors, ended=True))
         part = feed.next_part()
@@ -136,8 +122,6 @@ class TalkerEmitter:
 
 def build_component(config: StageConfig) -> Talker:
     """The talker of config.model.path. Raises ConfigurationError."""
-    if config.input is None:
-        raise ConfigurationError(f"component {COMPONENT_ID} needs an input: a stage with a thinker", field="input")
     checkpoint = read_checkpoint(config.model.path)
     voices = read_voices(config.model.path)
     ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]

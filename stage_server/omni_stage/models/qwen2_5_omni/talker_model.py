@@ -3,7 +3,7 @@
     h = layers(project(codec_embedding(token) + row))        at every position; no codec embedding where token is mask
 
 The rows come from the runner through a buffer that it binds once and fills before every forward. The model reads
-slices of that same memory, so CUDA graphs replay with what is in it. Contract: vllm_adapter, SupportsInputRows.
+slices of that same memory, so CUDA graphs replay with what is in it. Hook: SupportsInputRows.
 
 The layers alone are compiled. What precedes them runs as it is written, or inside a full CUDA graph of a decode step.
 """

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     Emitter,
-    EngineKind,
     EngineStep,
     MediaCost,
     StageInput,
@@ -24,15 +23,14 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder, read_audio_limit
-from omni_stage.models.qwen2_5_omni.sampling import check_text_sampling
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
 from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
 
-COMPONENT_ID = "qwen2_5_omni/thinker"
 _WARMUP_TOKENS = 4
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 """Come with a request's first rows and never again."""
@@ -42,17 +40,10 @@ _TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32"
 class Thinker:
     """The thinker of one checkpoint; see the module's docstring."""
 
-    id = COMPONENT_ID
-    kind = EngineKind.AUTOREGRESSIVE
-    outputs = frozenset({Output.TEXT})
+    facts = THINKER
     input_schema = None
     voices: Sequence[str] = ()
-    sample_rate_hz = 0
-    step_timeout_s = 30.0
-    queue_timeout_s: float | None = None
-    writes_text = True
-    takes_prompt_embeds = True
-    sound_rate_hz = SOUND_RATE_HZ
+    audio_rate_hz = SOUND_RATE_HZ
     max_aspect_ratio = MAX_ASPECT_RATIO
 
     def __init__(
@@ -84,24 +75,13 @@ class Thinker:
 
     def engine_kwargs(self) -> dict[str, Any]:
         """vLLM's own model class, checked as it loads; rows are captured where a stage reads them."""
-        capture: dict[str, Any] = {"capture_rows": "none"}
-        if self._feeds:
-            capture = {
-                "capture_rows": "hidden_plus_embedding",
-                "no_embedding_token_ids": list(self._checkpoint.placeholder_ids),
-                "capture_mrope": True,
-            }
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
             "hf_overrides": name_thinker,
             "limit_mm_per_prompt": {"image": self._max_media, "audio": self._max_media, "video": 0},
-            "additional_config": {"omni": capture},
+            "additional_config": {"omni": {"capture_rows": True, "capture_mrope": True}} if self._feeds else {},
         }
-
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """Everything but the parameters of diffusion."""
-        check_text_sampling(sampling)
 
     def prepare(self, request: StageRequest) -> StageInput:
         """Apply the chat template, tokenize, decode media to what the processor takes; embeddings pass as they are.
@@ -109,7 +89,7 @@ class Thinker:
         A chat whose reply a stage below speaks gets the system message that speech needs; see PromptBuilder.build.
         """
         if not isinstance(request.source, UserPrompt):
-            raise InvalidRequestError(f"component {COMPONENT_ID} reads a prompt, not tensors of another stage")
+            raise InvalidRequestError(f"component {THINKER.id} reads a prompt, not tensors of another stage")
         if self._known_voices:
             pick_voice(request.voice, self._known_voices)
         ends = () if request.sampling.ignore_eos else self._end_token_ids
@@ -122,7 +102,7 @@ class Thinker:
         """See TakesMedia."""
         return self._media_costs.image(width, height)
 
-    def sound_cost(self, samples: int) -> MediaCost:
+    def audio_cost(self, samples: int) -> MediaCost:
         """See TakesMedia."""
         return self._media_costs.sound(samples)
 
@@ -183,10 +163,6 @@ class ThinkerEmitter:
 
 def build_component(config: StageConfig) -> Thinker:
     """The thinker of config.model.path. Raises ConfigurationError."""
-    if config.input is not None:
-        raise ConfigurationError(
-            f"component {COMPONENT_ID} reads a prompt: it can only be the entry stage, without inputs", field="input"
-        )
     checkpoint = read_checkpoint(config.model.path)
     prompts = PromptBuilder.load(checkpoint)
     return Thinker(

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
-from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
-    EngineKind,
     EngineStep,
     FinishReason,
     StageInput,
@@ -21,39 +20,31 @@ from omni_stage.models.component import (
     StageStep,
 )
 from omni_stage.models.edge_stream import EdgeStream
-from omni_stage.models.qwen2_5_omni.checkpoint import SAMPLE_RATE_HZ, OmniCheckpoint, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
-from omni_stage.models.qwen2_5_omni.sampling import check_diffusion_sampling
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
 from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, check_audio
 from omni_stage.models.qwen2_5_omni.voices import pick_voice
 from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window
 from omni_stage.payloads import AdditionalInformationPayload
 
-COMPONENT_ID = "qwen2_5_omni/token2wav"
 STEP_WORK = 4096
 """Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
 alone. docs/gpu-sizing.md says what that costs."""
 MAX_BATCH = 32
 """Most requests of one engine step."""
-_DEFAULT_INTERVALS = 9
-"""Between the ten time points of transformers' Qwen2_5OmniToken2WavModel.forward()."""
+_DEFAULT_INTERVALS = DEFAULT_STEPS - 1
+"""Between the time points of the solver."""
 
 
 class Token2Wav:
     """The token2wav of one checkpoint; see the module's docstring."""
 
-    id = COMPONENT_ID
-    kind = EngineKind.DIFFUSION
-    outputs = frozenset({Output.AUDIO})
+    facts = TOKEN2WAV
     output_schema = None
-    # As transformers' Qwen2_5OmniToken2WavModel.forward(): num_steps and guidance_scale.
-    default_sampling = SamplingDefaults(num_inference_steps=_DEFAULT_INTERVALS + 1, guidance_scale=0.5)
-    sample_rate_hz = SAMPLE_RATE_HZ
-    step_timeout_s = 120.0
-    queue_timeout_s: float | None = 120.0
-    writes_text = False
+    default_sampling = TOKEN2WAV.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
         """`voices`: names, the default first. `max_work`: most of one request; the longest utterance's if not said."""
@@ -77,14 +68,10 @@ class Token2Wav:
             "additional_config": {"omni_diffusion": {"step_work": STEP_WORK}},
         }
 
-    def check_sampling(self, sampling: SamplingDefaults) -> None:
-        """seed, num_inference_steps and guidance_scale alone."""
-        check_diffusion_sampling(sampling)
-
     def prepare(self, request: StageRequest) -> StageInput:
         """The processor of the edge from the talker. No codec tokens end as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
-            raise InvalidRequestError(f"component {COMPONENT_ID} reads tensors of a talker, not a prompt")
+            raise InvalidRequestError(f"component {TOKEN2WAV.id} reads tensors of a talker, not a prompt")
         settings = self._settings(request)
         codes = self._check_codes(request.source.tensors)
         if codes is None:
@@ -103,8 +90,7 @@ class Token2Wav:
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
-        """What the solver needs beside the codes. Raises InvalidRequestError."""
-        self.check_sampling(request.sampling)
+        """What the solver needs beside the codes. Raises InvalidRequestError naming the voice."""
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -181,7 +167,5 @@ class Token2WavEmitter:
 
 def build_component(config: StageConfig) -> Token2Wav:
     """The token2wav of config.model.path. Raises ConfigurationError."""
-    if config.input is None:
-        raise ConfigurationError(f"component {COMPONENT_ID} needs an input: a stage with a talker", field="input")
     checkpoint, voices = read_checkpoint(config.model.path), list(read_voices(config.model.path))
     return Token2Wav(checkpoint, voices, max_work=config.engine_args.max_model_len)

@@ -2,7 +2,7 @@
 
 The requests of a step that have the same number of solver steps share one solver's loop, whatever their lengths,
 voices, seeds and guidance; those of equal length share the vocoder's forward. Each request's audio is what it would be
-alone. Contract: vllm_adapter, DiffusionModel.
+alone. Hook: OneShotModel.
 """
 
 from __future__ import annotations

@@ -17,23 +17,23 @@ from typing import Any
 
 import grpc
 import torch
+from google.rpc import status_pb2
 
-from omni_proto.aio_status import StatusKeeper
+from omni_proto.rpc.aio_status import StatusKeeper
+from omni_proto.rpc.retry import compute_retry_wait_s, is_unreached
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
 from omni_stage.errors import DownstreamProtocolError
 from omni_stage.service.deadlines import Deadline, downstream_timeout
-from omni_stage.service.edges.channels import DownstreamChannels
-from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, is_retryable, status_of_call
+from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
+from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
 from omni_stage.service.edges.output import EdgeWriter
-from omni_stage.service.errors import RelayedError, first_error, retry_delay_s
+from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import OutgoingChunk
 
-MAX_ATTEMPTS = 3
-BACKOFF_S = 0.3
-MAX_BACKOFF_S = 2.0
 MAX_COALESCED = 16
 """Engine steps whose rows travel in one message, if they queue."""
 
@@ -85,7 +85,8 @@ class EdgeCall:
         self._max_rows = 0
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
         self._keeper: StatusKeeper | None = None
-        self._call: tuple[Any, AsyncIterator[Any]] | None = None
+        self._call: OpenCall | None = None
+        self._responses: AsyncIterator[Any] | None = None
 
     @property
     def opens_early(self) -> bool:
@@ -95,12 +96,12 @@ class EdgeCall:
     async def open(self, max_rows: int) -> None:
         """Open the call before rows exist; at most max_rows of each tensor will come. Raises as `run` does."""
         self._max_rows = max_rows
-        self._call = await self._open()
+        await self._open()
 
     def close(self) -> None:
         """End the call, if it is open. Idempotent."""
         if self._call is not None:
-            self._call[0].cancel()
+            self._call.end()
 
     def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
         """Send rows after those before; max_rows of the first feed is announced, unless the call is open already.
@@ -129,8 +130,7 @@ class EdgeCall:
             first = None
             if self._call is None:
                 first = await self._queue.get()
-                self._call = await self._open()
-            call, responses = self._call
+            call, responses = await self._open()
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send(call, first))
                 await self._relay(responses)
@@ -143,53 +143,70 @@ class EdgeCall:
             self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
-        """A call that is accepted, and its further responses. Tries up to 3 times, as long as nothing but Start was
-        sent."""
+        """Returns a call that is accepted, and its further responses. Makes it unless it is open already.
+
+        Tries up to 3 times, as long as nothing but Start was sent.
+        """
+        if self._call is not None and self._responses is not None:
+            return self._call.call, self._responses
+        request = stage_service_pb2.GenerateRequest(start=self._complete_start())
+        self.opened = True
+        attempt = 0
+        while True:
+            attempt += 1
+            timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
+            opened = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
+            self._keeper = StatusKeeper(opened.call)
+            # Iterated, not read(): read() leaves messages behind once a write has failed (StatusKeeper).
+            responses = aiter(opened.call)
+            accepted = unreached = False
+            try:
+                await _write(opened.call, request)
+                await self._relay_one(await anext(responses, None))
+                accepted = True
+                self._call, self._responses = opened, responses
+                return opened.call, responses
+            except grpc.aio.AioRpcError as raised:
+                error = await self._keeper.unmask(raised)
+                if error is None:
+                    raise self._ended_early() from raised
+                unreached = is_unreached(error)
+                wait_s = self._wait_or_raise(error, attempt)
+            finally:
+                if not accepted:
+                    opened.end(unreached=unreached)
+            await asyncio.sleep(wait_s)
+
+    def _complete_start(self) -> stage_service_pb2.Start:
         start = stage_service_pb2.Start()
         start.CopyFrom(self._start)
         schema = self._context.schema
         start.edge_schema_hash = schema_hash(schema)
         limits = [(name, self._max_rows) for name in schema.names]
         start.tensors.CopyFrom(tensor_prompt(schema, self._context.source_stage, limits))
-        request = stage_service_pb2.GenerateRequest(start=start)
-        self.opened = True
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
-            call = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
-            self._keeper = StatusKeeper(call)
-            # Iterated, not read(): read() leaves messages behind once a write has failed (StatusKeeper).
-            responses = aiter(call)
-            accepted = False
-            try:
-                await _write(call, request)
-                await self._relay_one(await anext(responses, None))
-                accepted = True
-                return call, responses
-            except grpc.aio.AioRpcError as raised:
-                error = await self._keeper.unmask(raised)
-                if error is None:
-                    raise self._ended_early() from raised
-                delay = self._next_delay(error, attempt)
-            finally:
-                if not accepted:
-                    call.cancel()
-            await asyncio.sleep(delay)
-        raise DownstreamProtocolError(f"stage {self.edge.stage!r} was not called")
+        return start
 
-    def _next_delay(self, error: grpc.aio.AioRpcError, attempt: int) -> float:
-        """Seconds to wait before the next attempt. Raises RelayedError if there is none."""
-        status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
-        self._context.metrics.downstream_error(self.edge.stage, code.name)
-        asked = retry_delay_s(status)
-        backoff = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** (attempt - 1))
-        delay = min(MAX_BACKOFF_S, asked if asked is not None else backoff) * random.uniform(0.8, 1.2)  # noqa: S311
-        in_time = self._context.deadline.remaining(time.monotonic()) > delay
-        if attempt == MAX_ATTEMPTS or not is_retryable(status) or not in_time:
+    def _wait_or_raise(self, error: grpc.aio.AioRpcError, attempt: int) -> float:
+        """Returns the seconds to wait before the next attempt. Raises RelayedError if there is none."""
+        status = self._failed(error)
+        wait_s = compute_retry_wait_s(
+            read_status(status),
+            attempt=attempt,
+            remaining_s=self._context.deadline.remaining(time.monotonic()),
+            jitter=random.random(),  # noqa: S311
+        )
+        if wait_s is None:
             raise RelayedError(status) from error
         _log.info(
-            "retrying the downstream call", extra={"peer": self.edge.stage, "code": code.name, "attempt": attempt}
+            "retrying the downstream call",
+            extra={"peer": self.edge.stage, "code": error.code().name, "attempt": attempt},
         )
-        return delay
+        return wait_s
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> status_pb2.Status:
+        """Counts a failed call. Returns what it means."""
+        self._context.metrics.downstream_error(self.edge.stage, error.code().name)
+        return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
 
     async def _send(self, call: Any, first: _Rows | _End | None) -> None:
         writer = EdgeWriter(self._context.schema)
@@ -233,9 +250,7 @@ class EdgeCall:
         except grpc.aio.AioRpcError as raised:
             error = await self._keeper.unmask(raised) if self._keeper else raised
             if error is not None:
-                status, code = status_of_call(error, stage=self.edge.stage, request_id=self._context.request_id)
-                self._context.metrics.downstream_error(self.edge.stage, code.name)
-                raise RelayedError(status) from raised
+                raise RelayedError(self._failed(error)) from raised
         self._protocol.finish()
 
     async def _relay_one(self, response: Any) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import grpc
-from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
+from omni_proto.rpc.rich_status import read_status, status_of_call
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.errors import (
     DeadlineExceededError,
@@ -16,7 +16,7 @@ from omni_stage.errors import (
     OmniStageError,
     TooManyRequestsError,
 )
-from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, retry_delay_s, to_status
+from omni_stage.service.errors import to_status
 
 _LOST = frozenset(
     # INTERNAL without an ErrorInfo is the transport's: a reset stream, a write that the connection no longer took.
@@ -63,30 +63,12 @@ class DownstreamProtocol:
         return DownstreamProtocolError(f"stage {self._stage!r} {what}; are both stages of one version?")
 
 
-def status_of_call(
-    error: grpc.aio.AioRpcError, *, stage: str, request_id: str
-) -> tuple[status_pb2.Status, grpc.StatusCode]:
-    """The status that a failed call means, made by the stage itself if it said so, else named after stage.
-
-    The second value is the gRPC code that the call ended with.
-    """
-    code = error.code()
-    for key, value in error.trailing_metadata() or ():
-        if key == STATUS_DETAILS_KEY:
-            try:
-                status = status_pb2.Status.FromString(value)
-            except DecodeError:
-                continue
-            if error_info(status) is not None and status.code == code.value[0]:
-                return status, code
-    return to_status(_explain(code, stage), stage=stage, request_id=request_id), code
-
-
-def is_retryable(status: status_pb2.Status) -> bool:
-    """Whether a call that was never accepted may be tried again."""
-    if status.code == grpc.StatusCode.UNAVAILABLE.value[0]:
-        return True
-    return status.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0] and retry_delay_s(status) is not None
+def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> status_pb2.Status:
+    """Returns the status that a failed call means: made by the stage itself if it said so, else named after stage."""
+    status = status_of_call(error)
+    if status is not None and read_status(status).is_of_a_stage:
+        return status
+    return to_status(_explain(error.code(), stage), stage=stage, request_id=request_id)
 
 
 def _explain(code: grpc.StatusCode, stage: str) -> OmniStageError:

@@ -1,4 +1,4 @@
-"""What a request's images and sounds will cost, told by their headers: checked and reserved before decoding. Pure.
+"""What a request's images and audio will cost, told by their headers: checked and reserved before decoding. Pure.
 
 Media inside of Start are judged before admission. Of media that follow in chunks Start tells the decoded size, or the
 most that the stage takes is reserved; once they are there, their headers are held against that.
@@ -14,9 +14,9 @@ from typing import Final
 from omni_proto.media_header import (
     BYTES_PER_PIXEL,
     BYTES_PER_SAMPLE,
+    AudioHeader,
     ImageHeader,
     MediaHeaderError,
-    SoundHeader,
     read_header,
 )
 from omni_proto.stage.v1 import prompt_pb2
@@ -29,8 +29,8 @@ MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 MIN_RATE_HZ: Final = 4000
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
 """A pixel, until the engine's input is made: the decoder's, shared memory's 3, and the stage server's 4."""
-SOUND_COPIES: Final = 4
-"""Of a sound at the model's rate: in pieces and as one in the process that decodes, shared memory, the stage server."""
+AUDIO_COPIES: Final = 4
+"""Of audio at the model's rate: in pieces and as one in the process that decodes, shared memory, the stage server."""
 ENCODED_COPIES: Final = 2
 """As it came, and in the shared memory that the decoder reads."""
 
@@ -50,7 +50,7 @@ _ALIASES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MediaSlot:
-    """One image or sound of a prompt: where its bytes are and, once they are known, what their header says."""
+    """One image or piece of audio of a prompt: where its bytes are and, once they are known, what their header says."""
 
     field: str
     is_image: bool
@@ -61,7 +61,7 @@ class MediaSlot:
     """As encoded."""
     declared_bytes: int = 0
     """Decoded, as Start tells; 0 if it does not, and for media that Start holds."""
-    header: ImageHeader | SoundHeader | None = None
+    header: ImageHeader | AudioHeader | None = None
     tokens: int = 0
     held_bytes: int = 0
     """What the stage holds for it, at most, until the request ends."""
@@ -77,9 +77,9 @@ class MediaRules:
     max_model_len: int
 
     @property
-    def max_sound_samples(self) -> int:
+    def max_audio_samples(self) -> int:
         """At the model's rate."""
-        return self.media.max_audio_seconds * self.takes.sound_rate_hz
+        return self.media.max_audio_seconds * self.takes.audio_rate_hz
 
 
 def plan_medium(message: prompt_pb2.Media, field: str, is_image: bool, rules: MediaRules) -> MediaSlot:
@@ -173,16 +173,16 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
         cost = rules.takes.image_cost(header.width, header.height)
         copies = _image_copies(header.pixels)
     else:
-        _check_sound(header, slot.field, rules.media)
-        samples = sound_samples(header, rules)
-        cost, copies = rules.takes.sound_cost(samples), _sound_copies(samples)
+        _check_audio(header, slot.field, rules.media)
+        samples = audio_samples(header, rules)
+        cost, copies = rules.takes.audio_cost(samples), _audio_copies(samples)
     held = ENCODED_COPIES * slot.size + copies + cost.engine_input_bytes
     return replace(slot, header=header, tokens=cost.tokens, held_bytes=held)
 
 
-def sound_samples(header: SoundHeader, rules: MediaRules) -> int:
-    """Samples of a sound at the model's rate, by its header."""
-    return math.ceil(header.frames * rules.takes.sound_rate_hz / header.rate_hz)
+def audio_samples(header: AudioHeader, rules: MediaRules) -> int:
+    """Returns how many samples audio has at the model's rate, by its header."""
+    return math.ceil(header.frames * rules.takes.audio_rate_hz / header.rate_hz)
 
 
 def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules) -> MediaSlot:
@@ -215,26 +215,26 @@ def _check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
         )
 
 
-def _check_sound(header: SoundHeader, field: str, limits: MediaLimits) -> None:
+def _check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
     if header.channels > limits.max_audio_channels:
         raise InvalidMediaError(
-            f"the sound has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
+            f"the audio has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
             "send fewer",
             field=field,
             limit=f"{limits.max_audio_channels} channels",
         )
     if not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
         raise InvalidMediaError(
-            f"the sound has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
+            f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
             "(media.maxAudioRateHz) are taken; resample it",
             field=field,
             limit=f"{limits.max_audio_rate_hz} Hz",
         )
     if header.frames == 0:
-        raise InvalidMediaError("the sound is empty", field=field)
+        raise InvalidMediaError("the audio is empty", field=field)
     if header.frames > limits.max_audio_seconds * header.rate_hz:
         raise InvalidMediaError(
-            f"the sound is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
+            f"the audio is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
             field=field,
             limit=f"{limits.max_audio_seconds} s",
         )
@@ -252,11 +252,11 @@ def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
         if slot.declared_bytes:
             pixels = min(pixels, -(-slot.declared_bytes // BYTES_PER_PIXEL))
         return _image_copies(pixels) + _worst_image(pixels, rules.takes)
-    samples = rules.max_sound_samples
+    samples = rules.max_audio_samples
     if slot.declared_bytes:
         slowest = slot.declared_bytes // BYTES_PER_SAMPLE
-        samples = min(samples, math.ceil(slowest * rules.takes.sound_rate_hz / MIN_RATE_HZ))
-    return _sound_copies(samples) + rules.takes.sound_cost(samples).engine_input_bytes
+        samples = min(samples, math.ceil(slowest * rules.takes.audio_rate_hz / MIN_RATE_HZ))
+    return _audio_copies(samples) + rules.takes.audio_cost(samples).engine_input_bytes
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:
@@ -271,5 +271,5 @@ def _image_copies(pixels: int) -> int:
     return pixels * IMAGE_COPIES_BYTES
 
 
-def _sound_copies(samples: int) -> int:
-    return samples * BYTES_PER_SAMPLE * SOUND_COPIES
+def _audio_copies(samples: int) -> int:
+    return samples * BYTES_PER_SAMPLE * AUDIO_COPIES

@@ -26,17 +26,17 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from omni_proto.media_header import BYTES_PER_SAMPLE, ImageHeader, SoundHeader
+from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
 from omni_stage.errors import InvalidMediaError, OmniStageError, PrepareTimeoutError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.media.worker import PACKET_BYTES, READY
 from omni_stage.models.component import AudioPart, ImagePart
-from omni_stage.service.media.planning import MediaRules, MediaSlot, sound_samples
+from omni_stage.service.media.planning import MediaRules, MediaSlot, audio_samples
 
 WORKERS: Final = 2
 START_TIMEOUT_S: Final = 60.0
 _WORK_SLACK_BYTES: Final = 64 << 20
-"""Of a worker beside pictures and sounds: decoders' tables, blocks, the resampler."""
+"""Of a worker beside images and audio: decoders' tables, blocks, the resampler."""
 _MAX_ERROR_CHARS: Final = 200
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class MediaPool:
     async def decode(
         self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float
     ) -> list[ImagePart | AudioPart]:
-        """The media of a request, decoded: images as RGB, sounds as mono at the model's rate.
+        """The media of a request, decoded: images as RGB, audio as mono at the model's rate.
 
         Raises InvalidMediaError, and PrepareTimeoutError if a worker took longer than timeout_s.
         """
@@ -250,10 +250,10 @@ class _Job:
                 pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, begin)
                 parts.append(ImagePart(Image.fromarray(pixels)))
             else:
-                sound = np.ndarray((count,), np.float32, shared, begin).copy()
-                if not np.isfinite(sound).all():
-                    raise InvalidMediaError("a sound holds NaN or infinity", field="start.chat")
-                parts.append(AudioPart(sound, medium["to_hz"]))
+                waveform = np.ndarray((count,), np.float32, shared, begin).copy()
+                if not np.isfinite(waveform).all():
+                    raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
+                parts.append(AudioPart(waveform, medium["to_hz"]))
         return parts
 
 
@@ -264,8 +264,8 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
         kind = header.media_type.removeprefix("image/").upper()
         described = {"kind": kind, "width": header.width, "height": header.height}
         return WORK_BYTES_PER_PIXEL * header.pixels, header.decoded_bytes, described
-    if isinstance(header, SoundHeader):
-        samples = sound_samples(header, rules)
+    if isinstance(header, AudioHeader):
+        samples = audio_samples(header, rules)
         return (
             3 * samples * BYTES_PER_SAMPLE,
             samples * BYTES_PER_SAMPLE,
@@ -274,7 +274,7 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
                 "max_frames": header.frames,
                 "rate_hz": header.rate_hz,
                 "channels": header.channels,
-                "to_hz": rules.takes.sound_rate_hz,
+                "to_hz": rules.takes.audio_rate_hz,
             },
         )
     raise InvalidMediaError("a medium has no header", field=slot.field)

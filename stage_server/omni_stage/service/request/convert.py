@@ -182,7 +182,7 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             elif kind in ("image", "audio"):
                 field = f"{path}.parts[{index}].{kind}"
                 if rules is None:
-                    raise InvalidRequestError("this model reads text only; leave images and sounds out", field=field)
+                    raise InvalidRequestError("this model reads text only; leave images and audio out", field=field)
                 media.append(plan_medium(part.image if kind == "image" else part.audio, field, kind == "image", rules))
             else:
                 raise InvalidRequestError("a part holds text, an image or audio", field=f"{path}.parts[{index}]")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
-from omni_stage.engine.sampling import check_stage_sampling, check_streamed_sampling, resolve_sampling
+from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import Component, TakesMedia
 from omni_stage.service.edges.input import check_edge
@@ -205,10 +205,7 @@ def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Com
         component_default=component.default_sampling,
     )
     try:
-        check_stage_sampling(sampling, component.kind, writes_text=component.writes_text)
-        if reads_stream(config):
-            check_streamed_sampling(sampling)
-        component.check_sampling(sampling)
+        check_stage_sampling(sampling, component.facts, is_streamed=reads_stream(config))
     except InvalidRequestError as error:
         field = error.details.field
         prefixed = field if not field or field.startswith("start.") else f"{path}.{field}"

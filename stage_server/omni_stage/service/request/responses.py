@@ -9,9 +9,9 @@ from typing import Any
 from google.rpc import status_pb2
 from grpc import StatusCode
 
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.answer_meter import AnswerMeter
-from omni_stage.service.errors import error_info
 
 
 class ResponseWriter:
@@ -59,8 +59,7 @@ class ResponseWriter:
 
     async def send_failed(self, status: status_pb2.Status, default_stage: str) -> None:
         """Send StageFailed in the name of the stage that the status blames."""
-        info = error_info(status)
-        stage = (info.metadata.get("stage") if info else None) or default_stage
+        stage = read_status(status).stage or default_stage
         failed = events_pb2.StageFailed(status=status)
         await self.relay(stage_service_pb2.GenerateResponse(stage=stage, failed=failed))
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from omni_proto.errors import OmniProtoError
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Output
 from omni_stage.engine.protocol import StageEngine
@@ -15,7 +16,7 @@ from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.models.component import StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
-from omni_stage.service.errors import error_info, first_error, to_status
+from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admitted
 from omni_stage.service.request.convert import finish_reason_to_proto
@@ -52,7 +53,7 @@ class RequestRun:
         self._timeline = timeline
         self._metrics = metrics
         self._admitted = admitted
-        self._audio = AudioEncoder(plan.encoding, self._component.sample_rate_hz)
+        self._audio = AudioEncoder(plan.encoding, self._component.facts.sample_rate_hz)
         self._usage = events_pb2.Usage()
         self._rows_bound = plan.output_rows
 
@@ -124,8 +125,8 @@ class RequestRun:
 
     async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
         status = to_status(error, stage=stage, request_id=self._request_id)
-        info = error_info(status)
-        _log.warning("a stage failed; the request goes on without it", extra={"reason": info.reason if info else ""})
+        reason = read_status(status).reason
+        _log.warning("a stage failed; the request goes on without it", extra={"reason": reason})
         await self._writer.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:
@@ -170,7 +171,7 @@ class RequestRun:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
             # Of embeddings the engine reports zeros, which are nobody's token ids.
-            has_ids = self._component.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
+            has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
             prompt = step.prompt_token_ids if has_ids else None
             await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
         if Output.AUDIO in self._plan.own:
@@ -180,7 +181,7 @@ class RequestRun:
 
     def _wants_tokens(self) -> bool:
         include = self._plan.include
-        return include.token_ids if self._component.writes_text else include.codec_tokens
+        return include.token_ids if self._component.facts.writes_text else include.codec_tokens
 
     async def _finish(self, last: StageStep) -> None:
         """Wait until the rows are handed over, then tell the end of this stage's own work."""

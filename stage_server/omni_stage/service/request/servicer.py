@@ -20,6 +20,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
 from omni_stage.models.component import AudioPart, EdgeInput, ImagePart, StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.answer_meter import AnswerMeter
 from omni_stage.service.call_metadata import forwarded_metadata
 from omni_stage.service.deadlines import Deadline
@@ -27,7 +28,6 @@ from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
 from omni_stage.service.edges.input import to_torch
 from omni_stage.service.in_flight import InFlight
-from omni_stage.service.logs import request_id_var
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics

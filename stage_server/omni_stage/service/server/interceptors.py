@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 from google.rpc import status_pb2
 
+from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, grpc_code, read_status
+from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.call_metadata import request_id_of
-from omni_stage.service.errors import STATUS_DETAILS_KEY, error_info, grpc_code, to_stage_error, to_status
-from omni_stage.service.logs import request_id_var
+from omni_stage.service.errors import to_stage_error, to_status
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import SERVICE_NAME
 
@@ -67,8 +68,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if to_stage_error(error) is None:
                     _log.error("internal error", exc_info=error)
                 status = to_status(error, stage=self._stage, request_id=request_id)
-                code, info = grpc_code(status.code), error_info(status)
-                reason = info.reason if info else ""
+                read = read_status(status)
+                code, reason = read.code, read.reason
                 if counted:
                     await self._discard(request)
                 await _abort(context, status)

@@ -8,7 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from omni_proto.channel import server_options
+from omni_proto.rpc.options import server_options
 from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.metrics import StageMetrics

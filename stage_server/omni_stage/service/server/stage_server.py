@@ -183,7 +183,7 @@ class StageServer:
     async def _watch(self, dead: asyncio.Event) -> None:
         if self._engine is None:
             raise RuntimeError("serve needs a started stage server")
-        limit = self.config.timeouts.step or self._engine.component.step_timeout_s
+        limit = self.config.timeouts.step or self._engine.component.facts.step_timeout_s
 
         async def on_death() -> None:
             dead.set()
@@ -209,10 +209,7 @@ class StageServer:
             engine=engine,
             admission=admission,
             in_flight=self.in_flight,
-            channels=DownstreamChannels(
-                {edge.stage: edge.target for edge in self.config.downstream},
-                grace_s=self.config.timeouts.request,
-            ),
+            channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
             metrics=self.metrics,
             starting=Places("calls without Start", places),
         )

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from prometheus_client import CollectorRegistry, Gauge
 
+from omni_proto.pod_contract import StageMetric
 from omni_proto.stage_config import ClientCertificates, ServerTls
 from omni_stage.errors import ConfigurationError
 
@@ -94,13 +95,13 @@ class CertificateMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.expiry = Gauge(
-            "omni_stage_tls_certificate_expiry_timestamp",
+            StageMetric.CERTIFICATE_EXPIRY_SECONDS,
             "When the certificate that new connections get expires, since 1970. Only of an entry with TLS.",
             unit="seconds",
             registry=registry,
         )
         self.rejected = Gauge(
-            "omni_stage_tls_certificate_rejected",
+            StageMetric.CERTIFICATE_REJECTED,
             "1 while the certificate files cannot be used, so that an older certificate is served. Only with TLS.",
             registry=registry,
         )

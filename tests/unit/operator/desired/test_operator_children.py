@@ -13,12 +13,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_kube.objects import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, ChildKind, key_of
+from omni_kube.objects import ObjectKind
 from omni_operator import names
 from omni_operator.desired import build_revision_set, build_shared
 from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.metadata import seal
 from omni_operator.desired.revision import compute_revision
+from omni_operator.kinds import CHILD_KINDS, FIELD_MANAGER, KIND_BY_NAME, key_of
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline
 from omni_proto.pod_contract import REVISION_LABEL
 from omni_proto.stage_config import parse_stage_config
@@ -137,7 +139,7 @@ class TestSeal:
 
     def test_without_a_live_owner_there_is_no_reference(self) -> None:
         pipeline = make_pipeline()
-        for child in build_revision_set(pipeline, "abc1234", Owner("demo", "ns"), SETTINGS):
+        for child in build_revision_set(pipeline, "abc1234", first_replicas(pipeline), Owner("demo", "ns"), SETTINGS):
             assert "ownerReferences" not in child["metadata"]
 
 
@@ -359,7 +361,7 @@ def test_paths_of_kinds() -> None:
         ("", "/api/v1/namespaces/ns/services"),
         ("apps", "/apis/apps/v1/namespaces/ns/deployments"),
     ]
-    assert ChildKind("Service", "v1", "services").path("", "") == "/api/v1/services"
+    assert ObjectKind("Service", "v1", "services").path("", "") == "/api/v1/services"
     assert KIND_BY_NAME["PodMonitor"].path("ns", "x").endswith("/namespaces/ns/podmonitors/x")
 
 

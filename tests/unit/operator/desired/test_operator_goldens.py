@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from omni_cli.main import app
-from omni_kube.objects import key_of
+from omni_operator.kinds import key_of
 from omni_proto.pipeline import load_pipeline
 from omni_proto.pipeline.offline import load_checked
 

@@ -15,7 +15,7 @@ from omni_operator.desired.pod.probes import build_probes, startup_seconds
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE
 from omni_proto.stage_config import Listen, ServerTls, parse_stage_config
 from omni_stage.__main__ import _parser
-from omni_stage.models.weights import weight_prefixes
+from omni_stage.models.registry import weight_prefixes
 from omni_stage.service.server.health import LIVENESS, READINESS
 from support.operator_pipelines import (
     GPU,

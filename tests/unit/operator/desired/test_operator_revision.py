@@ -14,6 +14,7 @@ from omni_operator.desired import build_revision_set
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.desired.revision import compute_revision, dump_spec, latest_snapshots, read_snapshot, revision_of
 from omni_operator.names import REVISION_LENGTH
+from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import PipelineError, load_pipeline
 from support.operator_pipelines import OWNER, SETTINGS, Spec, build_set, make_pipeline, make_stages, pick
 
@@ -135,7 +136,8 @@ class TestSnapshots:
         assert snapshot.revision == compute_revision(pipeline, SETTINGS.default_image)
         assert compute_revision(snapshot.pipeline, "whatever:3") == snapshot.revision
         later = BuildSettings(default_image="stage:2", pod_monitors=True)
-        assert build_revision_set(snapshot.pipeline, snapshot.revision, OWNER, later) == children
+        replicas = first_replicas(snapshot.pipeline)
+        assert build_revision_set(snapshot.pipeline, snapshot.revision, replicas, OWNER, later) == children
 
     def test_name_follows_the_spec_because_data_cannot_be_changed(self) -> None:
         def name_of(**spec: Any) -> str:

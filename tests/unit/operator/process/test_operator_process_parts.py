@@ -13,8 +13,8 @@ import pytest
 from omni_kube.pacing import RateLimiter
 from omni_operator.process.handlers import EndlessBackoffs, build_kopf_settings
 from omni_operator.process.liveness import check_alive, check_ready
-from omni_operator.process.logs import configure_logging, log_subject
 from omni_operator.process.metrics import Metrics, Readings, condition_samples
+from omni_operator.process.pipeline_log import configure_operator_logging, log_subject
 from omni_operator.process.settings import OperatorSettings
 
 
@@ -32,7 +32,7 @@ def root_logger() -> Iterator[logging.Logger]:
 
 def test_json_lines_say_which_pipeline_they_are_about(root_logger: logging.Logger) -> None:
     stream = io.StringIO()
-    configure_logging("json", "info", stream)
+    configure_operator_logging("json", "info", stream)
     log = logging.getLogger("omni_operator.test")
     log.debug("not wanted")
     with log_subject("ns", "p"), log_subject("ns", "p", 7):
@@ -54,7 +54,7 @@ def test_json_lines_say_which_pipeline_they_are_about(root_logger: logging.Logge
 
 def test_text_lines_and_errors(root_logger: logging.Logger) -> None:
     stream = io.StringIO()
-    configure_logging("text", "warning", stream)
+    configure_operator_logging("text", "warning", stream)
     try:
         raise ValueError("broken")
     except ValueError:
@@ -67,7 +67,7 @@ def test_text_lines_and_errors(root_logger: logging.Logger) -> None:
 
 def test_libraries_are_quiet(root_logger: logging.Logger) -> None:
     stream = io.StringIO()
-    configure_logging("json", "info", stream)
+    configure_operator_logging("json", "info", stream)
     logging.getLogger("kopf.objects").info("handler succeeded")
     assert stream.getvalue() == ""
 

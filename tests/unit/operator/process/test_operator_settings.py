@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_kube.errors import SettingsError
-from omni_operator.process.settings import ENV_PREFIX, OperatorSettings, parse_settings
+from omni_operator.process.settings import ENV_PREFIX, OperatorSettings, SettingsError, parse_settings
 
 
 def test_defaults() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from omni_operator.process.work_queue import SHORTEST_PAUSE_S, Backoff, WorkQueue
+from omni_kube.pacing import Backoff
+from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
 SOON = 5.0  # deadline of what should happen at once
 

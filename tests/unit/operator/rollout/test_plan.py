@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from omni_kube.objects import ChildKey, Manifest, key_of
+from omni_kube.objects import Manifest
 from omni_operator.desired.revision import compute_revision
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.rollout.plan import Prune, compute_plan
 from omni_operator.state.observed import Observed
 from support.operator_pipelines import OWNER, SETTINGS, build_all, make_pipeline, make_stages

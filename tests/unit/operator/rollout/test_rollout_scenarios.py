@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omni_kube.objects import ChildKey
+from omni_operator.kinds import ChildKey
 from omni_proto.pod_contract import REVISION_LABEL
 from support.operator_pipelines import make_stages
 from support.simulated_cluster import BAD_IMAGE, SimulatedCluster, member_of

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from omni_kube.errors import ApiError, RetryClass, api_error
-from omni_kube.objects import ChildKey, key_of
-from omni_kube.seen import PipelineKey, Seen
-from omni_kube.store import Store
+from omni_kube.objects import NamespacedName
+from omni_kube.seen import Seen
 from omni_operator.desired.build_settings import BuildSettings
+from omni_operator.kinds import ChildKey, key_of
 from omni_operator.reconcile import REPORTED_FAILURES, describe_failure
 from omni_operator.rollout.apply import Outcome
 from omni_operator.rollout.decide import decide, parse_live_pipeline
 from omni_operator.rollout.plan import Verified, compute_plan
-from omni_operator.state.observe import add_children, count_ready_endpoints, observe_pipeline
+from omni_operator.state.observe import add_children, count_ready_endpoints, new_store, observe_pipeline
 from omni_operator.state.observed import Observed
 from omni_operator.status.events import EventData
 from omni_operator.status.publish import build_event, is_minor, live_status
@@ -41,7 +41,7 @@ def labelled(kind: str, name: str, api_version: str = "v1", **fields: Any) -> di
 
 
 def test_a_pipeline_is_observed_with_what_carries_its_label() -> None:
-    store = Store()
+    store = new_store()
     store.put_seen(Seen.of(PIPELINE))
     for manifest in (
         labelled("Service", "p"),
@@ -50,7 +50,7 @@ def test_a_pipeline_is_observed_with_what_carries_its_label() -> None:
         labelled("Pod", "other") | {"metadata": {"namespace": "ns", "name": "other", "resourceVersion": "5"}},
     ):
         store.put_seen(Seen.of(manifest))
-    observed = observe_pipeline(store, PipelineKey("ns", "p"))
+    observed = observe_pipeline(store, NamespacedName("ns", "p"))
     assert observed is not None
     assert (observed.name, observed.namespace, observed.uid, observed.generation) == ("p", "ns", "u", 3)
     assert set(observed.children) == {ChildKey("Service", "p")}
@@ -58,7 +58,7 @@ def test_a_pipeline_is_observed_with_what_carries_its_label() -> None:
     assert [item["metadata"]["name"] for item in observed.replica_sets] == ["set"]
     more = add_children(observed, [labelled("ConfigMap", "c")])
     assert set(more.children) == {ChildKey("Service", "p"), ChildKey("ConfigMap", "c")}
-    assert observe_pipeline(store, PipelineKey("ns", "unknown")) is None
+    assert observe_pipeline(store, NamespacedName("ns", "unknown")) is None
 
 
 def endpoint(*addresses: str, ready: bool | None = True, uid: str = "") -> dict[str, Any]:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import yaml
 
-from omni_kube.objects import CHILD_KINDS, KIND_BY_NAME, ChildKind, key_of
-from omni_kube.seen import ObjectKey, PipelineKey, Seen
-from omni_kube.store import Store
+from omni_kube.objects import NamespacedName, ObjectKey, ObjectKind
+from omni_kube.seen import Seen
+from omni_operator.kinds import CHILD_KINDS, ENDPOINT_SLICES, KIND_BY_NAME, PODS, REPLICA_SETS, key_of
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_operator.rollout.plan import Verified, compute_plan
-from omni_operator.state.observe import ENDPOINT_SLICES, PODS, REPLICA_SETS, count_ready_endpoints
+from omni_operator.state.observe import count_ready_endpoints, new_store
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SLIM, slim_child, slim_seen
 from omni_proto.pipeline import PipelineError, parse_pipeline
@@ -27,7 +27,7 @@ MOST_OF_A_STRANGER = 1024
 KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
-def stranger(kind: ChildKind) -> dict[str, Any]:
+def stranger(kind: ObjectKind) -> dict[str, Any]:
     """A megabyte with a pipeline's label, and text wherever it might be kept."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
@@ -42,16 +42,17 @@ def stranger(kind: ChildKind) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
-def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ChildKind) -> None:
+def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ObjectKind) -> None:
     manifest = stranger(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
-    for kept in (Seen.of(manifest).encode(), Seen.read(raw, kind).encode()):
+    for seen in (Seen.of(manifest), Seen.read(raw, kind)):
+        kept = msgspec.json.encode(slim_seen(seen.decode()))
         assert len(kept) < MOST_OF_A_STRANGER
         assert msgspec.json.decode(kept)["metadata"]["name"] == "s"
 
 
 def test_strangers_do_not_fill_the_store() -> None:
-    store = Store()
+    store = new_store()
     for number in range(300):
         manifest = stranger(KIND_BY_NAME["ConfigMap"])
         store.put_seen(Seen.of(manifest | {"metadata": manifest["metadata"] | {"name": f"s{number}"}}))
@@ -102,13 +103,13 @@ def test_one_that_was_not_is_read_first(observed: Observed) -> None:
 
 
 def test_the_store_keeps_a_hash_only_of_the_version_that_was_verified(observed: Observed) -> None:
-    store = Store()
+    store = new_store()
     key, child = next((key, child) for key, child in observed.children.items() if key.kind == "Deployment")
     store.put_seen(Seen.of(child))
     name = ObjectKey(key.kind, child["metadata"]["namespace"], key.name)
-    store.slim(name, 6)
+    store.shorten(name, 6, slim_child)
     assert SLIM not in store.get(name)  # type: ignore[operator]
-    store.slim(name, 7)
+    store.shorten(name, 7, slim_child)
     found = store.get(name)
     assert found is not None
     assert (found[SLIM], found["spec"]["replicas"]) == (True, child["spec"]["replicas"])
@@ -169,7 +170,7 @@ def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
     spec["defaults"] = {"podAnnotations": {f"example.com/{number}": "a" * 1000 for number in range(100)}}
     metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}
     manifest = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": metadata, "spec": spec}
-    kept = Seen.of(manifest).encode()
+    kept = msgspec.json.encode(slim_seen(manifest))
     assert len(kept) < MOST_OF_A_STRANGER
     with pytest.raises(PipelineError, match=r"spec: is 10\d{4} bytes as JSON, over the limit of 65536"):
         parse_live_pipeline(msgspec.json.decode(kept))
@@ -178,14 +179,14 @@ def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
 
 
 def test_the_oldest_pipelines_of_a_namespace_come_first() -> None:
-    store = Store()
+    store = new_store()
     for name, namespace, minute in (("c", "ns", 1), ("b", "ns", 2), ("a", "ns", 2), ("d", "ns", 3), ("x", "other", 0)):
         metadata = {"name": name, "namespace": namespace, "uid": name, "resourceVersion": "5"}
         metadata["creationTimestamp"] = f"2026-11-22T12:0{minute}:00Z"
         store.put_seen(Seen.of({"apiVersion": "v", "kind": "OmniPipeline", "metadata": metadata, "spec": {}}))
-    ranks = {name: store.rank(PipelineKey("ns", name), 2) for name in "abcd"}
+    ranks = {name: store.rank(NamespacedName("ns", name), 2) for name in "abcd"}
     assert ranks == {"c": 0, "a": 1, "b": 2, "d": 3}
-    assert store.rank(PipelineKey("other", "x"), 2) == 0
-    assert store.rank(PipelineKey("ns", "d"), 4) == 0, "there is room for all"
+    assert store.rank(NamespacedName("other", "x"), 2) == 0
+    assert store.rank(NamespacedName("ns", "d"), 4) == 0, "there is room for all"
     store.remove_deleted(ObjectKey("OmniPipeline", "ns", "c"))
-    assert store.rank(PipelineKey("ns", "b"), 2) == 1, "one that goes makes room"
+    assert store.rank(NamespacedName("ns", "b"), 2) == 1, "one that goes makes room"

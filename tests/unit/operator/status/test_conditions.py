@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_kube.objects import ChildKey
+from omni_operator.kinds import ChildKey
 from omni_operator.reasons import EXPLANATIONS, Reason
 from omni_operator.rollout.plan import Conflict
 from omni_operator.rollout.rollout import Phase

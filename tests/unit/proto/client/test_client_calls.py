@@ -16,7 +16,6 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from omni_proto.channel import server_options
 from omni_proto.client import (
     Accepted,
     AsyncOmniClient,
@@ -30,6 +29,7 @@ from omni_proto.client import (
     image_part,
     user,
 )
+from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import (
     GenerateRequest,
@@ -213,19 +213,64 @@ async def test_a_call_that_a_server_cancels_as_it_shuts_down_is_tried_again(run:
     assert len(stage.calls) == 3
 
 
-async def test_a_client_that_is_closed_tries_nothing_again() -> None:
+async def close_either(client: AsyncOmniClient | OmniClient) -> None:
+    if isinstance(client, AsyncOmniClient):
+        await client.close()
+    else:
+        await asyncio.to_thread(client.close)
+
+
+async def call_either(client: AsyncOmniClient | OmniClient) -> GenerationResult:
+    if isinstance(client, AsyncOmniClient):
+        return await client.run(text="hi")
+    return await asyncio.to_thread(client.run, text="hi")
+
+
+both_kinds = pytest.mark.parametrize("kind", [AsyncOmniClient, OmniClient])
+
+
+@both_kinds
+async def test_a_client_that_is_closed_tries_nothing_again(kind: type[AsyncOmniClient | OmniClient]) -> None:
     async def script(call: Call) -> None:
         await asyncio.sleep(60)
 
     async with serving(script) as (stage, target):
-        client = OmniClient(target)
-        asked = asyncio.create_task(asyncio.to_thread(client.run, text="hi"))
+        client = kind(target)
+        asked = asyncio.create_task(call_either(client))
         await asyncio.wait_for(stage.called.wait(), 30)
-        await asyncio.to_thread(client.close)
+        await close_either(client)
         with pytest.raises(OmniRequestError) as caught:
             await asyncio.wait_for(asked, 30)
     assert caught.value.code is grpc.StatusCode.CANCELLED
     assert len(stage.calls) == 1
+
+
+@both_kinds
+async def test_a_client_that_is_closed_between_two_attempts_ends(kind: type[AsyncOmniClient | OmniClient]) -> None:
+    refused = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        refused.set()
+        await call.fail(grpc.StatusCode.UNAVAILABLE, "not now", 1000)
+
+    async with serving(script) as (stage, target):
+        client = kind(target)
+        asked = asyncio.create_task(call_either(client))
+        await asyncio.wait_for(refused.wait(), 30)
+        await close_either(client)
+        with pytest.raises(OmniRequestError):
+            await asyncio.wait_for(asked, 30)
+    assert len(stage.calls) == 1
+
+
+@both_kinds
+async def test_a_closed_client_says_so(kind: type[AsyncOmniClient | OmniClient]) -> None:
+    client = kind("127.0.0.1:1")
+    await close_either(client)
+    with pytest.raises(OmniRequestError, match="closed"):
+        await call_either(client)
+    with pytest.raises(OmniRequestError, match="closed"):
+        await (client.get_stage() if isinstance(client, AsyncOmniClient) else asyncio.to_thread(client.get_stage))
 
 
 @both

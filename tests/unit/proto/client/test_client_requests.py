@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_proto.channel import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.client import ArgumentError, ChatMessage, OmniClient, assistant, audio_part, image_part, system, user
 from omni_proto.client.media import as_chat, sniff_media_type
 from omni_proto.client.request import (
@@ -19,6 +18,7 @@ from omni_proto.client.request import (
     prepare_request,
     sampling_params,
 )
+from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec

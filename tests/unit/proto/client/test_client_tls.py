@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from omni_cli.ports import pick_ports
-from omni_proto.channel import channel_options
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, OmniClient, OmniRequestError
 from omni_proto.client.connection import explain_refusal, plan_connection
+from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from support.certificates import DAY, Authority, Pair

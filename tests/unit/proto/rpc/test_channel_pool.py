@@ -11,46 +11,50 @@ import grpc
 import pytest
 
 from omni_proto.client import AsyncOmniClient, OmniClient, OmniRequestError
-from omni_proto.client import lines as lines_module
-from omni_proto.client.lines import Lines
+from omni_proto.rpc.pool import ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GetStageRequest, GetStageResponse
 
 
-def numbered(renew_after_s: float = 0.0) -> Lines[int]:
+def numbered(renew_after_s: float = 0.0) -> ChannelPool[int]:
     numbers = itertools.count(1)
-    return Lines(lambda: next(numbers), renew_after_s=renew_after_s)
+    return ChannelPool(lambda: next(numbers), renew_after_s=renew_after_s)
+
+
+def give_back(pool: ChannelPool[int], loan: Loan[int], *, unreached: bool) -> int | None:
+    loan.unreached = unreached
+    return pool.give_back(loan)
 
 
 def test_calls_share_a_channel_that_reaches_the_pipeline() -> None:
-    lines = numbered()
-    first, second = lines.take(), lines.take()
+    pool = numbered()
+    first, second = pool.take(), pool.take()
     assert (first.channel, second.channel) == (1, 1)
-    assert lines.give_back(first, lost=False) is None
-    assert lines.give_back(second, lost=False) is None
-    assert lines.take().channel == 1
+    assert give_back(pool, first, unreached=False) is None
+    assert give_back(pool, second, unreached=False) is None
+    assert pool.take().channel == 1
 
 
 def test_a_lost_channel_is_left_and_closed_once_its_calls_have_ended() -> None:
-    lines = numbered()
-    long, failing, also_failing = lines.take(), lines.take(), lines.take()
-    assert lines.give_back(failing, lost=True) is None
-    assert lines.take().channel == 2
-    assert lines.give_back(also_failing, lost=True) is None, "it is left already; the new one has lost nothing"
-    assert lines.take().channel == 2
-    assert lines.give_back(long, lost=False) == 1
-    assert lines.close() == [2]
+    pool = numbered()
+    long, failing, also_failing = pool.take(), pool.take(), pool.take()
+    assert give_back(pool, failing, unreached=True) is None
+    assert pool.take().channel == 2
+    assert give_back(pool, also_failing, unreached=True) is None, "it is left already; the new one has lost nothing"
+    assert pool.take().channel == 2
+    assert give_back(pool, long, unreached=False) == 1
+    assert pool.close() == [2]
 
 
 def test_a_young_channel_is_kept_and_closing_takes_all() -> None:
-    lines = numbered(renew_after_s=60)
-    assert lines.give_back(lines.take(), lost=True) is None
-    assert lines.take().channel == 1
+    pool = numbered(renew_after_s=60)
+    assert give_back(pool, pool.take(), unreached=True) is None
+    assert pool.take().channel == 1
     old = numbered()
     running, failing = old.take(), old.take()
-    old.give_back(failing, lost=True)
+    give_back(old, failing, unreached=True)
     assert old.close() == [1, 2]
-    assert old.give_back(running, lost=False) is None, "closed already"
+    assert give_back(old, running, unreached=False) is None, "closed already"
 
 
 class _Stage(stage_service_pb2_grpc.StageServiceServicer):
@@ -62,16 +66,14 @@ class _Stage(stage_service_pb2_grpc.StageServiceServicer):
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Channels that clients open from now on; one that lost the pipeline is left at once."""
     made: list[int] = []
+    create = ChannelPool._new
 
-    class Counted(Lines[object]):
-        def _new(self) -> lines_module.Line[object]:
-            made.append(1)
-            return super()._new()
+    def count(pool: ChannelPool[object]) -> object:
+        made.append(1)
+        pool._renew_after_s = 0.0
+        return create(pool)
 
-    for module in ("aio", "blocking"):
-        monkeypatch.setattr(
-            f"omni_proto.client.{module}.Lines", lambda open_channel: Counted(open_channel, renew_after_s=0.0)
-        )
+    monkeypatch.setattr(ChannelPool, "_new", count)
     return made
 
 

@@ -13,10 +13,11 @@ from itertools import count
 import numpy as np
 import pytest
 
+from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import TensorSchema, TensorSpec, encode_rows, float32_to_bfloat16, schema_hash, tensor_prompt
 from omni_stage.service.edges.input import check_edge
-from omni_stage.service.errors import error_info, grpc_code, to_status
+from omni_stage.service.errors import to_status
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.wire import deserialize_request
 
@@ -137,8 +138,8 @@ def test_every_damage_is_a_named_error() -> None:
             received = receive(wire)
         except Exception as error:  # noqa: BLE001 - the mapping of any error is what is tested
             status = to_status(error, stage="talker", request_id="r")
-            info = error_info(status)
-            refused[damage.__name__, grpc_code(status.code).name, info.reason if info else ""] += 1
+            told = read_status(status)
+            refused[damage.__name__, told.code.name, told.reason] += 1
         else:
             # Another place among the chunks of other tensors, an unknown field, a bool of 3 for 1: nothing was lost.
             assert received == sent, f"{damage.__name__} was accepted and changed what was received"

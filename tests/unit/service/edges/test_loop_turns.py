@@ -16,9 +16,10 @@ import grpc
 import pytest
 import torch
 
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import EngineKind, FinishReason, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
 
 ROW, ROWS = 3584, 9362
 """7 KiB, as Qwen2.5-Omni-7B's hidden states; just below 64 MiB in all: beyond, the buffer is copied as it grows."""

@@ -93,7 +93,8 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
     gates = Gates()
 
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        assert pair.talker.engine.requests, "the talker accepted before this engine was asked"
+        # The talker accepted before this engine was asked; its own engine is asked a moment later.
+        await until(lambda: pair.talker.engine.requests)
         for begin, end in ((0, 3), (3, 4), (4, 6)):
             yield step(lab, begin, end, prompt_token_ids=[1] if begin == 0 else None)
             if end < 6:

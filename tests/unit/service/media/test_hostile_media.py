@@ -16,6 +16,7 @@ from omni_stage.models.component import AudioPart
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
+from support.polling import until
 from support.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
@@ -78,8 +79,7 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
     await pool.decode([quick], RULES, 20)
     (worker,) = pool._idle
     job = asyncio.create_task(pool.decode([slow], RULES, 20))
-    while not pool._busy:  # noqa: ASYNC110 - a look at what no event tells
-        await asyncio.sleep(0)
+    await until(lambda: pool._busy)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job

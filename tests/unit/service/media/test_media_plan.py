@@ -61,7 +61,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000)
-    takes = SimpleNamespace(sound_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, sound_cost=costs.sound)
+    takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
     data = flat_png(width, height)
     for decoded in (0, read_header(data).decoded_bytes):

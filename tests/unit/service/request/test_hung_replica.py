@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.models.component import EngineKind, StageRequest, StageStep
+from omni_stage.models.component import StageRequest, StageStep
 from support.scripted_stages import EDGE_B, make_sound
 
 STEP_TIMEOUT_S = 4.0

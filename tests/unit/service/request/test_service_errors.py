@@ -18,7 +18,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
-from omni_stage.service.logs import configure_logging
+from omni_stage.process.stage_log import configure_stage_logging
 
 CANARY = "CANARY-7f3a"
 MiB = 1 << 20
@@ -244,7 +244,7 @@ async def test_engine_errors_keep_their_code(kit: Any, lab: SimpleNamespace, err
 async def test_unknown_error_is_internal_and_says_nothing(
     kit: Any, lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    configure_logging("thinker", "json")
+    configure_stage_logging("thinker", "json")
     stage = await kit.serve(lab.failing(ValueError(f"bad prompt {CANARY}")))
     answer = await lab.ask(stage, [lab.start(f"say {CANARY}"), lab.END], metadata=(("x-request-id", "r9"),))
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
@@ -260,7 +260,7 @@ async def test_canaries_never_reach_logs_metrics_or_errors(
 ) -> None:
     from prometheus_client import generate_latest
 
-    configure_logging("thinker", "text")
+    configure_stage_logging("thinker", "text")
     logging.getLogger().setLevel(logging.DEBUG)
     stages = await kit.chain()
     bad = [

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from omni_proto.channel import channel_options
+from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from support.raw_http2 import RawConnection
 

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from omni_proto.pod_contract import ExitCode
+from support.polling import until
 
 SERVICE = "omni_proto.stage.v1.StageService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -162,14 +163,10 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any, lab: SimpleNa
     stop = asyncio.Event()
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
     stop.set()
-    async with asyncio.timeout(5):
-        while stage.server.health.ready:  # noqa: ASYNC110 - the drain has no event for outsiders
-            await asyncio.sleep(0.01)
+    await until(lambda: not stage.server.health.ready)
     late = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=20)
     assert (await late.read()).WhichOneof("message") == "accepted"
-    async with asyncio.timeout(10):
-        while not stage.server.in_flight.refusing:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: stage.server.in_flight.refusing)
     refused = await lab.ask(stage)
     assert (refused.code, refused.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
     assert await check(stage.server.ports.health, "readiness") == NOT_SERVING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 Options = tuple[tuple[str, int | str], ...]
@@ -10,6 +11,10 @@ Options = tuple[tuple[str, int | str], ...]
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """Most bytes of one message: above every chunk, and far below what would block other calls of the connection."""
 
+# By default channels of a process share connections to one address. When such a connection comes up, each channel's
+# thread starts watching its health, and in gRPC core 1.85 one may meet what another has half made:
+# `HealthWatcher::SetSubchannel` enters a HealthProducer before `Start` gives it its subchannel. SIGSEGV.
+_REQUIRED: Final[Options] = (("grpc.use_local_subchannel_pool", 1),)
 _SERVICE_CONFIG: Final = {
     "loadBalancingConfig": [{"round_robin": {}}],
     # The server as a whole: it answers "" with its readiness, and drops out of the rotation while it drains.
@@ -23,10 +28,7 @@ def channel_options() -> Options:
     """Options of a channel to a stage: round_robin over healthy pods, connections of its own, no proxy, no TXT look-up,
     names asked anew every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
     return (
-        # By default channels of a process share connections to one address. When such a connection comes up, each
-        # channel's thread starts watching its health, and in gRPC core 1.85 one may meet what another has half made:
-        # `HealthWatcher::SetSubchannel` enters a HealthProducer before `Start` gives it its subchannel. SIGSEGV.
-        ("grpc.use_local_subchannel_pool", 1),
+        *_REQUIRED,
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG, separators=(",", ":"))),
         ("grpc.service_config_disable_resolution", 1),
         ("grpc.enable_http_proxy", 0),
@@ -45,6 +47,15 @@ def channel_options() -> Options:
         # Reads ahead of flow control: 5-10 % on tensors.
         ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
     )
+
+
+def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options:
+    """Returns the options to open a channel with: the caller's, or channel_options() for None, and in any case what
+    keeps gRPC from crashing."""
+    if options is None:
+        return channel_options()
+    names = {name for name, _ in _REQUIRED}
+    return (*_REQUIRED, *((name, value) for name, value in options if name not in names))
 
 
 def server_options(request_timeout_s: float = 300.0) -> Options:

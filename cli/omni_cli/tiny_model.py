@@ -1,0 +1,46 @@
+"""`omnipipe tiny-model`: a model family's small checkpoint with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.manifest import TinyCheckpoint
+from omni_stage.models.registry import resolve, tiny_checkpoints
+
+
+class TinyModelError(ValueError):
+    """What was asked for does not exist. The message says what does."""
+
+
+def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:
+    """Returns the tiny checkpoint of the named family and the shape.
+
+    Without a name: the only family that has one. Raises TinyModelError.
+    """
+    listed = ", ".join(sorted(known)) or "none"
+    if family is None and len(known) != 1:
+        raise TinyModelError(f"several model families have a tiny model; name one with --family: {listed}")
+    name = family or next(iter(known))
+    if name not in known:
+        raise TinyModelError(f"model family {name!r} has no tiny model; those that have: {listed}")
+    tiny = known[name]
+    if shape is not None and shape not in tiny.shapes:
+        raise TinyModelError(f"shape {shape!r} is not known; known: {', '.join(tiny.shapes)}")
+    return tiny, shape or tiny.shapes[0]
+
+
+def write_tiny_model(directory: Path, *, family: str | None, seed: int, shape: str | None) -> None:
+    """Write the checkpoint. Raises TinyModelError, OSError, and ImportError where no engine is installed."""
+    tiny, chosen = pick_tiny(tiny_checkpoints(), family, shape)
+    try:
+        write = resolve(tiny.writer, what="the writer of the tiny model")
+    except ConfigurationError as error:
+        # An ImportError is what a missing engine comes as.
+        if isinstance(error.__cause__, ImportError):
+            raise error.__cause__ from error
+        raise TinyModelError(str(error)) from error
+    if not callable(write):
+        raise TinyModelError(f"{tiny.writer} cannot be called")
+    write(directory, seed=seed, shape=chosen)

@@ -1,0 +1,46 @@
+"""The kinds of object that the operator reads and writes."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from omni_kube.objects import Manifest, ObjectKind
+from omni_proto.pipeline import API_VERSION
+
+FIELD_MANAGER: Final = "omnipipeline-operator"
+"""Name under which the operator owns fields (server-side apply), and value of app.kubernetes.io/managed-by."""
+
+PIPELINE_KIND: Final = "OmniPipeline"
+PIPELINES: Final = ObjectKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
+
+CHILD_KINDS: Final = (
+    ObjectKind("ServiceAccount", "v1", "serviceaccounts"),
+    ObjectKind("ConfigMap", "v1", "configmaps", metadata_only=True),
+    ObjectKind("ControllerRevision", "apps/v1", "controllerrevisions"),
+    ObjectKind("Service", "v1", "services"),
+    ObjectKind("NetworkPolicy", "networking.k8s.io/v1", "networkpolicies"),
+    ObjectKind("Deployment", "apps/v1", "deployments"),
+    ObjectKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
+    ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
+)
+"""Every kind that the operator writes, each after what it needs."""
+KIND_BY_NAME: Final = {kind.kind: kind for kind in CHILD_KINDS}
+
+PODS: Final = ObjectKind("Pod", "v1", "pods")
+REPLICA_SETS: Final = ObjectKind("ReplicaSet", "apps/v1", "replicasets")
+ENDPOINT_SLICES: Final = ObjectKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
+WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
+"""What reflectors keep in the store, besides the pipelines themselves."""
+EVENTS: Final = ObjectKind("Event", "v1", "events")
+
+
+class ChildKey(NamedTuple):
+    """An object in the pipeline's namespace."""
+
+    kind: str
+    name: str
+
+
+def key_of(manifest: Manifest) -> ChildKey:
+    """Returns kind and name of an object whose kind is filled in (list items of the API lack it)."""
+    return ChildKey(manifest["kind"], manifest["metadata"]["name"])

@@ -1,0 +1,33 @@
+"""What a log line of the operator is about: the pipeline in work, and its generation.
+
+The pipeline rides in a context variable that the shell sets, so that code below need not pass it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TextIO
+
+from omni_proto.logs import LineFormatter, LogFormat, configure_logging
+
+_subject: ContextVar[dict[str, object]] = ContextVar("omni_operator_subject", default={})  # noqa: B039 - never mutated
+
+
+@contextmanager
+def log_subject(namespace: str, name: str, generation: int | None = None) -> Iterator[None]:
+    """Lines from within are about this pipeline."""
+    subject: dict[str, object] = {"namespace": namespace, "name": name}
+    if generation is not None:
+        subject["generation"] = generation
+    token = _subject.set(subject)
+    try:
+        yield
+    finally:
+        _subject.reset(token)
+
+
+def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO | None = None) -> None:
+    """Send every logger of the process to stream (stderr); see configure_logging."""
+    configure_logging(LineFormatter(log_format, about=_subject.get), level, stream)

@@ -1,0 +1,154 @@
+"""The watches of one process: they fill the store, and say which pipelines a change concerns.
+
+kopf watches OmniPipelines; reflectors watch what belongs to them. kopf's watch does not report every deletion, so the
+pipelines are also compared with a list now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import ApiError
+from omni_kube.objects import Manifest, NamespacedName, ObjectKind, parse_version
+from omni_kube.reflector import Reflector
+from omni_kube.seen import Seen
+from omni_kube.store import Store
+from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
+from omni_proto.pod_contract import PIPELINE_LABEL
+
+API_POLL_S: Final = 2.0
+"""Pause between two questions whether the API server knows OmniPipelines yet."""
+
+_log = logging.getLogger(__name__)
+
+
+class Watches:
+    """Everything that is watched, by scope: a namespace, or "" for all of them."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        store: Store,
+        namespaces: Sequence[str],
+        on_change: Callable[[Iterable[NamespacedName]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """namespaces: those to watch, none is all. on_change gets the pipelines that a change concerns; spawn runs a
+        task for as long as the process lives."""
+        self._client = client
+        self._store = store
+        self._scopes = tuple(namespaces) or ("",)
+        self._on_change = on_change
+        self._spawn = spawn
+        self._reflectors: list[Reflector] = []
+        now = asyncio.get_running_loop().time()
+        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last heard something
+
+    def scope_of(self, namespace: str) -> str:
+        """Returns the scope that a namespace is watched by."""
+        return "" if self._scopes == ("",) else namespace
+
+    async def start(self) -> None:
+        """Wait until the API server knows OmniPipelines, then watch every kind that each cluster has."""
+        await self._wait_for_api()
+        for kind in WATCHED_KINDS:
+            if not kind.optional:
+                self._add(kind)
+
+    async def synced(self) -> None:
+        """Wait until every first list is complete."""
+        for reflector in self._reflectors:
+            await reflector.synced.wait()
+
+    def unsynced(self) -> list[str]:
+        """Returns the names of the watches whose first list is not complete."""
+        return [reflector.name for reflector in self._reflectors if not reflector.synced.is_set()]
+
+    async def discover_optional(self) -> bool:
+        """Watch optional kinds that the cluster has by now. Returns whether there were any new ones."""
+        found = False
+        watched = {reflector.kind for reflector in self._reflectors}
+        for kind in WATCHED_KINDS:
+            if not kind.optional or kind in watched:
+                continue
+            try:
+                if await self._client.serves(kind):
+                    _log.info("the cluster has %s: writing them", kind.plural)
+                    self._add(kind)
+                    found = True
+            except ApiError as error:
+                _log.warning("cannot tell whether the cluster has %s: %s", kind.plural, error)
+        return found
+
+    def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
+        """Take in an OmniPipeline from kopf's watch (or, with type None, from its list).
+
+        Returns the pipelines that it concerns.
+        """
+        scope = self.scope_of(manifest["metadata"]["namespace"])
+        self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+        manifest = {"apiVersion": PIPELINES.api_version, "kind": PIPELINE_KIND} | manifest
+        take = self._store.remove_seen if event_type == "DELETED" else self._store.put_seen
+        return take(Seen.of(manifest), scope)
+
+    def kopf_heard(self, path: str, status: int) -> None:
+        """An answer to a call of kopf's: a watch that was accepted is alive."""
+        if f"/{PIPELINES.plural}?" not in path or status >= 300:
+            return
+        for scope in self._scopes:
+            if not scope or f"/namespaces/{scope}/" in path:
+                self._pipelines_heard[scope] = asyncio.get_running_loop().time()
+
+    def ages(self) -> dict[str, float]:
+        """Returns the seconds since each watch last heard something, by its name."""
+        now = asyncio.get_running_loop().time()
+        ages = {
+            f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
+            for scope, heard in self._pipelines_heard.items()
+        }
+        return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
+
+    async def sweep(self) -> None:
+        """Bring the store's pipelines in line with a list, scope by scope."""
+        for scope in self._scopes:
+            try:
+                await self._sweep(scope)
+            except ApiError as error:
+                _log.warning("resync of %s failed: %s", scope or "all namespaces", error)
+
+    async def _sweep(self, scope: str) -> None:
+        listing = self._store.begin_list(PIPELINE_KIND, scope)
+        version = ""
+        async with aclosing(self._client.list_pages(PIPELINES, scope)) as pages:
+            async for page in pages:
+                version = page.version
+                for item in page.items:
+                    self._on_change(listing.put(item, parse_version(version)))
+        self._on_change(listing.end(parse_version(version)))
+
+    async def _wait_for_api(self) -> None:
+        told = False
+        while True:
+            try:
+                if await self._client.serves(PIPELINES):
+                    return
+                problem = f"the API server does not know {PIPELINES.plural}.{PIPELINES.group}: apply manifests/crd"
+            except ApiError as error:
+                problem = str(error)
+            if not told:
+                _log.warning("waiting: %s", problem)
+                told = True
+            await asyncio.sleep(API_POLL_S)
+
+    def _add(self, kind: ObjectKind) -> None:
+        for namespace in self._scopes:
+            reflector = Reflector(
+                self._client, self._store, kind, namespace, selector=PIPELINE_LABEL, on_change=self._on_change
+            )
+            self._reflectors.append(reflector)
+            self._spawn(reflector.run())

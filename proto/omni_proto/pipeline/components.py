@@ -1,0 +1,183 @@
+"""What is known of a component without importing it: the facts that a spec is judged by before a GPU is taken.
+
+Each model family states its facts once, in its manifest (omni_stage/models/FAMILY/manifest.py). `make schemas` compiles
+those of the built-in families into components.json, which this module reads. So the operator and `omnipipe validate`
+judge by the facts that the stage server itself is built on, and neither imports it.
+
+    built_in_components()["FAMILY/NAME"].reads      the schema that this component reads
+    refuse_engine_args(facts, args, is_read=True)   what the stage server would refuse, and why
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+from pydantic.alias_generators import to_camel
+
+from omni_proto.stage_config import ComponentId, ConfigModel, EngineArgs, Output, SamplingDefaults, Timeouts
+
+FILE: Final = "components.json"
+
+
+class EngineKind(StrEnum):
+    """How a stage's engine runs."""
+
+    AUTOREGRESSIVE = "autoregressive"
+    """Token by token."""
+    DIFFUSION = "diffusion"
+    """A whole output in one engine step, by the steps of a solver."""
+    DECODER = "decoder"
+    """A whole output in one engine step, by one pass of the model: a codec's decoder, a vocoder."""
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Returns whether a request is one engine step."""
+        return self is not EngineKind.AUTOREGRESSIVE
+
+
+class When(StrEnum):
+    """Under which circumstances a value is refused."""
+
+    ALWAYS = "always"
+    READ = "read"
+    """If another stage reads this one."""
+    STREAMED = "streamed"
+    """If the stage starts before its input is complete: the mode of its input is Stream."""
+
+
+class Refusal(ConfigModel):
+    """A field that a component cannot honour."""
+
+    field: str
+    """Name of the field, as Python spells it."""
+    why: str
+    """What hinders the component; goes on from "FIELD: "."""
+    remedy: str = "leave it out"
+    """What the user should do."""
+    when: When = When.ALWAYS
+    """Circumstances of the refusal."""
+    allows_empty: bool = False
+    """Whether false, zero and an empty list pass."""
+    minimum: float | None = None
+    """If set, values from here on pass."""
+    maximum: float | None = None
+    """If set, values up to here pass."""
+
+    def applies_to(self, value: Any) -> bool:
+        """Returns whether this value of the field is refused."""
+        if value is None or (self.allows_empty and not value):
+            return False
+        if self.minimum is None and self.maximum is None:
+            return True
+        return (self.minimum is not None and value < self.minimum) or (
+            self.maximum is not None and value > self.maximum
+        )
+
+
+class ComponentFacts(ConfigModel):
+    """What is true of a component whatever checkpoint it serves."""
+
+    id: ComponentId
+    """FAMILY/NAME."""
+    kind: EngineKind
+    """How its engine runs."""
+    outputs: tuple[Output, ...] = ()
+    """Modalities that it can return to a client."""
+    reads: str | None = None
+    """Id of the tensor schema that it reads from its upstream stage; none: it reads a prompt."""
+    publishes: str | None = None
+    """Id of the tensor schema that it offers to other stages; none: no stage can read it."""
+    is_entry: bool
+    """Whether it may be the entry stage; if not, it needs an input."""
+    media: tuple[str, ...] = ()
+    """Kinds of media that its prompts may hold: image, audio."""
+    streams_input: bool = False
+    """Whether it can start before its input is complete."""
+    writes_text: bool = False
+    """Whether its tokens are text of the checkpoint's tokenizer."""
+    voices: tuple[str, ...] = ()
+    """Voices of the published checkpoints, the default first. A checkpoint's own list counts at run time."""
+    sample_rate_hz: Annotated[int, Field(ge=0)] = 0
+    """Of its audio; 0 if it makes none."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Default of timeouts.step."""
+    queue_timeout_s: float | None = None
+    """Default of timeouts.queue; none: requests wait as long as their deadline allows."""
+    default_sampling: SamplingDefaults = SamplingDefaults()
+    """Sampling of requests and stages that do not say. A checkpoint may add to it."""
+    refused_engine_args: tuple[Refusal, ...] = ()
+    """Fields of engineArgs that it cannot honour."""
+    refused_sampling: tuple[Refusal, ...] = ()
+    """Sampling parameters that it cannot honour."""
+    refused_timeouts: tuple[Refusal, ...] = ()
+    """Fields of timeouts that it cannot honour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """One field that a component refuses."""
+
+    field: str
+    """As Python spells it."""
+    why: str
+    remedy: str
+    limit: float | None = None
+    """The bound that the value passes, where there is one."""
+
+    @property
+    def alias(self) -> str:
+        """The field as a resource spells it."""
+        return to_camel(self.field)
+
+
+def refuse_engine_args(facts: ComponentFacts, args: EngineArgs, *, is_read: bool) -> list[Objection]:
+    """Returns what the component refuses of a stage's engineArgs. `is_read`: whether another stage reads the stage."""
+    return _refuse(facts.refused_engine_args, args, {When.READ} if is_read else set())
+
+
+def refuse_sampling(facts: ComponentFacts, sampling: SamplingDefaults, *, is_streamed: bool) -> list[Objection]:
+    """Returns what the component refuses of a request's sampling or a stage's defaultSampling.
+
+    `is_streamed`: whether the stage starts before its input is complete.
+    """
+    objections = _refuse(facts.refused_sampling, sampling, {When.STREAMED} if is_streamed else set())
+    least, most = sampling.min_tokens, sampling.max_tokens
+    if least is not None and most is not None and least > most:
+        objections.append(Objection("min_tokens", f"must be at most max_tokens ({most})", "lower it", limit=most))
+    return objections
+
+
+def refuse_timeouts(facts: ComponentFacts, timeouts: Timeouts) -> list[Objection]:
+    """Returns what the component refuses of a stage's timeouts."""
+    return _refuse(facts.refused_timeouts, timeouts, set())
+
+
+def _refuse(refusals: tuple[Refusal, ...], values: ConfigModel, circumstances: set[When]) -> list[Objection]:
+    applicable = circumstances | {When.ALWAYS}
+    return [
+        Objection(item.field, item.why, item.remedy, item.minimum if item.maximum is None else item.maximum)
+        for item in refusals
+        if item.when in applicable and item.applies_to(getattr(values, item.field))
+    ]
+
+
+@cache
+def built_in_components() -> Mapping[str, ComponentFacts]:
+    """Returns the facts of every built-in component by its id, sorted. An image may hold further components."""
+    data = json.loads(files("omni_proto.pipeline").joinpath(FILE).read_text(encoding="utf-8"))
+    facts = [ComponentFacts.model_validate(item) for item in data["components"]]
+    return MappingProxyType({item.id: item for item in facts})
+
+
+def render_components(facts: Mapping[str, ComponentFacts]) -> str:
+    """Returns the text of components.json for these components."""
+    described = [facts[name].model_dump(mode="json", by_alias=True, exclude_defaults=True) for name in sorted(facts)]
+    return json.dumps({"components": described}, indent=2) + "\n"

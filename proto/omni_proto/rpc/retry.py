@@ -1,0 +1,60 @@
+"""When a call is tried again: only before Accepted, at most 3 attempts, never past the deadline. Pure.
+
+The same for clients and for stages that call the stages below them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import grpc
+
+from omni_proto.rpc.rich_status import status_of_call
+
+MAX_ATTEMPTS: Final = 3
+MAX_WAIT_S: Final = 30.0
+"""A server that asks for a longer pause is better answered by the caller."""
+_FIRST_WAIT_S: Final = 0.2
+_FACTOR: Final = 3.0
+
+
+class Failure(Protocol):
+    """What a failed call says: a RichStatus, or a client's OmniRequestError."""
+
+    @property
+    def code(self) -> grpc.StatusCode: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    @property
+    def retry_after_s(self) -> float | None: ...
+
+
+def may_retry(failure: Failure) -> bool:
+    """Whether a call that was never accepted may be tried again."""
+    # Without a reason it is gRPC's own: a server that shuts down cancels calls that came too late to be refused.
+    cancelled = failure.code is grpc.StatusCode.CANCELLED and not failure.reason
+    exhausted = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.retry_after_s is not None
+    return cancelled or exhausted or failure.code is grpc.StatusCode.UNAVAILABLE
+
+
+def compute_retry_wait_s(failure: Failure, *, attempt: int, remaining_s: float | None, jitter: float) -> float | None:
+    """Returns the seconds to wait before the next attempt; None: give up.
+
+    attempt counts from 1 and has just failed before Accepted. remaining_s is the time to the deadline, None without
+    one. jitter, in [0, 1), spreads callers: waits are 1 to 1.5 times the base. RetryInfo is the least wait.
+    """
+    if attempt >= MAX_ATTEMPTS or not may_retry(failure):
+        return None
+    hinted = failure.retry_after_s
+    base = hinted if hinted is not None else _FIRST_WAIT_S * _FACTOR ** (attempt - 1)
+    wait = base * (1 + jitter / 2)
+    if base > MAX_WAIT_S or (remaining_s is not None and wait >= remaining_s):
+        return None
+    return wait
+
+
+def is_unreached(error: grpc.RpcError) -> bool:
+    """Whether a call that was never accepted failed before a stage saw it: no connection, or no address."""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and status_of_call(error) is None

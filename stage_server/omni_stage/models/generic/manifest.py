@@ -1,0 +1,24 @@
+"""The manifest of stages that serve any model of vLLM's."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proto.pipeline.components import EngineKind
+from omni_proto.stage_config import Output
+from omni_stage.models.manifest import ComponentEntry, FamilyManifest, describe
+
+LLM: Final = describe(
+    id="generic/llm",
+    kind=EngineKind.AUTOREGRESSIVE,
+    outputs=(Output.TEXT,),
+    writes_text=True,
+    takes_prompt_embeds=True,
+)
+
+FAMILY: Final = FamilyManifest(
+    name="generic",
+    components=(ComponentEntry(facts=LLM, factory="omni_stage.models.generic.llm:build_component"),),
+    # What such stages are most often asked to run.
+    prepared_architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"),
+)

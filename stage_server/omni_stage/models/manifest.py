@@ -1,0 +1,225 @@
+"""What a model family tells of itself, as data: one FamilyManifest in FAMILY/manifest.py.
+
+The registry, vLLM's plugin hook, the download, the images' model infos and the command line read manifests and nothing
+else of a family. A manifest names code as "module:attribute"; it is imported when it is needed, and no name ever comes
+from a user. This module imports neither torch nor vLLM, and neither may a manifest.
+
+    FAMILY = FamilyManifest(
+        name="my_family",
+        components=(ComponentEntry(facts=describe(id="my_family/llm", ...), factory="my_package.llm:build_component"),),
+    )
+
+A package of its own offers its manifest through the entry point group `omnipipeline.families` (registry.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal, When
+from omni_proto.stage_config import Output, SamplingDefaults
+from omni_stage.errors import ConfigurationError
+
+MAX_TEMPERATURE: Final = 2.0
+"""vLLM's."""
+
+_NAME = re.compile(r"[a-z0-9_]+")
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SOLVER_FIELDS = ("guidance_scale", "num_inference_steps")
+_NOT_STREAMED = ("frequency_penalty", "min_tokens", "presence_penalty", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentEntry:
+    """One component of a family."""
+
+    facts: ComponentFacts
+    factory: str
+    """"module:function": a ComponentFactory."""
+    weight_prefixes: tuple[str, ...] = ()
+    """Prefixes of the names of the tensors that it reads, so that its pod fetches no shard that it does not need; empty
+    means all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyCheckpoint:
+    """A small checkpoint with random weights, for experiments and tests."""
+
+    writer: str
+    """"module:function", called as writer(directory, seed=..., shape=...)."""
+    shapes: tuple[str, ...]
+    """Names of sizes, the default first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyManifest:
+    """One model family. An instance that exists is well formed."""
+
+    name: str
+    """The part of its components' ids before the slash."""
+    components: tuple[ComponentEntry, ...]
+    model_classes: Mapping[str, str] = field(default_factory=dict)
+    """vLLM model classes, "module:Class", by the architecture names that the components' configurations carry."""
+    prepared_architectures: tuple[str, ...] = ()
+    """Architectures of vLLM's own that its checkpoints often have; images prepare what vLLM wants to know of them."""
+    tiny_checkpoint: TinyCheckpoint | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ids of other families and what is no reference. Raises ConfigurationError."""
+        if not _NAME.fullmatch(self.name):
+            raise _malformed(self.name, "its name must be lower-case letters, digits and underscores")
+        ids = [entry.facts.id for entry in self.components]
+        for component_id in ids:
+            if component_id.split("/")[0] != self.name:
+                raise _malformed(self.name, f"component {component_id!r} must be named {self.name}/NAME")
+        if len(set(ids)) != len(ids):
+            raise _malformed(self.name, "two of its components have one id")
+        tiny = [] if self.tiny_checkpoint is None else [self.tiny_checkpoint.writer]
+        for reference in (*(entry.factory for entry in self.components), *self.model_classes.values(), *tiny):
+            if not _REFERENCE.fullmatch(reference):
+                raise _malformed(self.name, f"{reference!r} must be written module:attribute")
+        object.__setattr__(self, "model_classes", MappingProxyType(dict(self.model_classes)))
+
+    def component(self, component_id: str) -> ComponentEntry:
+        """Returns the component with exactly this id. Raises ConfigurationError."""
+        for entry in self.components:
+            if entry.facts.id == component_id:
+                return entry
+        known = ", ".join(entry.facts.id for entry in self.components)
+        raise ConfigurationError(
+            f"component {component_id!r} is not known; known components: {known}", field="component"
+        )
+
+
+def describe(
+    *,
+    id: str,
+    kind: EngineKind,
+    outputs: tuple[Output, ...] = (),
+    reads: str | None = None,
+    publishes: str | None = None,
+    publishes_rows: bool = False,
+    media: tuple[str, ...] = (),
+    streams_input: bool = False,
+    writes_text: bool = False,
+    takes_prompt_embeds: bool = False,
+    voices: tuple[str, ...] = (),
+    sample_rate_hz: int = 0,
+    step_timeout_s: float = 30.0,
+    queue_timeout_s: float | None = None,
+    default_sampling: SamplingDefaults | None = None,
+    refused_engine_args: tuple[Refusal, ...] = (),
+    refused_sampling: tuple[Refusal, ...] = (),
+) -> ComponentFacts:
+    """Returns a component's facts, with what every component of its kind refuses.
+
+    `publishes_rows`: what it publishes is made of its model's hidden states or embeddings, one row a position.
+    """
+    return ComponentFacts(
+        id=id,
+        kind=kind,
+        outputs=outputs,
+        reads=reads,
+        publishes=publishes,
+        is_entry=reads is None,
+        media=media,
+        streams_input=streams_input,
+        writes_text=writes_text,
+        voices=voices,
+        sample_rate_hz=sample_rate_hz,
+        step_timeout_s=step_timeout_s,
+        queue_timeout_s=queue_timeout_s,
+        default_sampling=default_sampling or SamplingDefaults(),
+        refused_engine_args=(
+            *_engine_args_of_kind(kind),
+            *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
+            *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
+            *refused_engine_args,
+        ),
+        refused_sampling=(
+            *_sampling_of_kind(kind, writes_text),
+            *(_SAMPLING_OF_STREAMS if streams_input and kind is EngineKind.AUTOREGRESSIVE else ()),
+            *refused_sampling,
+        ),
+        refused_timeouts=() if kind.is_one_shot else (_QUEUE_TIMEOUT,),
+    )
+
+
+_QUEUE_TIMEOUT = Refusal(field="queue", why="only a stage that generates in one step limits the wait in its queue")
+_OF_PUBLISHED_ROWS = (
+    Refusal(
+        field="enable_prefix_caching",
+        why="another stage reads this stage's rows, which a cached prefix does not compute",
+        when=When.READ,
+        allows_empty=True,
+    ),
+)
+# There earlier output counts as prompt: output penalties and min_tokens would see the last part alone, and vLLM takes
+# no stop strings.
+_SAMPLING_OF_STREAMS = tuple(
+    Refusal(
+        field=name,
+        why="cannot be honoured by a stage that starts before its input is complete",
+        remedy="leave it out, or set the stage's input mode to Full",
+        when=When.STREAMED,
+        allows_empty=True,
+    )
+    for name in _NOT_STREAMED
+)
+
+
+def _engine_args_of_kind(kind: EngineKind) -> tuple[Refusal, ...]:
+    if not kind.is_one_shot:
+        return ()
+    why, remedy = f"a {kind.value} stage has no KV cache", "leave it out; gpuMemoryUtilization bounds its memory"
+    return (
+        *(
+            Refusal(field=name, why=why, remedy=remedy)
+            for name in ("kv_cache_dtype", "kv_cache_memory_mib", "block_size")
+        ),
+        Refusal(field="enable_prefix_caching", why=why, allows_empty=True),
+    )
+
+
+def _prompt_embeds(reads: str | None, takes: bool, publishes_rows: bool) -> tuple[Refusal, ...]:
+    name = "enable_prompt_embeds"
+    if reads is not None:
+        return (Refusal(field=name, why="this stage reads the tensors of another stage", allows_empty=True),)
+    if not takes:
+        return (Refusal(field=name, why="this component takes no prompt embeddings", allows_empty=True),)
+    if not publishes_rows:
+        return ()
+    return (
+        Refusal(
+            field=name,
+            why="another stage reads this stage's rows, which are made of token ids",
+            remedy="leave it out, or serve the stage in a pipeline of its own",
+            when=When.READ,
+            allows_empty=True,
+        ),
+    )
+
+
+def _sampling_of_kind(kind: EngineKind, writes_text: bool) -> tuple[Refusal, ...]:
+    if kind.is_one_shot:
+        taken = {"seed", *(_SOLVER_FIELDS if kind is EngineKind.DIFFUSION else ())}
+        refused = [name for name in sorted(SamplingDefaults.model_fields) if name not in taken]
+        return tuple(_meaningless(name, f"a {kind.value} stage") for name in refused)
+    described = "it writes text token by token" if writes_text else "its tokens are not text"
+    names = [*_SOLVER_FIELDS, *(() if writes_text else ("stop",))]
+    hottest = Refusal(
+        field="temperature", why=f"must be at most {MAX_TEMPERATURE}", remedy="lower it", maximum=MAX_TEMPERATURE
+    )
+    return (*(_meaningless(name, described) for name in sorted(names)), hottest)
+
+
+def _meaningless(name: str, described: str) -> Refusal:
+    return Refusal(field=name, why=f"has no meaning for this stage ({described})")
+
+
+def _malformed(name: str, problem: str) -> ConfigurationError:
+    return ConfigurationError(f"the manifest of model family {name!r} is malformed: {problem}", field="component")

@@ -1,0 +1,49 @@
+"""Whether a component can take the place in a pipeline that a stage file gives it, by facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage_config import EdgeMode, StageConfig
+from omni_stage.errors import ConfigurationError
+
+
+def check_placement(
+    facts: ComponentFacts, config: StageConfig, find_facts: Callable[[str], ComponentFacts | None]
+) -> None:
+    """Refuse a stage whose input, outputs or readers its component cannot have. Raises ConfigurationError.
+
+    `find_facts` gives the facts of a component by its id; None where this environment does not know it.
+    """
+    stage = f"stage {config.stage}: component {facts.id}"
+    if config.input is not None and facts.reads is None:
+        raise ConfigurationError(
+            f"{stage} reads a prompt: it can only be the entry stage, without inputs", field="input"
+        )
+    if config.input is None and not facts.is_entry:
+        raise ConfigurationError(
+            f"{stage} reads another stage and needs an input; name that stage under inputs", field="input"
+        )
+    if config.input is not None and config.input.mode is EdgeMode.STREAM and not facts.streams_input:
+        raise ConfigurationError(
+            f"{stage} cannot start before its input is complete; set the mode of its input to Full",
+            field="input.mode",
+        )
+    missing = [output.value for output in config.outputs if output not in facts.outputs]
+    if missing:
+        can = ", ".join(sorted(output.value for output in facts.outputs)) or "nothing"
+        raise ConfigurationError(f"{stage} does not return {', '.join(missing)}; it returns {can}", field="outputs")
+    for edge in config.downstream:
+        if facts.publishes is None:
+            raise ConfigurationError(
+                f"{stage} publishes no tensors, so stage {edge.stage} cannot read it", field="downstream"
+            )
+        reader = find_facts(edge.component)
+        if reader is not None and reader.reads != facts.publishes:
+            reads = f"tensors {reader.reads}" if reader.reads else "a prompt"
+            raise ConfigurationError(
+                f"{stage} publishes tensors {facts.publishes}, but component {reader.id} of stage {edge.stage} reads "
+                f"{reads}; let it read another stage",
+                field="downstream",
+            )

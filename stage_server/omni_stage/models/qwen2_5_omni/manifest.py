@@ -1,0 +1,92 @@
+"""The manifest of Qwen2.5-Omni."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proto.pipeline.components import EngineKind, Refusal
+from omni_proto.stage_config import Output, SamplingDefaults
+from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
+
+_PACKAGE: Final = "omni_stage.models.qwen2_5_omni"
+
+THINKER_ARCHITECTURE: Final = "OmniQwen2_5Thinker"
+TALKER_ARCHITECTURE: Final = "OmniQwen2_5Talker"
+TOKEN2WAV_ARCHITECTURE: Final = "OmniQwen2_5Token2Wav"
+
+THINKER_TO_TALKER: Final = "qwen2_5_omni/thinker2talker"
+TALKER_TO_TOKEN2WAV: Final = "qwen2_5_omni/talker2token2wav"
+DEFAULT_STEPS: Final = 10
+"""Of token2wav's solver: time points, both ends included."""
+_VOICES: Final = ("Chelsie", "Ethan")
+
+THINKER: Final = describe(
+    id="qwen2_5_omni/thinker",
+    kind=EngineKind.AUTOREGRESSIVE,
+    outputs=(Output.TEXT,),
+    publishes=THINKER_TO_TALKER,
+    publishes_rows=True,
+    media=("image", "audio"),
+    writes_text=True,
+    takes_prompt_embeds=True,
+)
+TALKER: Final = describe(
+    id="qwen2_5_omni/talker",
+    kind=EngineKind.AUTOREGRESSIVE,
+    reads=THINKER_TO_TALKER,
+    publishes=TALKER_TO_TOKEN2WAV,
+    streams_input=True,
+    voices=_VOICES,
+    # As transformers' Qwen2_5OmniForConditionalGeneration.generate().
+    default_sampling=SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096),
+    refused_engine_args=(
+        # Equal prompts of masks are not equal input: the rows differ, and a cached prefix would not know.
+        Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
+    ),
+)
+TOKEN2WAV: Final = describe(
+    id="qwen2_5_omni/token2wav",
+    kind=EngineKind.DIFFUSION,
+    outputs=(Output.AUDIO,),
+    reads=TALKER_TO_TOKEN2WAV,
+    streams_input=True,
+    voices=_VOICES,
+    # 50 codes a second, two mel frames a code, 240 samples a frame. In no configuration file.
+    sample_rate_hz=24_000,
+    step_timeout_s=120.0,
+    queue_timeout_s=120.0,
+    # As transformers' Qwen2_5OmniToken2WavModel.forward(): num_steps and guidance_scale.
+    default_sampling=SamplingDefaults(num_inference_steps=DEFAULT_STEPS, guidance_scale=0.5),
+    refused_sampling=(
+        Refusal(
+            field="num_inference_steps",
+            why="must be at least 2, the first and the last point of the solver",
+            remedy="raise it",
+            minimum=2,
+        ),
+    ),
+)
+
+FAMILY: Final = FamilyManifest(
+    name="qwen2_5_omni",
+    components=(
+        ComponentEntry(facts=THINKER, factory=f"{_PACKAGE}.thinker:build_component", weight_prefixes=("thinker.",)),
+        ComponentEntry(
+            facts=TALKER,
+            factory=f"{_PACKAGE}.talker:build_component",
+            # It reads a few rows of the thinker's embedding: the start, end and padding of the text.
+            weight_prefixes=("talker.", "thinker.model.embed_tokens."),
+        ),
+        ComponentEntry(
+            facts=TOKEN2WAV, factory=f"{_PACKAGE}.token2wav:build_component", weight_prefixes=("token2wav.",)
+        ),
+    ),
+    model_classes={
+        THINKER_ARCHITECTURE: f"{_PACKAGE}.thinker_model:ThinkerModel",
+        TALKER_ARCHITECTURE: f"{_PACKAGE}.talker_model:TalkerModel",
+        TOKEN2WAV_ARCHITECTURE: f"{_PACKAGE}.token2wav_model:Token2WavModel",
+    },
+    # The thinker's language model.
+    prepared_architectures=("Qwen2ForCausalLM",),
+    tiny_checkpoint=TinyCheckpoint(writer=f"{_PACKAGE}.tiny:write_tiny_checkpoint", shapes=("small", "gqa")),
+)

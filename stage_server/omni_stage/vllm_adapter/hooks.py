@@ -1,0 +1,116 @@
+"""What a vLLM model class may do around a step of our runners. Each hook is a protocol; a model has the ones it needs.
+
+    autoregressive    SupportsInputRows     its input is more than token ids: one row is added at every position
+                      PublishesPositions    it says what it publishes for a position; without it: the hidden state
+                      ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
+                      HasPlaceholders       some token ids have no embedding
+    one shot          OneShotModel          a whole output from a whole input: diffusion, codec decoders, vocoders
+
+A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
+
+The runners call the hooks under inference mode, on the device, for all requests of a step at once. A hook must not wait
+for the device (no `.item()`, `.cpu()`, `nonzero`): the next step is launched meanwhile. Tensors that it returns must be
+its own, for the next step overwrites what it was given. This module imports torch for its types only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+    from omni_stage.payloads import AdditionalInformationPayload
+
+
+@runtime_checkable
+class SupportsInputRows(Protocol):
+    """A model that takes input rows.
+
+    Its forward reads `buffer[:num_tokens]`, where num_tokens is the length of its input ids; rows of padding tokens and
+    of dummy runs are zero. If an inner module is compiled with piecewise CUDA graphs, what the forward makes of the
+    rows must reach that module through a tensor of a fixed address as well: a graph replays addresses.
+    """
+
+    input_row_size: int
+    """Values of a row, D."""
+
+    def bind_input_rows(self, buffer: torch.Tensor) -> None:
+        """Take the buffer [max_num_tokens, D] (the engine's dtype, the model's device); called once, after loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Positions of several requests that a step computed, in the order in which their rows are wanted."""
+
+    input_ids: torch.Tensor
+    """[n], the token at each position; on the device."""
+    hidden_states: torch.Tensor
+    """[n, H], what `compute_logits` gets; on the device."""
+    take: Callable[[torch.Tensor], torch.Tensor]
+    """Picks these positions' rows [n, ...] out of a tensor [tokens of the step, ...] that the model's forward filled,
+    such as the hidden states of some layer. A copy."""
+
+
+@runtime_checkable
+class PublishesPositions(Protocol):
+    """A model that says what a stage downstream reads of each position.
+
+    It may have `select_positions(start, length, prompt_length)`: the ranges [begin, end), relative to `start`, of the
+    positions [start, start + length) that it publishes. Called on the host; all are published without it.
+    """
+
+    def publish_positions(self, positions: Positions) -> Mapping[str, torch.Tensor]:
+        """Returns tensors by name, each [n, ...] with row i for position i."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """Tokens that were sampled in a step and count. Requests that are still in their prefill are left out."""
+
+    request_ids: Sequence[str]
+    token_ids: torch.Tensor
+    """[n], on the device; not known to the host yet."""
+    hidden_states: torch.Tensor
+    """[n, H], of the position that each token was sampled from; on the device."""
+
+
+@runtime_checkable
+class ActsAfterSampling(Protocol):
+    """A model that acts as soon as tokens are sampled, before the next step is launched: a code predictor, say."""
+
+    def after_sampling(self, sampled: SampledTokens) -> Mapping[str, torch.Tensor]:
+        """Returns tensors by name, each [n, ...] with row i for token i, which the stage publishes; may be empty."""
+        ...
+
+
+@runtime_checkable
+class HasPlaceholders(Protocol):
+    """A model some of whose token ids stand for something else and may have no embedding."""
+
+    placeholder_token_ids: Sequence[int]
+
+
+OneShotResult = Any
+"""What a model makes of one request: a tensor; a list of tensors, named output.0, output.1 ...; or a dict of them."""
+
+
+@runtime_checkable
+class OneShotModel(Protocol):
+    """A model whose step is one whole generation of a batch.
+
+    It also is what vLLM asks of a model without attention: IsAttentionFree, `is_pooling_model = True`, a `pooler`
+    (IdentityPooler), `load_weights`. It may have `warm_up()`, called once when the weights are loaded.
+    """
+
+    def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[OneShotResult | Exception]:
+        """One result per request, in order, on any device.
+
+        Values that are not finite fail their request: a model marks by NaN what it cannot vouch for, without a wait.
+        An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
+        request by request; so `generate` must not leave state behind when it raises.
+        """
+        ...

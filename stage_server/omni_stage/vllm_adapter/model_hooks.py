@@ -1,0 +1,48 @@
+"""Which hooks a loaded model has, looked up once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from omni_stage.vllm_adapter.hooks import (
+    ActsAfterSampling,
+    HasPlaceholders,
+    Positions,
+    PublishesPositions,
+    SampledTokens,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelHooks:
+    """The hooks of one autoregressive model; see the protocols in hooks."""
+
+    publish_positions: Callable[[Positions], Mapping[str, torch.Tensor]] | None = None
+    select_positions: Callable[[int, int, int], Sequence[tuple[int, int]]] | None = None
+    after_sampling: Callable[[SampledTokens], Mapping[str, torch.Tensor]] | None = None
+    placeholder_token_ids: tuple[int, ...] = ()
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the model itself says what it publishes of a position."""
+        return self.publish_positions is not None
+
+    @property
+    def publishes_positions(self) -> bool:
+        """Whether positions give rows: not of a model that only acts on what was sampled."""
+        return self.publishes or self.after_sampling is None
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Returns the model's hooks."""
+        publishes = isinstance(model, PublishesPositions)
+        return cls(
+            publish_positions=model.publish_positions if publishes else None,
+            select_positions=getattr(model, "select_positions", None) if publishes else None,
+            after_sampling=model.after_sampling if isinstance(model, ActsAfterSampling) else None,
+            placeholder_token_ids=tuple(model.placeholder_token_ids) if isinstance(model, HasPlaceholders) else (),
+        )

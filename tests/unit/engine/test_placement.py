@@ -1,0 +1,81 @@
+"""Which place in a pipeline a component can take, by its facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_proto.pipeline.components import built_in_components
+from omni_proto.stage_config import DownstreamStage, EdgeMode, InputEdge, ModelSource, Output, StageConfig
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.placement import check_placement
+
+OMNI = "qwen2_5_omni"
+FULL, STREAM = EdgeMode.FULL, EdgeMode.STREAM
+
+
+def stage(component: str, source: str = "", mode: EdgeMode = FULL, readers: tuple[str, ...] = (), **more: Any) -> Any:
+    below = [
+        DownstreamStage(stage=f"reader{index}", target="t:1", component=reader, stages=[f"reader{index}"])
+        for index, reader in enumerate(readers)
+    ]
+    return StageConfig(
+        pipeline="p",
+        stage="s",
+        component=component,
+        model=ModelSource(path="/m"),
+        input=InputEdge(source=source, mode=mode) if source else None,
+        downstream=below,
+        **more,
+    )
+
+
+def check(config: StageConfig) -> None:
+    check_placement(built_in_components()[config.component], config, built_in_components().get)
+
+
+REFUSED: dict[str, tuple[StageConfig, str, str]] = {
+    "thinker reads a prompt": (stage(f"{OMNI}/thinker", "other"), "input", "only be the entry"),
+    "llm reads a prompt": (stage("generic/llm", "other"), "input", "only be the entry"),
+    "talker is no entry": (stage(f"{OMNI}/talker"), "input", "needs an input"),
+    "token2wav is no entry": (stage(f"{OMNI}/token2wav"), "input", "needs an input"),
+    "thinker makes no audio": (stage(f"{OMNI}/thinker", outputs=[Output.AUDIO]), "outputs", "it returns Text"),
+    "talker returns nothing": (stage(f"{OMNI}/talker", "t", outputs=[Output.TEXT]), "outputs", "it returns nothing"),
+    "nothing reads an llm": (stage("generic/llm", readers=("my/reader",)), "downstream", "publishes no tensors"),
+    "token2wav reads no thinker": (
+        stage(f"{OMNI}/thinker", readers=(f"{OMNI}/token2wav",)),
+        "downstream",
+        f"stage reader0 reads tensors {OMNI}/talker2token2wav",
+    ),
+    "an llm reads no thinker": (stage(f"{OMNI}/thinker", readers=("generic/llm",)), "downstream", "reads a prompt"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    config, field, words = REFUSED[case]
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        check(config)
+    assert caught.value.details.field == field
+
+
+ACCEPTED: dict[str, StageConfig] = {
+    "thinker with a talker": stage(f"{OMNI}/thinker", readers=(f"{OMNI}/talker",), outputs=[Output.TEXT]),
+    "thinker with a reader that this image does not know": stage(f"{OMNI}/thinker", readers=("my/reader",)),
+    "talker on a stream": stage(f"{OMNI}/talker", "thinker", STREAM, (f"{OMNI}/token2wav",)),
+    "token2wav": stage(f"{OMNI}/token2wav", "talker", outputs=[Output.AUDIO]),
+    "llm": stage("generic/llm", outputs=[Output.TEXT]),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted(case: str) -> None:
+    check(ACCEPTED[case])
+
+
+def test_a_component_that_needs_its_whole_input() -> None:
+    whole = built_in_components()[f"{OMNI}/talker"].model_copy(update={"streams_input": False})
+    with pytest.raises(ConfigurationError, match="cannot start before its input is complete") as caught:
+        check_placement(whole, stage(f"{OMNI}/talker", "thinker", STREAM), built_in_components().get)
+    assert caught.value.details.field == "input.mode"

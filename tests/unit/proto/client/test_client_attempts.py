@@ -1,0 +1,86 @@
+"""The attempts of one request without a connection: what both clients decide, at a clock of the test's."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from omni_proto.client import Accepted, OmniRequestError, ProtocolError, TextDelta
+from omni_proto.client.attempts import Attempts
+from omni_proto.stage.v1 import events_pb2
+from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
+
+ACCEPTED = GenerateResponse(stage="s", accepted=events_pb2.Accepted(request_id="r", accepted_unix_ns=1))
+TEXT = GenerateResponse(stage="s", text=events_pb2.TextDelta(text="hi"))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def failed(code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
+
+
+def attempts(timeout_s: float | None = None, clock: Clock | None = None) -> Attempts:
+    return Attempts(timeout_s, clock=clock or Clock(), draw=lambda: 0.0)
+
+
+def test_three_attempts_share_one_deadline() -> None:
+    clock = Clock()
+    request = attempts(10.0, clock)
+    assert request.begin() == 10.0
+    clock.now += 4
+    assert request.fail(failed(), closed=False) == pytest.approx(0.2)
+    assert request.begin() == 6.0
+    assert request.fail(failed(), closed=False) == pytest.approx(0.6)
+    clock.now += 7
+    assert request.begin() == 0.0
+    with pytest.raises(OmniRequestError):
+        request.fail(failed(), closed=False)
+    assert attempts().begin() is None
+
+
+def test_nothing_is_tried_again_once_accepted_or_closed() -> None:
+    request = attempts()
+    request.begin()
+    assert request.take(ACCEPTED) == Accepted("s", "r", 1)
+    assert request.take(TEXT) == TextDelta("s", "hi")
+    assert not request.is_unreached(failed())
+    with pytest.raises(OmniRequestError):
+        request.fail(failed(), closed=False)
+    other = attempts()
+    other.begin()
+    assert other.is_unreached(failed())
+    with pytest.raises(OmniRequestError):
+        other.fail(failed(), closed=True)
+
+
+def test_an_attempt_begins_without_what_the_last_one_had() -> None:
+    request = attempts()
+    request.begin()
+    request.take(ACCEPTED)
+    request.begin()
+    assert not request.accepted
+    with pytest.raises(ProtocolError, match="text came before accepted"):
+        request.take(TEXT)
+
+
+@pytest.mark.parametrize("response", [None, GenerateResponse(), TEXT], ids=["damaged", "empty", "text"])
+def test_what_may_not_come_first(response: GenerateResponse | None) -> None:
+    request = attempts()
+    request.begin()
+    with pytest.raises(ProtocolError):
+        request.take(response)
+
+
+def test_a_call_that_ends_well_must_have_been_accepted() -> None:
+    request = attempts()
+    request.begin()
+    with pytest.raises(ProtocolError, match="without accepted"):
+        request.finish()
+    request.take(ACCEPTED)
+    request.finish()

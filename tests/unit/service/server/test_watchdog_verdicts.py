@@ -1,0 +1,20 @@
+"""When the watchdog takes an engine for stuck, or dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_stage.service.server.watchdog import Verdict, judge
+
+
+@pytest.mark.parametrize(
+    ("is_dead", "unfinished", "age", "verdict"),
+    [
+        pytest.param(False, 0, 99, Verdict.HEALTHY, id="idle is never stuck"),
+        pytest.param(False, 1, 29, Verdict.HEALTHY, id="slow"),
+        pytest.param(False, 1, 31, Verdict.STUCK, id="stuck"),
+        pytest.param(True, 0, 0, Verdict.DEAD, id="dead"),
+    ],
+)
+def test_watchdog_verdicts(is_dead: bool, unfinished: int, age: float, verdict: Verdict) -> None:
+    assert judge(is_dead=is_dead, unfinished=unfinished, last_step=0, now=age, step_timeout_s=30) is verdict
