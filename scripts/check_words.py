@@ -107,7 +107,7 @@ def main() -> int:
         for finding in find_words(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"), rules)
     ]
     for finding in found:
-        print(finding)
+        sys.stdout.write(f"{finding}\n")
     return 1 if found else 0
 
 
