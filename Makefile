@@ -49,11 +49,12 @@ full: coverage ## What takes too long for every run: coverage, and tests of engi
 test-unit: setup ## Only the tests without engines and processes: two minutes
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit --only unit-stage --only unit-control-plane -- -p no:cacheprovider
 
-lint: setup ## ruff, import floors, the Dockerfile
+lint: setup ## ruff, import floors, the Dockerfile, standard words
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
 	@.venv/bin/hadolint Dockerfile
+	@$(PY) scripts/check_words.py
 
 typecheck: setup ## mypy, strict
 	@.venv/bin/mypy

@@ -40,7 +40,7 @@ _WORK = Row(
         Panel(
             "Reconciles",
             [Query(rate(f"omni_operator_reconcile_total{{{_OPERATOR}}}", "result"), "{{result}}")],
-            "Looks at pipelines a second, by how they ended.",
+            "Reconciles per second, by result.",
             unit="ops",
             stacked=True,
         ),
@@ -59,7 +59,7 @@ _WORK = Row(
         Panel(
             "Queue",
             [Query(f"sum by (pod) (omni_operator_queued_pipelines{{{_OPERATOR}}})", "{{pod}}")],
-            "Pipelines that wait to be looked at, planned repetitions included.",
+            "Pipelines that wait for a reconcile, planned repetitions included.",
         ),
         Panel(
             "Longest due",
@@ -114,7 +114,7 @@ _API = Row(
         Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
-            "Since each watch last heard anything; one is asked for anew every minute, and 180 s restart the operator.",
+            "Time since each watch last received anything. Watches are renewed every minute; after 180 s the operator restarts.",
             unit="s",
             thresholds=[(120, "orange"), (180, "red")],
         ),

@@ -175,7 +175,7 @@ _ENGINES = Row(
         Panel(
             "Preemptions",
             [Query(rate(f"vllm:num_preemptions_total{{{STAGES}}}", BY_STAGE), _STAGE)],
-            "Requests that lost their KV cache and begin anew, a second: the cache is too small for the load.",
+            "Requests per second that lost their KV cache and are computed again: the cache is too small for the load.",
         ),
         Panel(
             "Compiled code failed its check",
@@ -220,7 +220,7 @@ _EDGES = Row(
                     "{{pipeline}}: {{stage}} to {{peer}} {{code}}",
                 )
             ],
-            "Attempts that failed, by gRPC code; those that a retry mended count too.",
+            "Failed attempts, by gRPC code; attempts whose retry succeeded count too.",
             unit="reqps",
             stacked=True,
         ),

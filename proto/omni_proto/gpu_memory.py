@@ -139,6 +139,6 @@ def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[Memo
             words = f"needs {stage.total / GIB:.1f} GiB, its share is {wanted / GIB:.1f} GiB; {remedy}"
             problems.append(MemoryProblem(stage.name, f"{words} or lower kvCacheMemoryMib"))
         if free < wanted:
-            words = f"asks for {wanted / GIB:.1f} GiB free, the others leave {free / GIB:.1f} GiB"
+            words = f"asks for {wanted / GIB:.1f} GiB free, but the others leave {free / GIB:.1f} GiB"
             problems.append(MemoryProblem(stage.name, f"{words}; lower shares until they add up to 1 at most"))
     return problems

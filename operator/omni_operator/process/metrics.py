@@ -1,5 +1,5 @@
-"""omni_operator_*: what the operator tells Prometheus. docs/observability.md lists it; `python -m observability` writes
-that list. Labels are bounded: words of ours, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
+"""omni_operator_*: the operator's metrics. docs/observability.md lists them; `python -m observability` writes
+that list. Labels are bounded: fixed words, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is read when the metrics are asked for."""
+    """Values that are read when the metrics are scraped."""
 
     watch_ages: Callable[[], Mapping[str, float]]
     """Seconds since each watch heard something."""
@@ -139,7 +139,7 @@ class Metrics:
         self._leader.set(leader)
 
     def add_readings(self, readings: Readings) -> None:
-        """Read these when the metrics are asked for."""
+        """Read these when the metrics are scraped."""
         self.registry.register(_Gauges(readings))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

@@ -3,7 +3,7 @@
 Ready        requests are served: every stage of the revision that serves has a ready pod. A rollout that goes well
              does not touch it, for the old revision serves until the new one can.
 Progressing  what runs is not yet what the spec asks for, and is on its way there.
-Degraded     something failed, or less runs than did. What a healthy rollout passes through is no failure.
+Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StageState:
     name: str
     revision: str
     wanted: int
-    """Replicas asked for."""
+    """Replicas that the spec requests."""
     available: int
     ready_replicas: int
     reachable: bool
@@ -224,12 +224,12 @@ def judge_degraded(assessment: Assessment) -> Verdict:
 
 
 def _is_capacity(assessment: Assessment, cause: Cause) -> bool:
-    """Whether a cause is what RolloutNeedsCapacity tells already: nothing serves worse than before."""
+    """Returns whether RolloutNeedsCapacity already reports this cause: nothing serves worse than before."""
     return assessment.phase is Phase.NEEDS_CAPACITY and cause.reason in (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 
 
 def _worst(stages: Iterable[StageState]) -> StageState | None:
-    """The stage whose cause is to be told; the first in the graph among equals."""
+    """Returns the stage whose cause to report; the first in the graph among equals."""
     known = [stage for stage in stages if stage.cause is not None]
     return min(known, key=lambda stage: rank_of(stage.cause) if stage.cause else 0, default=None)
 

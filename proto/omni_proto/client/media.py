@@ -110,5 +110,5 @@ def _expect(data: bytes, kind: str) -> str:
     found = sniff_media_type(data)
     if found is None or not found.startswith(f"{kind}/"):
         wanted = "PNG or JPEG" if kind == "image" else "WAV or FLAC"
-        raise ArgumentError(f"{kind} must be {wanted}, told by its first bytes; got {found or 'something else'}")
+        raise ArgumentError(f"{kind} must be {wanted} by its first bytes; got {found or 'something else'}")
     return found

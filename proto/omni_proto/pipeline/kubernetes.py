@@ -81,7 +81,7 @@ class Toleration(ConfigModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint. Default: every effect."""
     toleration_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
-    """Seconds that a NoExecute taint is tolerated. Default: for ever."""
+    """Seconds for which a NoExecute taint is tolerated. Default: forever."""
 
 
 class NodeSelectorRequirement(ConfigModel):

@@ -52,7 +52,7 @@ _MODEL = (
     Rule(
         summary="`uri` stays below its root: no `..` in its path",
         rule="!self.uri.matches('/[.][.](/|$)')",
-        words="%s leaves its root with ..; give the path without it",
+        words="%s leaves its root through ..; give the path without it",
         values=("self.uri",),
         field=".uri",
     ),
@@ -71,7 +71,7 @@ _RESOURCES = (
     Rule(
         summary=f"the GPU limit is a whole number from 1 to {MAX_GPUS}; stages on the CPU leave it out",
         rule=f"!has(self.limits) || !({_GPU} in self.limits) || {_GPU_LIMIT}.matches('^([1-9]|[1-5][0-9]|6[0-4])$')",
-        words=f"%s GPUs are asked for; give a whole number from 1 to {MAX_GPUS}, or leave {k8s.GPU_RESOURCE} out to "
+        words=f"%s GPUs are set; give a whole number from 1 to {MAX_GPUS}, or leave {k8s.GPU_RESOURCE} out to "
         "run on the CPU",
         values=(_GPU_LIMIT,),
         field=".limits",
@@ -126,7 +126,7 @@ _TOLERATION = (
     Rule(
         summary="`tolerationSeconds` is for effect NoExecute only",
         rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-        words="tolerationSeconds has a meaning with effect: NoExecute only; set this effect, or remove it",
+        words="tolerationSeconds needs effect: NoExecute; set this effect, or remove tolerationSeconds",
         field=".tolerationSeconds",
     ),
 )

@@ -182,7 +182,7 @@ def _component_args(component: Component) -> dict[str, Any]:
     expected = "pooling" if component.facts.kind.is_one_shot else "generate"
     if runner not in (None, "auto", expected):
         raise ConfigurationError(
-            f"component {facts.id} asks for runner {runner!r}, but a stage of kind {facts.kind.value} "
+            f"component {facts.id} requests runner {runner!r}, but a stage of kind {facts.kind.value} "
             f"runs with {expected!r}",
             field="component",
         )

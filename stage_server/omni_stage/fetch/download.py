@@ -96,7 +96,7 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
             _receive(stream, file, hub, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
-                raise FetchError(f"{file.name} arrived damaged; the next try fetches it anew", field="model.uri")
+                raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
             # In this order the file counts as there from the rename on, and never with other content.
             target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")

@@ -59,7 +59,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     except UndecodableError as error:
         return {"error": str(error), "medium": len(samples)}
     except MemoryError:
-        return {"error": "it takes more memory to decode than its header told", "medium": len(samples)}
+        return {"error": "it needs more memory to decode than its header announced", "medium": len(samples)}
     except Exception:  # noqa: BLE001 - whatever a decoder makes of hostile bytes is the fault of the bytes
         return {"error": "it cannot be decoded", "medium": len(samples)}
     finally:

@@ -1,4 +1,4 @@
-"""omni_stage_*, and omni_pipeline_* of the entry stage: what a stage tells Prometheus beside vLLM's own metrics.
+"""omni_stage_*, and omni_pipeline_* of the entry stage: the metrics of a stage beside vLLM's own.
 
 Labels are bounded: codes and reasons of the protocol, names of the configuration. Which pipeline and stage a series is
 of, the scrape says (the operator's PodMonitor). A counter exists before it counts: a rate sees the first error too.
@@ -151,7 +151,7 @@ class StageMetrics:
 
 
 class EntryMetrics:
-    """What the callers of a pipeline see, told by its entry stage."""
+    """What the clients of a pipeline see, reported by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = _errors_counter(
@@ -194,7 +194,7 @@ class EntryMetrics:
             self._seconds.observe(seconds)
 
     def answered(self, meter: AnswerMeter) -> None:
-        """Record what a request's caller got, whether it went on to the end or not."""
+        """Record what a request's client got, whether it finished or not."""
         if meter.first_text_s is not None:
             self._first_text.observe(meter.first_text_s)
         if meter.first_audio_s is not None:

@@ -126,7 +126,7 @@ class RequestRun:
     async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
         status = to_status(error, stage=stage, request_id=self._request_id)
         reason = read_status(status).reason
-        _log.warning("a stage failed; the request goes on without it", extra={"reason": reason})
+        _log.warning("a stage failed; the request continues without it", extra={"reason": reason})
         await self._writer.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:
