@@ -66,7 +66,7 @@ def run_demo(out: Path) -> int:
 
 
 def write_model(directory: Path, console: Console) -> Path:
-    """Write the tiny checkpoint and return its path. A process of its own does it, so that torch does not stay in memory here."""
+    """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
     command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(directory), "--seed", str(SEED)]

@@ -44,7 +44,7 @@ def compute_status(
 
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
-    """Returns the status of a pipeline whose spec is not valid (any more). What runs is left untouched, and the status reports that."""
+    """Returns the status of a pipeline whose spec is not valid (any more); what runs is left untouched."""
     message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 

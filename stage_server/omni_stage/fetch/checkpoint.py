@@ -169,7 +169,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     except Exception as error:  # the hub's client lets through what its HTTP library and the disk raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise FetchError(
-                f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes where this one stopped",
+                f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes there",
                 field="model.cache",
             ) from error
         raise FetchError(
