@@ -114,7 +114,7 @@ _API = Row(
         Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
-            "Time since each watch last received anything. Each is renewed every minute; after 180 s the operator restarts.",
+            "Time since each watch last received anything. Each is renewed every minute; 180 s restart the operator.",
             unit="s",
             thresholds=[(120, "orange"), (180, "red")],
         ),
