@@ -1,6 +1,6 @@
 """What the header of an image or of audio says, read from its first bytes: nothing is decoded.
 
-Stages bound media by it before they decode anything, clients tell the decoded size of media that they send in chunks.
+Stages bound media by it before they decode anything, clients send the decoded size of media that they send in chunks.
 The cost is bounded too: at most MAX_SECTIONS sections are walked, and what lies between them is skipped in C.
 Standard library only.
 """
@@ -74,7 +74,7 @@ class AudioHeader:
 
 
 def sniff(data: bytes | bytearray | memoryview) -> str | None:
-    """The media type that the first bytes tell, or None."""
+    """Returns the media type by its first bytes, or None."""
     head = bytes(data[:12])
     if head[:8] == _PNG:
         return "image/png"

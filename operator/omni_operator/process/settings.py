@@ -57,11 +57,11 @@ class OperatorSettings:
     workers: int = 4
     """Pipelines worked on at the same time."""
     debounce_s: float = 0.25
-    """Time in which changes of a pipeline's children are collected before it is looked at."""
+    """Time in which changes of a pipeline's children are collected before it is reconciled."""
     status_pause_s: float = 1.0
     """Least time between two writes of a status of which only numbers differ."""
     resync_s: float = 300.0
-    """Every pipeline is looked at this often even if nothing happens."""
+    """Every pipeline is reconciled this often even if nothing happens."""
     health_port: int = 8081
     """/healthz and /readyz; 0 is any free port."""
     metrics_port: int = 9090
@@ -189,7 +189,12 @@ def _build_parser() -> argparse.ArgumentParser:
         default=defaults.status_pause_s,
         help="least seconds between two writes of a status of which only numbers differ (%(default)s)",
     )
-    add("--resync", type=float, default=defaults.resync_s, help="seconds after which all is looked at (%(default)s)")
+    add(
+        "--resync",
+        type=float,
+        default=defaults.resync_s,
+        help="seconds between reconciles of every pipeline (%(default)s)",
+    )
     add("--health-port", type=int, default=defaults.health_port, help="/healthz, /readyz; 0: any (%(default)s)")
     add("--metrics-port", type=int, default=defaults.metrics_port, help="/metrics; 0: any (%(default)s)")
     add("--address-file", type=Path, help="file that gets the ports as JSON once they are bound")

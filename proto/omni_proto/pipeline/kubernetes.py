@@ -17,7 +17,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:
-    """For json_schema_extra of a list field: its items are told apart by these keys, and merged by them."""
+    """For json_schema_extra of a list field: its items are distinguished and merged by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 

@@ -10,7 +10,7 @@ _FINISH_REASONS = {"repetition": FinishReason.STOP} | {reason.value: reason for 
 
 
 def finish_reason(output: CoreOutput) -> FinishReason | None:
-    """How the request, or the part, of this output ended; None if it goes on."""
+    """How the request, or the part, of this output ended; None if it continues."""
     return None if output.finish_reason is None else _FINISH_REASONS[output.finish_reason]
 
 

@@ -137,7 +137,7 @@ def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
 def fetch(request: FetchRequest, token: str | None) -> str:
     """Fetch a checkpoint into request.dest. The commit that dest then holds.
 
-    Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot mend (address,
+    Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot fix (address,
     revision, token), FetchError for the rest.
     """
     repository = parse_uri(request.uri)
@@ -246,7 +246,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
-            # Asked for anew: its turn may come hours later, and signed addresses expire.
+            # Asked for again: its turn may come hours later, and signed addresses expire.
             download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:

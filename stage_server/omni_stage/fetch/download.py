@@ -1,6 +1,6 @@
 """One file of a repository on a hub, resumable to the byte and verified.
 
-The hub's own client (2.4) starts a file anew in every process and leaves what a killed one had, which on a claim of
+The hub's own client (2.4) starts a file again in every process and leaves what a killed one had, which on a claim of
 shards of 5 GB costs hours and fills the disk. Here the part keeps the file's name and is gone on with:
 
     PARTS/NAME.ETAG.part      what has come so far; several processes take turns by a lock on it
@@ -145,7 +145,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
         stream.truncate(0)
         have = stream.seek(0)
     if have:
-        _log.info("goes on", extra={"file": file.name, "at": have, "bytes": file.size})
+        _log.info("resumes", extra={"file": file.name, "at": have, "bytes": file.size})
     # A signed address elsewhere carries its own right of access: the token is none of its business.
     own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}

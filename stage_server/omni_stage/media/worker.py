@@ -86,7 +86,7 @@ def _confine() -> None:
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # What decoders print tells of the caller's bytes.
+    # What decoders print may hold the caller's bytes.
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)

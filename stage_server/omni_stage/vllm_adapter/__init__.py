@@ -13,6 +13,6 @@ By where it runs::
     models       hooks (what a model class may do around a step), model_hooks (which ones it has)
     settings     config (of the runner), select (names of the worker and scheduler classes)
 
-vLLM is told the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
+vLLM gets the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
 exchanged. This package imports nothing when it is imported.
 """

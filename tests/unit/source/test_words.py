@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from scripts.check_words import WORDS, find_words, read_rules
 
 RULES = """

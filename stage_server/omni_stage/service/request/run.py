@@ -91,7 +91,7 @@ class RequestRun:
 
         `receive` takes in what is still to come of the input meanwhile; an engine that needs no more ends it.
         Raises the first failure of either, after ending the other; with allow_partial a failure becomes a
-        StageFailed event and what can go on goes on.
+        StageFailed event and what can continue continues.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -184,7 +184,7 @@ class RequestRun:
         return include.token_ids if self._component.facts.writes_text else include.codec_tokens
 
     async def _finish(self, last: StageStep) -> None:
-        """Wait until the rows are handed over, then tell the end of this stage's own work."""
+        """Wait until the rows are handed over, then report the end of this stage's own work."""
         if last.finish_reason is None:
             raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
         reason = finish_reason_to_proto(last.finish_reason)
