@@ -2,7 +2,7 @@
 
     files -> prose without code -> findings, one a line: FILE:LINE: "word": use ...
 
-Checked are the text of Markdown outside of code, and comments and string literals of Python and YAML.
+Checked are the text of Markdown outside of code, comments of Python, YAML and protobuf, and strings of Python.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
     elif name.endswith(".py"):
         yield from python_prose(text)
     else:
+        mark = "//" if name.endswith(".proto") else "#"
         for number, line in enumerate(text.splitlines(), 1):
-            yield number, line.partition("#")[2]
+            yield number, line.partition(mark)[2]
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
