@@ -85,9 +85,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
         f"{S0}.resources.limits",
         "500m GPUs are set; give a whole number from 1 to 64, or leave nvidia.com/gpu out to run on the CPU",
     ),
-    "no gpu": Bad(
-        (first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are set"
-    ),
+    "no gpu": Bad((first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are set"),
     "65 gpus": Bad(
         (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are asked"
     ),
