@@ -87,7 +87,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     ),
     "no gpu": Bad((first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are set"),
     "65 gpus": Bad(
-        (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are asked"
+        (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are set"
     ),
     "gpu request differs": Bad(
         (first(resources={"limits": {"nvidia.com/gpu": 1}, "requests": {"nvidia.com/gpu": 2}}),),
