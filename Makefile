@@ -4,7 +4,7 @@ PY := .venv/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo oracle test coverage full test-unit lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom
+.PHONY: help setup demo oracle test coverage full test-unit lint format typecheck proto schemas bench fuzz soak soak-leaks constraints clean controlplane playground bench-operator bench-pods soak-cluster goldens chart manifests images cluster-up cluster-down e2e dashboards gpu sbom mutations
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,12 @@ e2e: setup ## The end-to-end tests on a real Kubernetes node (root; 15 minutes, 
 playground: controlplane ## A control plane with the operator, and a shell in it (RUN='COMMAND' runs that instead)
 	@PYTHONPATH=tests $(PY) -m support.controlplane.playground $(if $(RUN),sh -c '$(RUN)')
 
-full: coverage ## What takes too long for every run: coverage, and tests of engines of several processes
+full: coverage ## What takes too long for every run: coverage, long tests, mutations
 	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
+	@$(MAKE) mutations
+
+mutations: setup ## Break thirty behaviours, one at a time, and see whether the unit tests notice (half an hour)
+	@PYTHONPATH=tests $(PY) -m mutation
 
 test-unit: setup ## Only the tests without engines and processes: two minutes
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit --only unit-stage --only unit-control-plane -- -p no:cacheprovider

@@ -102,7 +102,7 @@ async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, in
 
     async def one(client: AsyncOmniClient, index: int) -> dict[str, float]:
         answer = {"first_audio": 0.0, "audio_s": 0.0, "talker_step_ms": 0.0}
-        async for event in client.generate(chat=f"{PROMPT} {index}", seed=index, sampling=sampling, timeout=600):
+        async for event in client.generate(text=f"{PROMPT} {index}", seed=index, sampling=sampling, timeout=600):
             if isinstance(event, AudioChunk):
                 answer["first_audio"] = answer["first_audio"] or time.perf_counter() - began
             elif isinstance(event, StageFinished):
@@ -187,7 +187,7 @@ async def _code(endpoint: str, seed: int) -> str:
 
     async with AsyncOmniClient(endpoint) as client:
         try:
-            await client.run(chat=PROMPT, seed=seed, timeout=300)
+            await client.run(text=PROMPT, seed=seed, timeout=300)
         except OmniRequestError as error:
             return str(error.code.name)
     return "OK"

@@ -105,7 +105,7 @@ NOTES = [
 
 def write_checkpoint(directory: Path) -> None:
     """The tiny checkpoint, by a process of its own."""
-    command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(directory), "--seed", "0"]
+    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", "0"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

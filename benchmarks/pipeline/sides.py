@@ -53,7 +53,7 @@ class Pipeline:
 
         async def one(prompt: str) -> Answer:
             answer = Answer(started_unix_ns=start_unix)
-            async for event in self.client.generate(chat=prompt, sampling=SAMPLING, seed=SEED):
+            async for event in self.client.generate(text=prompt, sampling=SAMPLING, seed=SEED):
                 now = time.perf_counter() - start
                 if isinstance(event, AudioChunk):
                     answer.first_audio = answer.first_audio or now

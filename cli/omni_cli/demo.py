@@ -69,7 +69,7 @@ def write_model(directory: Path, console: Console) -> Path:
     """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
-    command = [sys.executable, "-m", "omni_cli.main", "tiny-model", str(directory), "--seed", str(SEED)]
+    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise DemoError(f"the checkpoint could not be written:\n{result.stderr}")

@@ -92,7 +92,7 @@ def read_prompt(options: GenerateOptions) -> dict[str, Any]:
         return {"prompt_embeds": read_embeds(options.prompt_embeds)}
     text = options.text if options.prompt_file is None else _read_text(options.prompt_file)
     if options.raw:
-        return {"text": text or ""}
+        return {"raw_text": text or ""}
     media = [
         *(_read_media(path, image_part) for path in options.images),
         *(_read_media(path, audio_part) for path in options.audios),

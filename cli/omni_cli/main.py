@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,29 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="omnipipe",
-    help="Run any-to-any models as pipelines of stage servers, and send requests to them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and end, if --version was given."""
+    if wanted:
+        from omnipipeline import __version__
+
+        print(f"omnipipe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def omnipipe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Run any-to-any models as pipelines of stage servers, and send requests to them."""
+
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="File that holds one OmniPipeline.")]
 
@@ -35,6 +54,12 @@ def fail(message: str) -> typer.Exit:
     """Print an error and make the exit that goes with it."""
     sys.stderr.write(f"error: {message}\n")
     return typer.Exit(1)
+
+
+def require_engine() -> None:
+    """Print which extra to install and exit 1 where no engine is installed."""
+    if find_spec("vllm") is None:
+        raise fail("no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'")
 
 
 def read_pipeline(path: Path) -> OmniPipeline:
@@ -83,6 +108,7 @@ def run(
     from omni_cli.run import run_pipeline
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
+    require_engine()
     pipeline = read_pipeline(pipeline_file)
     try:
         model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
@@ -212,13 +238,18 @@ def generate(
 def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.
 
+    Warns of a component that is not built in: an image of your own may bring it.
+
     \b
     Example:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
+    from omni_proto.pipeline.component_checks import list_unknown_components
 
     pipeline = read_pipeline(pipeline_file)
+    for warning in list_unknown_components(pipeline):
+        sys.stderr.write(f"warning: {pipeline_file}: {warning}\n")
     names = " -> ".join(stage.name for stage in order_stages(pipeline))
     print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")
 
@@ -303,12 +334,11 @@ def tiny_model(
     Example:
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
-    try:
-        from omni_cli.tiny_model import TinyModelError, write_tiny_model
+    require_engine()
+    from omni_cli.tiny_model import TinyModelError, write_tiny_model
 
+    try:
         write_tiny_model(directory, family=family, seed=seed, shape=shape)
-    except ImportError as error:
-        raise fail(f"{error}; install an engine: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'") from error
     except TinyModelError as error:
         raise fail(str(error)) from error
     except OSError as error:
@@ -331,13 +361,5 @@ def demo(
     """
     from omni_cli.demo import run_demo
 
+    require_engine()
     raise typer.Exit(run_demo(out))
-
-
-def main() -> None:
-    """Entry point of the `omnipipe` script."""
-    app()
-
-
-if __name__ == "__main__":
-    main()

@@ -31,13 +31,8 @@ def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[s
     Without kubeconfig the default one, else a pod's own credentials; without namespace that of the kubeconfig's
     context. Raises StatusError.
     """
-    try:
-        from kubernetes import client, config
-        from kubernetes.config.config_exception import ConfigException
-    except ImportError as error:
-        raise StatusError(
-            "the Kubernetes client is missing; install it: pip install 'omnipipeline[operator]'"
-        ) from error
+    from kubernetes import client, config
+    from kubernetes.config.config_exception import ConfigException
 
     file = str(kubeconfig) if kubeconfig else None
     try:

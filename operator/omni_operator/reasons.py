@@ -184,7 +184,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.CONTAINER_NOT_STARTED: Explanation(
         _FAILS,
         "The container runtime cannot start a container.",
-        "Run Run kubectl describe pod; check runtimeClassName and image.",
+        "Run Run Run kubectl describe pod; check runtimeClassName and image.",
     ),
     Reason.VOLUMES_NOT_READY: Explanation(
         _FAILS,

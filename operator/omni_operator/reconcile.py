@@ -1,6 +1,6 @@
-"""One look at one pipeline: observe, decide, write. Idempotent; all that it knows is what the API says.
+"""One reconcile of one pipeline: observe, decide, write. Idempotent; all that it knows is what the API says.
 
-`_round` reads as numbered steps; every decision in it is a pure function of another module.
+`_pass` reads as numbered steps; every decision in it is a pure function of another module.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from omni_operator.status.status import compute_invalid_status, compute_status, 
 from omni_operator.status.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 
-MAX_ROUNDS: Final = 5
-"""Rounds of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
+MAX_PASSES: Final = 5
+"""Passes of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
 """Pause before a name that is taken is checked again: no watch reports when a foreign object goes."""
 LIMIT_RECHECK_S: Final = 60.0
@@ -56,14 +56,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a look at a pipeline came to."""
+    """What a reconcile came to."""
 
     result: str
     """unchanged, changed, conflict, error or gone."""
     retry: bool = False
     """Whether it failed and has to be tried again with growing pauses."""
     again_after_s: float | None = None
-    """When to look again though nothing may have changed by then; with retry, the least pause."""
+    """When to reconcile again though nothing may have changed by then; with retry, the least pause."""
     progressed: bool = False
     """With retry: whether it came further than the time before."""
 
@@ -102,7 +102,7 @@ class Reconciler:
         failures: how often this has failed in a row.
         """
         changed = False
-        for is_last in (*[False] * (MAX_ROUNDS - 1), True):
+        for is_last in (*[False] * (MAX_PASSES - 1), True):
             observed = observe_pipeline(self._store, key)
             if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
                 # Its children are the garbage collector's.
@@ -110,14 +110,14 @@ class Reconciler:
                 self._taken.discard(key)
                 return Report("gone")
             with log_subject(key.namespace, key.name, observed.generation):
-                step = await self._round(key, observed, failures, is_last)
+                step = await self._pass(key, observed, failures, is_last)
             if isinstance(step, Report):
                 return Report("changed", step.retry, step.again_after_s) if changed and step.result != "error" else step
             changed |= step
         return Report("changed", again_after_s=self._settings.debounce_s)
 
-    async def _round(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
-        """One pass over what was observed. Not a Report: go round again; True if something was written."""
+    async def _pass(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
+        """One pass over what was observed. Returns its Report; or, before another pass, whether it wrote."""
         now = self._clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
         # 1. Observe: done, but for children that no watch shows.
@@ -189,7 +189,7 @@ class Reconciler:
         )
 
     async def _is_fresh(self, key: NamespacedName, observed: Observed) -> bool:
-        """Whether the pipeline is still the one that was decided upon: past every cache, before a round's first write.
+        """Returns whether the pipeline, past every cache, is still the one that was decided upon.
 
         Without it a pipeline that was deleted while its watch was cut would get its children back.
         """
@@ -251,7 +251,7 @@ def _result_of(decision: Decision, outcome: Outcome) -> str:
 
 
 def _schedule(report: Report, decision: Decision, outcome: Outcome, now: datetime) -> Report:
-    """The report with the time of the next look."""
+    """Returns the report with the time of the next reconcile."""
     error = outcome.error
     if error is not None:
         _log.info("failed on %s: %s", outcome.failed, error)

@@ -46,7 +46,7 @@ class EdgeMode(StrEnum):
     STREAM = "Stream"
 
 
-class Output(StrEnum):
+class Modality(StrEnum):
     """A modality that a stage returns to the client."""
 
     TEXT = "Text"
@@ -56,7 +56,7 @@ class Output(StrEnum):
 class EngineArgs(ConfigModel):
     """Arguments of the engine: a closed list, so that no resource can name a class, a path or remote code."""
 
-    max_model_len: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
     """Longest sequence of prompt and output together, in tokens. Default: the model's maximum."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most requests that the engine runs in one step."""
@@ -92,7 +92,7 @@ class EngineArgs(ConfigModel):
 class SamplingDefaults(ConfigModel):
     """Sampling parameters by vLLM's names. What is not set comes from the component, then from the model."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Smallest set of tokens whose probabilities add up to this."""
@@ -230,7 +230,7 @@ class DownstreamStage(ConfigModel):
     """Component of the downstream stage: names the processor of the edge."""
     stages: Annotated[list[StageName], Field(min_length=1, max_length=16)]
     """Names of the downstream stage and of all below it."""
-    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that the downstream stage or any below it returns."""
 
 
@@ -260,7 +260,7 @@ class StageConfig(ConfigModel):
     """The checkpoint."""
     input: InputEdge | None = None
     """The upstream stage that this stage reads from; empty for the entry stage."""
-    outputs: Annotated[list[Output], Field(max_length=4)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that this stage returns to the client."""
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
     """Stages that read this one."""

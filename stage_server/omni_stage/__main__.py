@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
-        from omni_stage.fetch.checkpoint import FetchRequest, run_fetch
+        from omni_stage.fetch.checkpoint import run_fetch
+        from omni_stage.fetch.request import FetchRequest
 
         configure_stage_logging("fetch", args.log_format)
         request = FetchRequest(args.uri, args.revision, args.dest, args.component, args.commit_file)

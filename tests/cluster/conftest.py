@@ -52,10 +52,13 @@ def cluster() -> Iterator[Cluster]:
     """The node, with our images as the checkout has them (E2E_IMAGES=keep: as they are)."""
     with Cluster() as cluster:
         _clusters.append(cluster)
-        if os.environ.get("E2E_IMAGES") != "keep":
-            cluster.images.build()
-        yield cluster
-        _clusters.clear()
+        try:
+            if os.environ.get("E2E_IMAGES") != "keep":
+                cluster.images.build()
+            yield cluster
+        finally:
+            # The node is gone when a failed set-up is reported.
+            _clusters.clear()
 
 
 @pytest.fixture(scope="session")

@@ -117,11 +117,12 @@ def _rename_entry(pipeline: Manifest) -> None:
 def _remove_stage(pipeline: Manifest) -> None:
     stages = pipeline["spec"]["stages"]
     stages.remove(stage_of(pipeline, "vocoder"))
-    stage_of(pipeline, "talker")["outputs"] = ["Audio"]
+    # The built-in talker returns nothing to the client.
+    stage_of(pipeline, "talker").update(component="acme/talker", outputs=["Audio"])
 
 
 def _add_stage(pipeline: Manifest) -> None:
-    second = build_stage("talker2", after="thinker", outputs=["Audio"]) | {"component": "qwen2_5_omni/talker"}
+    second = build_stage("talker2", after="thinker", outputs=["Audio"], component="acme/talker")
     pipeline["spec"]["stages"].append(second)
 
 

@@ -19,7 +19,7 @@ def test_a_pipeline_is_drawn_with_its_failure_and_without(
     control_plane: ControlPlane, api: Api, operator: OperatorProcess
 ) -> None:
     def status(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "omni_cli.main", "status", *arguments, "-n", api.namespace]
+        command = [sys.executable, "-m", "omni_cli", "status", *arguments, "-n", api.namespace]
         command += ["--kubeconfig", str(control_plane.kubeconfig)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=120, check=False, env={"COLUMNS": "400", "PATH": ""}

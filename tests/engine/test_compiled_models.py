@@ -16,10 +16,10 @@ import pytest_asyncio
 import torch
 from torch._dynamo.utils import counters
 
-from omni_proto.stage_config import EngineArgs, ModelSource, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.models.component import StageRequest, UserPrompt
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.omni_stages import ROWS_TOLERANCE, OmniStages, run_omni_stages
 from support.reference import ReferencePrompt
 from support.toy_models import register_toy_models, use_architecture
@@ -123,7 +123,7 @@ async def test_a_model_that_compiles_to_something_else_is_served_eager(
             stage="llm",
             component="generic/llm",
             model=ModelSource(path=str(checkpoint)),
-            outputs=[Output.TEXT],
+            outputs=[Modality.TEXT],
             engine_args=EngineArgs(
                 dtype="float32", max_model_len=64, max_num_seqs=4, kv_cache_memory_mib=8, enforce_eager=False
             ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_proto.stage_config import EngineArgs, ModelSource, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import (
@@ -25,7 +25,7 @@ from omni_stage.models.component import (
     TextPart,
     UserPrompt,
 )
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
 
@@ -60,7 +60,7 @@ def make_config(checkpoint: Path) -> StageConfig:
         stage="llm",
         component="generic/llm",
         model=ModelSource(path=str(checkpoint)),
-        outputs=[Output.TEXT],
+        outputs=[Modality.TEXT],
         engine_args=EngineArgs(
             dtype="float32", max_model_len=256, max_num_seqs=8, kv_cache_memory_mib=8, enforce_eager=True, block_size=32
         ),

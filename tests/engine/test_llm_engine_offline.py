@@ -9,7 +9,7 @@ import pytest
 import omni_stage
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import ChatMessage, FinishReason, ImagePart, TextPart, UserPrompt
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 
 pytestmark = pytest.mark.engine
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from omni_proto.stage_config import EngineArgs, ModelSource, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import EngineArgs, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
 from omni_stage.payloads import PromptEmbedsPayload
 from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.polling import until
 
 pytestmark = pytest.mark.engine
@@ -55,7 +55,7 @@ def make_config(checkpoint: Path) -> StageConfig:
         stage="llm",
         component="generic/llm",
         model=ModelSource(path=str(checkpoint)),
-        outputs=[Output.TEXT],
+        outputs=[Modality.TEXT],
         engine_args=EngineArgs(
             dtype="float32",
             max_model_len=256,

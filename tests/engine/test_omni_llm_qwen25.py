@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from omni_proto.stage_config import Output
+from omni_proto.stage_config import Modality
 from omni_stage import OmniLLM
 from omni_stage.engine.omni_llm import OmniResult
 from omni_stage.errors import InvalidRequestError
@@ -54,7 +54,7 @@ def test_a_pipeline_file_alone_and_as_a_batch(make_tiny_checkpoint: Callable[...
             [result] = llm.generate([prompt], SAMPLING, seed=SETTINGS.seed, voice=SETTINGS.voice)
             check(result, reference)
         together = llm.generate(prompts, SAMPLING, seed=SETTINGS.seed, voice=SETTINGS.voice)
-        [written] = llm.generate([prompts[0]], SAMPLING, modalities=[Output.TEXT])
+        [written] = llm.generate([prompts[0]], SAMPLING, modalities=[Modality.TEXT])
         with pytest.raises(InvalidRequestError, match="voice"):
             llm.generate(prompts, SAMPLING, voice="nobody")
     for result, reference in zip(together, expected, strict=True):

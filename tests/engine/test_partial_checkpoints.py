@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.errors import ConfigurationError
-from omni_stage.fetch.checkpoint import ALL_WEIGHTS, INDEX, select_weights
+from omni_stage.fetch.weights import ALL_WEIGHTS, INDEX, select_weights
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.registry import weight_prefixes
 from support.omni_stages import OmniStages, check_parity, run_omni_stages, stage_config

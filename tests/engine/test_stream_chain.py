@@ -15,7 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, StageFinished, TokenDelta
-from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Output, StageConfig
+from omni_proto.stage_config import EdgeMode, InputEdge, Listen, Modality, StageConfig
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.service.server.stage_server import StageServer
 from support.omni_stages import OmniStages, StartedEngine, run_omni_stages, stage_config
@@ -58,7 +58,7 @@ class Chain:
         if config.downstream:
             (edge,) = config.downstream
             below = ["talker", "token2wav"] if edge.stage == "talker" else ["token2wav"]
-            changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Output.AUDIO]}
+            changed = {"target": target, "mode": self._mode, "stages": below, "outputs": [Modality.AUDIO]}
             changes["downstream"] = [edge.model_copy(update=changed)]
         return config.model_copy(update=changes)
 
@@ -79,7 +79,7 @@ async def chains(make_tiny_checkpoint: Callable[..., Path]) -> AsyncIterator[tup
 
 async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
     return await client.run(
-        text=text,
+        raw_text=text,
         seed=seed,
         sampling=SAMPLING,
         include_token_ids=True,
@@ -97,7 +97,7 @@ async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> 
         expected = [await run(full, text, seed) for seed, text in enumerate(["Hello", "One, two", "?"])]
         results = await asyncio.gather(*(run(streamed, text, s) for s, text in enumerate(["Hello", "One, two", "?"])))
         async for event in streamed.generate(
-            text="Hello", seed=0, sampling=SAMPLING, include_token_ids=True, include_codec_tokens=True, timeout=250
+            raw_text="Hello", seed=0, sampling=SAMPLING, include_token_ids=True, include_codec_tokens=True, timeout=250
         ):
             if isinstance(event, TokenDelta):
                 order += [event.stage] * len(event.ids)
@@ -125,7 +125,7 @@ async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> 
 async def test_a_call_that_is_left_ends_in_every_engine(chains: tuple[OmniStages, str, str, Chain]) -> None:
     stages, _, address, chain = chains
     async with AsyncOmniClient(address) as client:
-        events = client.generate(text="Hello", sampling=SAMPLING, include_codec_tokens=True, timeout=250)
+        events = client.generate(raw_text="Hello", sampling=SAMPLING, include_codec_tokens=True, timeout=250)
         async for event in events:
             if isinstance(event, TokenDelta) and event.stage == "talker":
                 break

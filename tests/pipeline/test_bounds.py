@@ -86,7 +86,7 @@ async def serve_some(process: StageProcess, count: int = 50) -> None:
     """Requests that succeed: memory that a process needs in any case is there afterwards."""
     async with AsyncOmniClient(f"127.0.0.1:{process.ports['thinker']['grpc']}") as client:
         for _ in range(count):
-            assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+            assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
 
 
 class Watch:
@@ -137,7 +137,7 @@ async def test_callers_that_stop_reading(pair: tuple[StageProcess, StageProcess]
     await serve_some(entry)
     start = pb.GenerateRequest(
         start=pb.Start(
-            text="x", modalities=[sampling_pb2.MODALITY_TEXT], sampling=sampling(thinker={"max_tokens": 4000})
+            raw_text="x", modalities=[sampling_pb2.MODALITY_TEXT], sampling=sampling(thinker={"max_tokens": 4000})
         )
     )
     async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:

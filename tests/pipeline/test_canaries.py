@@ -30,21 +30,21 @@ FEW = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}, "token2wav": {
 BROKEN_PNG = b"\x89PNG\r\n\x1a\n" + WORD.encode() * 3
 
 GOOD: dict[str, dict[str, Any]] = {
-    "text": {"text": f"say {WORD} twice", "cache_salt": WORD, "priority": 1},
+    "text": {"raw_text": f"say {WORD} twice", "cache_salt": WORD, "priority": 1},
     "chat": {"chat": [system(f"be {WORD}"), user(f"who is {WORD}?")]},
     "tokens": {"token_ids": TOKENS},
     "media": {"chat": user(image_part(encode_png(make_image(0))), audio_part(encode_wav(make_sound(0))), WORD)},
 }
 BAD: dict[str, dict[str, Any]] = {
-    "voice": {"text": WORD, "voice": WORD},
-    "stage name": {"text": WORD, "sampling": {WORD: {"seed": 1}}},
-    "salt": {"text": WORD, "cache_salt": WORD * 20},
-    "stop text": {"text": WORD, "sampling": {"talker": {"stop": [WORD]}}},
-    "too long": {"text": f"{WORD} " * 4000},
+    "voice": {"raw_text": WORD, "voice": WORD},
+    "stage name": {"raw_text": WORD, "sampling": {WORD: {"seed": 1}}},
+    "salt": {"raw_text": WORD, "cache_salt": WORD * 20},
+    "stop text": {"raw_text": WORD, "sampling": {"talker": {"stop": [WORD]}}},
+    "too long": {"raw_text": f"{WORD} " * 4000},
     "token beyond": {"token_ids": [*TOKENS, NUMBER]},
     "tokens too many": {"token_ids": TOKENS * 1000},
     "picture": {"chat": user(image_part(BROKEN_PNG), WORD)},
-    "deadline": {"text": WORD, "timeout": 0.01},
+    "deadline": {"raw_text": WORD, "timeout": 0.01},
 }
 
 

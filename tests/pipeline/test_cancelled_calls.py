@@ -45,7 +45,7 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
         at_sound, stop_after = not modalities and rng.random() < 0.2, rng.randrange(EVENTS)
         at_once = stop_after == 0 and not at_sound
         sampling = {"thinker": {"max_tokens": 4, "top_k": 1}}
-        async with aclosing(client.generate(text="hello", modalities=modalities, sampling=sampling)) as events:
+        async with aclosing(client.generate(raw_text="hello", modalities=modalities, sampling=sampling)) as events:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rng.uniform(0.0, 0.02) if at_once else 60):
                     async for event in events:
@@ -81,7 +81,7 @@ async def count_tasks(process: StageProcess, at_most: float) -> float:
 async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) -> None:
     rng = random.Random(4)
     async with AsyncOmniClient(f"127.0.0.1:{chain.ports['thinker']['grpc']}") as client:
-        assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+        assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
         await settle(chain)
         idle_tasks, own_tasks = chain.metric("thinker", "cheap_tasks"), len(asyncio.all_tasks())
         await cancel_calls(client, WARM_UP, rng)
@@ -97,6 +97,6 @@ async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) ->
         assert after < before * GROWTH
         assert await count_tasks(chain, idle_tasks) <= idle_tasks
         await until(lambda: len(asyncio.all_tasks()) <= own_tasks + 1, 10)
-        assert (await client.run(text="hello", timeout=20)).text == WORD * 4
+        assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
     assert "Traceback" not in chain.read_log()
     assert "never retrieved" not in chain.read_log()

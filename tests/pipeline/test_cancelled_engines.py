@@ -65,7 +65,7 @@ def held(stages: OmniStages) -> dict[str, list[str]]:
 async def cancel_after(client: AsyncOmniClient, stage: str, events: int) -> None:
     """Cancel once that stage has sent so many events of its work (or has ended)."""
     arguments = {"sampling": LONG, "include_token_ids": True, "include_codec_tokens": True, "timeout": 60}
-    async with aclosing(client.generate(text="hello there", **arguments)) as answers:
+    async with aclosing(client.generate(raw_text="hello there", **arguments)) as answers:
         async for event in answers:
             if getattr(event, "stage", "") == stage and isinstance(event, TokenDelta | StageFinished):
                 events -= 1
@@ -76,7 +76,7 @@ async def cancel_after(client: AsyncOmniClient, stage: str, events: int) -> None
 async def test_cancelled_requests_leave_every_engine(tiny_checkpoint: Path) -> None:
     rng, seconds = random.Random(3), []
     async with run_omni_stages(tiny_checkpoint) as stages, serving(stages) as client:
-        assert (await client.run(text="hello", sampling=SHORT, timeout=60)).audio
+        assert (await client.run(raw_text="hello", sampling=SHORT, timeout=60)).audio
         for _ in range(CALLS // 4):
             # The talker's end is when token2wav begins.
             calls = [(rng.choice(("thinker", "talker")), rng.randrange(0, 40)) for _ in range(3)]
@@ -87,4 +87,4 @@ async def test_cancelled_requests_leave_every_engine(tiny_checkpoint: Path) -> N
                 await asyncio.sleep(0.005)
             seconds.append(time.monotonic() - began)
         assert statistics.median(seconds) < USUALLY_S
-        assert (await client.run(text="hello", sampling=SHORT, timeout=60)).audio
+        assert (await client.run(raw_text="hello", sampling=SHORT, timeout=60)).audio

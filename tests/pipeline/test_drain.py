@@ -28,7 +28,7 @@ def entry(tmp_path: Path) -> Iterator[StageProcess]:
 
 async def collect_text(client: AsyncOmniClient, begun: asyncio.Event) -> str:
     text = ""
-    async for event in client.generate(text="hello", modalities=["text"], sampling=SLOWLY, timeout=30):
+    async for event in client.generate(raw_text="hello", modalities=["text"], sampling=SLOWLY, timeout=30):
         if isinstance(event, Accepted):
             begun.set()
         text += getattr(event, "text", "")

@@ -13,7 +13,7 @@ import pytest
 from omni_cli.guard import list_running
 from omni_proto.client import OmniClient
 from omni_proto.stage_config import ModelSource, StageConfig
-from omni_stage.models.generic.tiny import write_tiny_text_checkpoint
+from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.stage_processes import StageProcess
 
 pytestmark = pytest.mark.pipeline
@@ -35,7 +35,7 @@ def make_stage(folder: Path, **environment: str) -> StageProcess:
 
 def ask(process: StageProcess) -> str:
     with OmniClient(f"127.0.0.1:{process.ports['llm']['grpc']}") as client:
-        return client.run(text="Hello", sampling=SAMPLING).text
+        return client.run(raw_text="Hello", sampling=SAMPLING).text
 
 
 def parent_of(pid: int) -> int:

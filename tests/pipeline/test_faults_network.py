@@ -75,7 +75,7 @@ class Bench:
         """One request: its error, or None after a complete answer. Never longer than its deadline and some slack."""
         began = time.monotonic()
         try:
-            result = await self.client.run(text="hello", timeout=timeout_s)
+            result = await self.client.run(raw_text="hello", timeout=timeout_s)
         except OmniRequestError as error:
             return error
         finally:
@@ -222,14 +222,14 @@ async def test_a_name_that_does_not_resolve_is_unavailable() -> None:
         stage = await Kit(stack).serve(downstream=[edge], component=ScriptedComponent(output_schema=EDGE_A))
         client = await stack.enter_async_context(AsyncOmniClient(stage.target))
         with pytest.raises(OmniRequestError) as caught:
-            await client.run(text="hello", timeout=PATIENCE_S)
+            await client.run(raw_text="hello", timeout=PATIENCE_S)
         error = caught.value
         assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
-        partial = await client.run(text="hello", timeout=PATIENCE_S, allow_partial=True)
+        partial = await client.run(raw_text="hello", timeout=PATIENCE_S, allow_partial=True)
         assert (partial.text, partial.failed["talker"].error.reason) == ("Hello", "DOWNSTREAM_UNAVAILABLE")
 
         gone = AsyncOmniClient("dns:///entry.gone.invalid.:50051")
         stack.push_async_callback(gone.close)
         with pytest.raises(OmniRequestError) as caught:
-            await gone.run(text="hello", timeout=PATIENCE_S)
+            await gone.run(raw_text="hello", timeout=PATIENCE_S)
         assert caught.value.code.name == "UNAVAILABLE"

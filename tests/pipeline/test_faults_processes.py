@@ -41,7 +41,7 @@ class Chain:
     client: AsyncOmniClient
 
     async def run(self, timeout_s: float = 60, **arguments: Any) -> GenerationResult:
-        return await self.client.run(**{"text": "hello", "sampling": SAMPLING, "timeout": timeout_s, **arguments})
+        return await self.client.run(**{"raw_text": "hello", "sampling": SAMPLING, "timeout": timeout_s, **arguments})
 
     async def fail(self, **arguments: Any) -> OmniRequestError:
         with pytest.raises(OmniRequestError) as caught:
@@ -66,7 +66,7 @@ class Chain:
         begun = asyncio.Event()
 
         async def consume() -> OmniRequestError:
-            events = self.client.generate(text="hello", sampling=LONG, include_codec_tokens=True, timeout=60)
+            events = self.client.generate(raw_text="hello", sampling=LONG, include_codec_tokens=True, timeout=60)
             try:
                 async with aclosing(events):
                     async for event in events:

@@ -91,10 +91,10 @@ def prometheus(
 def send_requests(endpoint: str) -> None:
     with OmniClient(endpoint) as client:
         for seed in range(REQUESTS):
-            assert client.run(text="Say hello.", seed=seed, sampling=SPEAK, timeout=60).audio
+            assert client.run(raw_text="Say hello.", seed=seed, sampling=SPEAK, timeout=60).audio
             time.sleep(1.0)  # rates need samples from before and after
         with pytest.raises(OmniRequestError):
-            client.run(text="Say hello.", sampling={"nobody": {"max_tokens": 1}}, timeout=60)
+            client.run(raw_text="Say hello.", sampling={"nobody": {"max_tokens": 1}}, timeout=60)
 
 
 def value_of(prometheus: PrometheusProcess, expr: str) -> float:

@@ -115,7 +115,7 @@ async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], **a
         while sum(peer.faults.values()) < FAULTS:
             request_id, count = f"{number}-{count}", count + 1
             try:
-                await client.run(text="hello", request_id=request_id, timeout=30, **arguments)
+                await client.run(raw_text="hello", request_id=request_id, timeout=30, **arguments)
                 outcomes[request_id] = "OK"
             except OmniRequestError as error:
                 outcomes[request_id] = error.code.name

@@ -18,24 +18,28 @@ pytestmark = pytest.mark.pipeline
 
 LONG_THINKER = {"max_tokens": 48, "ignore_eos": True}
 JOBS: dict[str, dict[str, Any]] = {
-    "greedy": {"text": "Hello"},
-    "another length": {"text": "What do you know about the weather in the mountains?"},
-    "seeded": {"text": "Hi", "seed": 5, "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}}},
+    "greedy": {"raw_text": "Hello"},
+    "another length": {"raw_text": "What do you know about the weather in the mountains?"},
+    "seeded": {
+        "raw_text": "Hi",
+        "seed": 5,
+        "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}},
+    },
     "long, seeded": {
-        "text": "One, two, three",
+        "raw_text": "One, two, three",
         "seed": 2**40,
         "sampling": {
             "thinker": {"temperature": 1.0, **LONG_THINKER},
             "talker": {"temperature": 0.9, "max_tokens": 80, "ignore_eos": True},
         },
     },
-    "one word": {"text": "a", "sampling": {"thinker": {"max_tokens": 2, "ignore_eos": True}}},
-    "nothing to speak": {"text": "a b", "sampling": {"thinker": {"max_tokens": 1}}},
+    "one word": {"raw_text": "a", "sampling": {"thinker": {"max_tokens": 2, "ignore_eos": True}}},
+    "nothing to speak": {"raw_text": "a b", "sampling": {"thinker": {"max_tokens": 1}}},
     "talker stops first": {
-        "text": "Tell me more",
+        "raw_text": "Tell me more",
         "sampling": {"thinker": LONG_THINKER, "talker": {"max_tokens": 3, "ignore_eos": True}},
     },
-    "repetition penalty": {"text": "Go on", "sampling": {"talker": {"repetition_penalty": 1.4}}, "voice": "Ethan"},
+    "repetition penalty": {"raw_text": "Go on", "sampling": {"talker": {"repetition_penalty": 1.4}}, "voice": "Ethan"},
 }
 
 
@@ -109,7 +113,11 @@ async def test_every_stage_speaks_before_the_one_above_has_ended(stream_pipeline
             "talker": {"max_tokens": 400, "ignore_eos": True},
         }
         events = client.generate(
-            text="One, two, three", sampling=sampling, include_token_ids=True, include_codec_tokens=True, timeout=100.0
+            raw_text="One, two, three",
+            sampling=sampling,
+            include_token_ids=True,
+            include_codec_tokens=True,
+            timeout=100.0,
         )
         try:
             async for event in events:
@@ -149,7 +157,7 @@ async def test_what_a_streamed_stage_cannot_honour_is_refused_before_anything_is
     stream_pipeline: RunningPipeline, name: str
 ) -> None:
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
-        events = client.generate(text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=60)
+        events = client.generate(raw_text="Hello", sampling={"talker": {name: REFUSED[name]}}, timeout=60)
         # Not even Accepted comes: the talker was asked first.
         with pytest.raises(OmniRequestError) as caught:
             await anext(events)
@@ -163,7 +171,7 @@ async def test_calls_that_are_left_free_their_sessions(stream_pipeline: RunningP
     async with AsyncOmniClient(stream_pipeline.endpoint) as client:
 
         async def leave() -> None:
-            events = client.generate(text="Hello", sampling=long, include_codec_tokens=True, timeout=60)
+            events = client.generate(raw_text="Hello", sampling=long, include_codec_tokens=True, timeout=60)
             async for event in events:
                 if isinstance(event, TokenDelta) and event.stage == "talker":
                     break

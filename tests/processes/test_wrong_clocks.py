@@ -48,7 +48,7 @@ async def ask(
     clock.set(first_s)
     events: list[Event] = []
     async with AsyncOmniClient(f"grpc://127.0.0.1:{stages.ports['thinker']['grpc']}") as client:
-        async for event in client.generate(text="hello", sampling=sampling, timeout=60):
+        async for event in client.generate(raw_text="hello", sampling=sampling, timeout=60):
             if not any(isinstance(seen, TextDelta) for seen in events):
                 clock.set(jump_s)
             events.append(event)

@@ -37,18 +37,18 @@ class Kind:
 
 
 KINDS = {
-    "text": Kind({"text": "Hello there", "modalities": ["text"]}),
-    "speech": Kind({"text": "Tell me about the sea"}),
+    "text": Kind({"raw_text": "Hello there", "modalities": ["text"]}),
+    "speech": Kind({"raw_text": "Tell me about the sea"}),
     "long speech": Kind(
-        {"text": "Count"}, sampling={**GREEDY, "talker": {"temperature": 0.0, "max_tokens": 150, "min_tokens": 150}}
+        {"raw_text": "Count"}, sampling={**GREEDY, "talker": {"temperature": 0.0, "max_tokens": 150, "min_tokens": 150}}
     ),
     "image": Kind({"chat": user(image_part(encode_png(make_image(0))), "What is it?"), "modalities": ["text"]}),
     "sound": Kind({"chat": user(audio_part(encode_wav(make_sound(0))), "What is it?")}),
-    "partial": Kind({"text": "Whatever you can", "allow_partial": True}),
-    "cancelled": Kind({"text": "Never mind"}, cancel=True),
-    "in a hurry": Kind({"text": "Quick"}, expected="DEADLINE_EXCEEDED", timeout_s=0.05),
-    "unknown voice": Kind({"text": "Hm", "voice": "Nobody"}, expected="INVALID_ARGUMENT"),
-    "too long": Kind({"text": "word " * 4000}, expected="INVALID_ARGUMENT"),
+    "partial": Kind({"raw_text": "Whatever you can", "allow_partial": True}),
+    "cancelled": Kind({"raw_text": "Never mind"}, cancel=True),
+    "in a hurry": Kind({"raw_text": "Quick"}, expected="DEADLINE_EXCEEDED", timeout_s=0.05),
+    "unknown voice": Kind({"raw_text": "Hm", "voice": "Nobody"}, expected="INVALID_ARGUMENT"),
+    "too long": Kind({"raw_text": "word " * 4000}, expected="INVALID_ARGUMENT"),
 }
 
 

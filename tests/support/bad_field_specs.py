@@ -174,7 +174,7 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "true or false",
     ),
     "model length 0": Bad(
-        (first(engineArgs={"maxModelLen": 0}),), f"{S0}.engineArgs.maxModelLen", "or equal to 1", "at least 1"
+        (first(engineArgs={"maxModelLen": 0}),), f"{S0}.engineArgs.maxModelLen", "or equal to 2", "at least 2"
     ),
     "top_p 0": Bad((first(defaultSampling={"topP": 0}),), f"{S0}.defaultSampling.topP", "greater than 0", "above 0"),
     "seed beyond what JSON numbers hold": Bad(

@@ -19,20 +19,23 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import prometheus_client
-import torch
 import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults, StageConfig, load_stage_config
 from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_proto.tensors.values import float32_to_bfloat16
+from omni_stage.arrays import to_numpy
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.process.malloc import tune_malloc
 from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.service.server.stage_server import StageServer, run_stage
-from support.scripted_stages import Script, ScriptedComponent
+from support.scripted_component import Script, ScriptedComponent
 
 ROW = 3584
 """Numbers of a row, as wide as Qwen2.5-Omni-7B's: 7 KiB."""
@@ -55,7 +58,8 @@ async def think(request: StageRequest) -> AsyncIterator[StageStep]:
     async for number in _steps(request):
         tensors = {}
         if request.want_tensors:
-            tensors = {"x": torch.full((1, ROW), number % 7, dtype=torch.bfloat16), "ids": torch.tensor([number])}
+            rows = float32_to_bfloat16(np.full((1, ROW), number % 7, np.float32))
+            tensors = {"x": rows, "ids": np.array([number])}
         yield StageStep(text=WORD, token_ids=[1], prompt_token_ids=None if number else [1], tensors=tensors)
     yield StageStep(finish_reason=FinishReason.LENGTH)
 
@@ -63,7 +67,7 @@ async def think(request: StageRequest) -> AsyncIterator[StageStep]:
 async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
     """A code a step."""
     async for number in _steps(request):
-        yield StageStep(token_ids=[number], tensors={"codes": torch.tensor([number])} if request.want_tensors else {})
+        yield StageStep(token_ids=[number], tensors={"codes": np.array([number])} if request.want_tensors else {})
     yield StageStep(finish_reason=FinishReason.LENGTH)
 
 
@@ -71,7 +75,7 @@ async def sound(request: StageRequest) -> AsyncIterator[StageStep]:
     """Silence, 8 samples for each code."""
     codes = request.source.tensors["codes"]  # type: ignore[union-attr]
     await asyncio.sleep((request.sampling.num_inference_steps or 0) / 100)
-    yield StageStep(audio=torch.zeros(8 * len(codes)), finish_reason=FinishReason.DIFFUSION_DONE)
+    yield StageStep(audio=np.zeros(8 * len(codes), np.float32), finish_reason=FinishReason.DIFFUSION_DONE)
 
 
 class CheapEngine:
@@ -89,6 +93,9 @@ class CheapEngine:
         self.executions = 0
         self.last_step_monotonic = 0.0
         self._script = script
+
+    def open_tensors(self, received: Any) -> Any:
+        return to_numpy(received)
 
     async def start(self) -> None:
         return

@@ -41,3 +41,12 @@ def console_commands(page: Path) -> dict[str, list[str]]:
         if commands:
             found[section.partition("\n")[0]] = commands
     return found
+
+
+def python_blocks(page: Path) -> dict[str, str]:
+    """Heading -> the Python program below it."""
+    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {
+        section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S) for section in sections
+    }
+    return {heading: "".join(blocks) for heading, blocks in found.items() if blocks}

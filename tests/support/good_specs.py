@@ -135,7 +135,7 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         first(
             resources={
                 "limits": {"cpu": 2, "memory": "16Gi", "ephemeral-storage": "1.5Gi"},
-                "requests": {"cpu": "500m", "memory": "16Gi", "example.com/nic": 1},
+                "requests": {"cpu": "500m", "memory": "16Gi"},
             }
         ),
     ),
@@ -155,7 +155,8 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
         third(defaultSampling={"numInferenceSteps": 10, "guidanceScale": 0}),
     ),
     "limits and timeouts": (
-        first(limits={"maxConcurrentRequests": 1, "maxInflightBytes": 1 << 40}, timeouts={"step": 0.5, "queue": 60}),
+        first(limits={"maxConcurrentRequests": 1, "maxInflightBytes": 1 << 40}, timeouts={"step": 0.5}),
+        third(timeouts={"queue": 60}),
         edit("spec/timeouts/request", 86400),
     ),
     "entry with nothing said": (edit("spec/entry", {}),),

@@ -16,8 +16,8 @@ from omni_proto.stage_config import (
     EngineArgs,
     InputEdge,
     Limits,
+    Modality,
     ModelSource,
-    Output,
     SamplingDefaults,
     StageConfig,
 )
@@ -30,7 +30,7 @@ from support.reference import Reference, ReferencePrompt, ReferenceSettings
 _FAMILY = "qwen2_5_omni"
 _NEXT = {"thinker": "talker", "talker": "token2wav"}
 _PREVIOUS = {"talker": "thinker", "token2wav": "talker"}
-_OUTPUTS = {"thinker": [Output.TEXT], "talker": [], "token2wav": [Output.AUDIO]}
+_OUTPUTS = {"thinker": [Modality.TEXT], "talker": [], "token2wav": [Modality.AUDIO]}
 _ids = count()
 
 

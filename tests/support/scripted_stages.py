@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,74 +21,21 @@ from google.rpc import error_details_pb2, status_pb2
 from PIL import Image
 from prometheus_client import CollectorRegistry
 
-from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.pipeline.components import EngineKind
 from omni_proto.rpc.aio_status import StatusKeeper
 from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
-from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.models.component import FinishReason, MediaCost, StageInput, StageRequest, StageStep
-from omni_stage.models.manifest import describe
+from omni_stage.arrays import to_torch
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.server.stage_server import StageServer
 from support.polling import until
+from support.scripted_component import Script, ScriptedComponent
 
 EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))
 EDGE_B = TensorSchema("test/b2c", 1, (TensorSpec("codes", "int64"),))
-Script = Callable[[StageRequest], AsyncIterator[StageStep]]
-
-
-@dataclass
-class ScriptedComponent:
-    """Describes a stage; the scripted engine never asks it to prepare anything."""
-
-    id: str = "test/stage"
-    kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    outputs: tuple[Output, ...] = tuple(Output)
-    input_schema: TensorSchema | None = None
-    output_schema: TensorSchema | None = None
-    default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
-    voices: Sequence[str] = ()
-    sample_rate_hz: int = 24_000
-    step_timeout_s: float = 30.0
-    queue_timeout_s: float | None = None
-    writes_text: bool = True
-
-    audio_rate_hz: int = 16_000
-    max_aspect_ratio: int = 200
-
-    @property
-    def facts(self) -> ComponentFacts:
-        return describe(
-            id=self.id,
-            kind=self.kind,
-            outputs=self.outputs,
-            reads=self.input_schema.id if self.input_schema else None,
-            publishes=self.output_schema.id if self.output_schema else None,
-            streams_input=self.input_schema is not None,
-            writes_text=self.writes_text,
-            sample_rate_hz=self.sample_rate_hz,
-            step_timeout_s=self.step_timeout_s,
-            queue_timeout_s=self.queue_timeout_s,
-        )
-
-    def image_cost(self, width: int, height: int) -> MediaCost:
-        return MediaCost(0, width * height)
-
-    def audio_cost(self, samples: int) -> MediaCost:
-        return MediaCost(0, samples)
-
-    def engine_kwargs(self) -> dict[str, Any]:
-        return {}
-
-    def prepare(self, request: StageRequest) -> StageInput:
-        raise NotImplementedError
-
-    def emitter(self, request: StageRequest, prepared: StageInput) -> Any:
-        raise NotImplementedError
-
-    def warmup_request(self) -> StageRequest:
-        raise NotImplementedError
 
 
 @dataclass
@@ -109,6 +56,9 @@ class ScriptedEngine:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     was_shut_down: bool = False
+
+    def open_tensors(self, received: Any) -> Any:
+        return to_torch(received)
 
     async def start(self) -> None:
         return
@@ -383,7 +333,7 @@ class Kit:
     @staticmethod
     def edge(stage: str, target: str, stages: list[str]) -> DownstreamStage:
         return DownstreamStage(
-            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Output.AUDIO]
+            stage=stage, target=target, component="test/stage", stages=stages, outputs=[Modality.AUDIO]
         )
 
 

@@ -84,14 +84,17 @@ def third(**fields: Any) -> Edit:
 
 
 def stages(*chains: str) -> Edit:
-    """Other stages, as chains such as "a b c": b reads a, c reads b; the last one returns sound."""
+    """Other stages, as chains such as "a b c": b reads a, c reads b; the last one returns audio.
+
+    Their component is not built in, so that nothing is known of it.
+    """
 
     def apply(document: Document) -> None:
         made: dict[str, Document] = {}
         for chain in chains:
             names = chain.split()
             for above, name in zip([None, *names], names, strict=False):
-                stage = made.setdefault(name, {"name": name, "component": "qwen2_5_omni/talker"})
+                stage = made.setdefault(name, {"name": name, "component": "acme/any"})
                 if above:
                     stage["inputs"] = [{"from": above}]
             made[names[-1]]["outputs"] = ["Audio"]

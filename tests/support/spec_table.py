@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from support.bad_field_specs import BAD_FIELDS
+from support.bad_field_specs import BAD_FIELDS as COMMON_BAD_FIELDS
 from support.bad_rule_specs import BAD_RULES
-from support.good_specs import GOOD
+from support.good_specs import GOOD as COMMON_GOOD
+from support.odd_components import ODD_COMPONENTS_BAD, ODD_COMPONENTS_GOOD
+from support.odd_specs import ODD_BAD, ODD_BAD_FIELDS, ODD_GOOD
 from support.spec_edits import Bad, make
 
 __all__ = ["BAD", "BAD_FIELDS", "BAD_RULES", "GOOD", "Bad", "make"]
 
-BAD: Final[dict[str, Bad]] = {**BAD_FIELDS, **BAD_RULES}
+BAD_FIELDS: Final[dict[str, Bad]] = {**COMMON_BAD_FIELDS, **ODD_BAD_FIELDS}
+"""Refused by the type of one field."""
+BAD: Final[dict[str, Bad]] = {**BAD_FIELDS, **BAD_RULES, **ODD_BAD, **ODD_COMPONENTS_BAD}
+GOOD: Final = {**COMMON_GOOD, **ODD_GOOD, **ODD_COMPONENTS_GOOD}

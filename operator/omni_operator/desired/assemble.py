@@ -15,7 +15,7 @@ from omni_operator.desired.children.network_policy import build_network_policy
 from omni_operator.desired.children.pod_monitor import build_pod_monitor
 from omni_operator.desired.children.service_account import build_service_account
 from omni_operator.desired.children.services import build_entry_services, build_stage_service
-from omni_operator.desired.pod.model_files import locate_model
+from omni_operator.desired.model_files import locate_model
 from omni_operator.desired.pod.volumes import TLS_MOUNT
 from omni_operator.desired.revision import pin_images
 from omni_operator.desired.stage_build import StageBuild

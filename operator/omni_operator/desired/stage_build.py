@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from omni_kube.objects import content_hash
 from omni_operator import names
 from omni_operator.desired.build_settings import BuildSettings, Owner
-from omni_operator.desired.pod.model_files import ModelFiles
+from omni_operator.desired.model_files import ModelFiles
 from omni_proto.pipeline import EntryTls, OmniPipeline, Stage, gpus_of
 from omni_proto.stage_config import StageConfig
+
+CONFIG_KEY: Final = "stage.yaml"
+"""Name of the stage file in its ConfigMap, and of the file in the pod."""
 
 
 @dataclass(frozen=True)  # no slots: config_text is kept

@@ -1,0 +1,1 @@
+"""What makes the decisions a process: settings, watches, the queue, health, metrics, logs, kopf."""

@@ -30,7 +30,7 @@ def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
         if age_s > LONGEST_SILENCE_S
     ]
     if stuck_s > LONGEST_WORK_S:
-        problems.append(f"no look at a pipeline has ended for {stuck_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
+        problems.append(f"no reconcile has ended for {stuck_s:.0f} s (limit {LONGEST_WORK_S:.0f} s)")
     return problems
 
 

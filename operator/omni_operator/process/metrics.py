@@ -122,7 +122,7 @@ class Metrics:
         self._call_duration.labels(verb).observe(seconds)
 
     def observe_reconcile(self, result: str, seconds: float) -> None:
-        """One look at one pipeline."""
+        """One reconcile of one pipeline."""
         self._reconciles.labels(result).inc()
         self._duration.observe(seconds)
 

@@ -1,7 +1,7 @@
 """Carries a plan out: applies in the plan's order, then prunes. Ends at the first failure.
 
 What comes later in a plan builds on what comes before (a Deployment on its ConfigMap, the switch of the entry Service
-on everything), so nothing is written past a failure. The next look starts over from what is there then.
+on everything), so nothing is written past a failure. The next reconcile starts over from what is there then.
 """
 
 from __future__ import annotations

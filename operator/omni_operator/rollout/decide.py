@@ -1,8 +1,8 @@
-"""The decisions of one round in their order: revision, rollout, desired children, plan.
+"""The decisions of one reconcile in their order: revision, rollout, desired children, plan.
 
     pipeline, observed, settings, time --> Decision
 
-Pure, but for remembering the sets that were built last: building one costs ten times the rest of a round.
+Pure, but for remembering the sets that were built last: building one costs ten times the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from omni_operator.rollout.rollout import Rollout, decide_rollout
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
+from omni_proto.pipeline.component_checks import check_components
 from omni_proto.pipeline.load import spec_too_large
 
 REMEMBERED_SETS: Final = 64
@@ -30,7 +31,7 @@ REMEMBERED_SETS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one round found to be right."""
+    """What one reconcile found to be right."""
 
     pipeline: OmniPipeline
     target: str
@@ -98,7 +99,10 @@ def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
 
 
 def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
-    """The typed form of a live OmniPipeline. Raises PipelineError: an older CRD let it in, or a newer one."""
+    """Returns the typed form of a live OmniPipeline, whose components can do what it asks of them.
+
+    Raises PipelineError: an older CRD let it in, or a newer one.
+    """
     metadata = manifest["metadata"]
     spec, source = manifest.get("spec"), f"{metadata['namespace']}/{metadata['name']}"
     if isinstance(spec, dict) and SPEC_BYTES in spec:
@@ -109,7 +113,10 @@ def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
         "metadata": {key: metadata[key] for key in ("name", "namespace", "generation") if key in metadata},
         "spec": spec,
     }
-    return type_document(document, source)
+    pipeline = type_document(document, source)
+    if problems := check_components(pipeline):
+        raise PipelineError(source, problems)
+    return pipeline
 
 
 def read_snapshots(observed: Observed, target: str) -> dict[str, OmniPipeline]:

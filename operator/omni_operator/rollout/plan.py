@@ -1,4 +1,4 @@
-"""From what must exist and what does to the writes that are left: nothing where nothing differs."""
+"""Compares what must exist with what exists, and orders the writes that are left: none where nothing differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_proto.pipeline import KIND
 _APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
 _UNREAD: Final = "unread"
 _PRUNE_LAST: Final = "ControllerRevision"
-"""It keeps the spec of what is being pruned: a round that is cut short must still know it."""
+"""It keeps the spec of what is being pruned: a reconcile that is cut short must still know it."""
 
 
 class Prune(NamedTuple):
@@ -41,7 +41,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The writes of one round, in order: applies, then prunes."""
+    """The writes of one reconcile, in order: applies, then prunes."""
 
     apply: tuple[Manifest, ...] = ()
     """Children to apply: what others need before them, the stable Services last of all, so that a switch comes when
@@ -65,7 +65,7 @@ class Plan:
 
 
 class Verified:
-    """Versions of live objects that were found to hold all of what is desired: comparing is most of a round's work.
+    """Versions of live objects that were found to hold all of what is desired: comparing is most of a reconcile's work.
 
     A desired hash stands for what was compared, uid and resource version for what it was compared with, so an entry
     never turns wrong. An object has one entry; the oldest are forgotten.
@@ -188,7 +188,7 @@ def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
 def _used_config_maps(observed: Observed) -> Iterator[str]:
     """Names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
 
-    The live Deployment counts as it was seen: it may have been changed only in this round, and its pods not yet.
+    The live Deployment counts as it was seen: this reconcile may have changed it, and its pods not yet.
     """
     for pod in observed.pods:
         yield from _config_maps_of(pod["spec"])

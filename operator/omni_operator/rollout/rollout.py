@@ -1,4 +1,4 @@
-"""How a pipeline gets from the revision that serves to the one that is asked for, decided again in every round.
+"""How a pipeline gets from the revision that serves to the one that is asked for, decided again in every reconcile.
 
 A revision is a complete set of stages that talk to one another only. All that a decision needs is in the API: which
 sets exist, and which of them the entry Service selects. So a restarted operator decides as the old one would have.
@@ -76,7 +76,7 @@ class RevisionPart:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What must exist in this round, and what serves."""
+    """What must exist now, and what serves."""
 
     target: str
     """The revision that the spec asks for."""
@@ -96,7 +96,7 @@ class Rollout:
     serving_tls: bool = False
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
-    """When to look again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
+    """When to reconcile again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
 
 
 def decide_rollout(

@@ -16,7 +16,7 @@ from omni_kube.objects import Manifest, find_condition, is_terminating, parse_ti
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import Cause, find_container_cause
 from omni_operator.state.live import LiveStage
-from omni_proto.pipeline import GPU_RESOURCE
+from omni_proto.pipeline import GPU_RESOURCES
 
 SLOW_SETUP: Final = timedelta(minutes=2)
 """How long volumes and network of a pod may take before that is called a failure."""
@@ -81,7 +81,7 @@ def next_check(stage: LiveStage, now: datetime) -> datetime | None:
 def count_gpus(pod: Manifest) -> int:
     """GPUs that a pod asks for."""
     limits = [value_at(container, "resources", "limits", default={}) for container in pod["spec"].get("containers", ())]
-    return sum(int(limit.get(GPU_RESOURCE, 0)) for limit in limits)
+    return sum(int(limit.get(name, 0)) for limit in limits for name in GPU_RESOURCES)
 
 
 def rank_of(cause: Cause) -> int:

@@ -1,0 +1,1 @@
+"""What is reported: conditions with reasons and remedies, and Events."""

@@ -3,7 +3,7 @@
 arguments -> request.py -> wire; wire -> events.py -> your loop, or result.py -> one GenerationResult.
 
     with OmniClient("localhost:50051") as client:
-        result = client.run(chat="Say hello.", sampling={"thinker": {"max_tokens": 32}})
+        result = client.run(text="Say hello.", sampling={"thinker": {"max_tokens": 32}})
         print(result.text)
         result.write_wav("hello.wav")
 """
@@ -11,6 +11,7 @@ arguments -> request.py -> wire; wire -> events.py -> your loop, or result.py ->
 from __future__ import annotations
 
 from omni_proto.client.aio import AsyncOmniClient
+from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.blocking import OmniClient
 from omni_proto.client.connection import ClientTls
 from omni_proto.client.errors import OmniRequestError, ProtocolError, error_from_rpc, error_from_status
@@ -45,6 +46,7 @@ __all__ = [
     "ChatMessage",
     "ClientTls",
     "Event",
+    "GenerateArguments",
     "GenerationResult",
     "MediaPart",
     "OmniClient",

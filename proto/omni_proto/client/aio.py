@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
 
+from omni_proto.client.arguments import GenerateArguments, Metadata, prepare_call
 from omni_proto.client.attempts import Attempts
 from omni_proto.client.connection import ClientTls, plan_connection
 from omni_proto.client.errors import closed_error, error_from_rpc
 from omni_proto.client.events import Event
-from omni_proto.client.media import ChatMessage
-from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
+from omni_proto.client.request import PreparedRequest
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.client.timing import check_timeout
 from omni_proto.rpc.aio_status import StatusKeeper
@@ -27,11 +27,6 @@ from omni_proto.rpc.pool import ChannelPool, Loan, borrow_aio
 from omni_proto.rpc.retry import is_unreached
 from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
-Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class AsyncOmniClient:
@@ -89,61 +84,19 @@ class AsyncOmniClient:
                 raise error_from_rpc(error) from error
         return response
 
-    def generate(
-        self,
-        *,
-        text: str | None = None,
-        chat: str | ChatMessage | Sequence[ChatMessage] | None = None,
-        token_ids: Sequence[int] | None = None,
-        prompt_embeds: Buffer | None = None,
-        sampling: Sampling | None = None,
-        seed: int | None = None,
-        modalities: Sequence[str] = (),
-        voice: str = "",
-        encoding: str = "pcm_s16le",
-        include_token_ids: bool = False,
-        include_codec_tokens: bool = False,
-        include_timings: bool = False,
-        allow_partial: bool = False,
-        priority: int = 0,
-        cache_salt: str = "",
-        timeout: float | None = None,
-        request_id: str | None = None,
-        traceparent: str | None = None,
-        metadata: Metadata = (),
-    ) -> AsyncGenerator[Event, None]:
-        """Run a request; its events as they come. Exactly one of text, chat, token_ids and prompt_embeds.
+    def generate(self, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
+        """Run a request; returns its events as they come. GenerateArguments documents the arguments.
 
-        prompt_embeds: a C-contiguous buffer [rows, hidden size] such as a numpy array, float32 or float16, or uint16
-        with the bits of bfloat16. It needs google-crc32c and a stage that takes embeddings (get_stage().prompt_embeds).
-        priority: -1000 to 1000, lower is served earlier. cache_salt: cached prefixes are shared only within a salt.
-
-        timeout bounds all attempts together, in seconds; None leaves it to the pipeline. Closing the generator cancels
-        the call and all stages: leave early through `contextlib.aclosing`. Before Accepted, UNAVAILABLE,
-        RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3 times in all; after it nothing
-        is. Raises ArgumentError at once, OmniRequestError while iterating.
+        Exactly one of text, chat, raw_text, token_ids and prompt_embeds is the prompt. Closing the generator cancels
+        the call and all stages: leave early through `contextlib.aclosing`.
+        Before Accepted, UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3
+        times in all; after it nothing is. Raises ArgumentError at once, OmniRequestError while iterating.
         """
-        options = GenerateOptions(
-            sampling=sampling,
-            seed=seed,
-            modalities=modalities,
-            voice=voice,
-            encoding=encoding,
-            include_token_ids=include_token_ids,
-            include_codec_tokens=include_codec_tokens,
-            include_timings=include_timings,
-            allow_partial=allow_partial,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        prepared = prepare_request(
-            text=text, chat=chat, token_ids=token_ids, prompt_embeds=prompt_embeds, options=options
-        )
-        headers = call_metadata(request_id, traceparent, metadata)
-        return self._events(prepared, headers, check_timeout(timeout))
+        call = prepare_call(arguments)
+        return self._events(call.request, call.metadata, call.timeout_s)
 
-    async def run(self, **arguments: Any) -> GenerationResult:
-        """Run a request to its end: arguments and errors of generate()."""
+    async def run(self, **arguments: Unpack[GenerateArguments]) -> GenerationResult:
+        """Run a request to its end; returns the whole answer. Arguments and errors are those of generate()."""
         builder = ResultBuilder()
         events = self.generate(**arguments)
         try:

@@ -89,6 +89,9 @@ def plan_connection(
     options: Options | None = None,
 ) -> Connection:
     """What a client's arguments mean. Raises ArgumentError where they contradict one another, or a file is wrong."""
+    if target.startswith(("http://", "https://")):
+        scheme = PLAINTEXT_SCHEME if target.startswith("http://") else TLS_SCHEME
+        raise ArgumentError(f"{target} is HTTP, and a pipeline speaks gRPC: begin it with {scheme}")
     plain = target.startswith(PLAINTEXT_SCHEME)
     secure = target.startswith(TLS_SCHEME)
     address = target.removeprefix(PLAINTEXT_SCHEME if plain else TLS_SCHEME)

@@ -89,10 +89,10 @@ def sniff_media_type(data: bytes) -> str | None:
     return None
 
 
-def as_chat(chat: str | ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """A conversation; a plain str is one message of the user. Raises ArgumentError."""
+def as_chat(chat: ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+    """Returns the messages of a conversation. Raises ArgumentError."""
     if isinstance(chat, str):
-        return (user(chat),)
+        raise ArgumentError("chat must hold ChatMessage, got str; what the user says is text=")
     messages = (chat,) if isinstance(chat, ChatMessage) else tuple(chat)
     if not messages:
         raise ArgumentError("chat must hold at least one message")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
-from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat
+from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat, user
 from omni_proto.errors import ArgumentError
 from omni_proto.media_header import MediaHeaderError, read_header
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
@@ -77,14 +77,21 @@ class PreparedRequest:
 
 def prepare_request(
     *,
-    text: str | None,
-    chat: str | ChatMessage | Sequence[ChatMessage] | None,
-    token_ids: Sequence[int] | None,
+    text: str | None = None,
+    chat: ChatMessage | Sequence[ChatMessage] | None = None,
+    raw_text: str | None = None,
+    token_ids: Sequence[int] | None = None,
     prompt_embeds: Buffer | None = None,
     options: GenerateOptions,
 ) -> PreparedRequest:
-    """The messages of a request with exactly one of the four prompts. Raises ArgumentError naming the field."""
-    prompts = {"text": text, "chat": chat, "token_ids": token_ids, "prompt_embeds": prompt_embeds}
+    """Returns the messages of a request with exactly one of the five prompts. Raises ArgumentError naming the field."""
+    prompts = {
+        "text": text,
+        "chat": chat,
+        "raw_text": raw_text,
+        "token_ids": token_ids,
+        "prompt_embeds": prompt_embeds,
+    }
     given = [name for name, value in prompts.items() if value is not None]
     if len(given) != 1:
         raise ArgumentError(f"give exactly one of {', '.join(prompts)}, got {' and '.join(given) or 'none'}")
@@ -92,9 +99,11 @@ def prepare_request(
     media: tuple[tuple[int, bytes], ...] = ()
     embeds: EmbedsPrompt | None = None
     if text is not None:
-        start.text = text
+        media = _add_chat(start, (user(text),))
     elif chat is not None:
         media = _add_chat(start, as_chat(chat))
+    elif raw_text is not None:
+        start.text = raw_text
     elif token_ids is not None:
         if not token_ids:
             raise ArgumentError("token_ids must hold at least one id")

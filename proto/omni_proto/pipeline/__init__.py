@@ -11,14 +11,14 @@ from omni_proto.pipeline.compile import (
     stages_for_outputs,
     stages_from,
 )
-from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.load import load_pipeline, parse_pipeline, type_document
 from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.resource import API_VERSION, KIND, EntryTls, OmniPipeline, Stage
 
 __all__ = [
     "API_VERSION",
-    "GPU_RESOURCE",
+    "GPU_RESOURCES",
     "KIND",
     "EntryTls",
     "ModelPathError",

@@ -49,7 +49,7 @@ def _show(value: Any) -> str:
     """Texts are quoted inside lists only, as in Kubernetes."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(json.dumps(item) if isinstance(item, str) else _show(item) for item in value)}]"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _SUFFIXES: Final = {
@@ -75,4 +75,5 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "format": _format,
     "quantity": _quantity,
     "compareTo": _compare_to,
+    "asApproximateFloat": float,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from omni_proto.errors import OmniProtoError
-from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.resource import OmniPipeline, Stage
 from omni_proto.stage_config import (
@@ -13,8 +13,8 @@ from omni_proto.stage_config import (
     InputEdge,
     Listen,
     MediaLimits,
+    Modality,
     ModelSource,
-    Output,
     StageConfig,
     Timeouts,
 )
@@ -48,13 +48,13 @@ def stages_from(pipeline: OmniPipeline, name: str) -> list[Stage]:
     ]
 
 
-def outputs_from(pipeline: OmniPipeline, name: str) -> list[Output]:
-    """Modalities that the stage or any below it returns, in the order of Output."""
+def outputs_from(pipeline: OmniPipeline, name: str) -> list[Modality]:
+    """Modalities that the stage or any below it returns, in the order of Modality."""
     found = {output for stage in stages_from(pipeline, name) for output in stage.outputs}
-    return [output for output in Output if output in found]
+    return [output for output in Modality if output in found]
 
 
-def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Output]) -> list[Stage]:
+def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) -> list[Stage]:
     """The stages that a request for these modalities calls, in the order of the graph; none named means all declared.
 
     Raises ValueError if the pipeline does not declare one of them.
@@ -76,11 +76,12 @@ def gpus_of(stage: Stage) -> int:
 
     Raises PipelineError if it is no whole number, which the API refuses, but the types alone do not.
     """
-    limit = stage.resources.limits.get(GPU_RESOURCE, 0)
-    if not str(limit).isdecimal():
-        problem = Problem(f"resources.limits[{GPU_RESOURCE}]", f"must be a whole number, found {limit}")
-        raise PipelineError(f"stage {stage.name}", [problem])
-    return int(limit)
+    counts = {name: stage.resources.limits[name] for name in GPU_RESOURCES if name in stage.resources.limits}
+    for name, count in counts.items():
+        if not str(count).isdecimal():
+            problem = Problem(f"resources.limits[{name}]", f"must be a whole number, found {count}")
+            raise PipelineError(f"stage {stage.name}", [problem])
+    return sum(int(count) for count in counts.values())
 
 
 def resolve_model_path(pipeline: OmniPipeline, model_dir: str | None = None) -> str:

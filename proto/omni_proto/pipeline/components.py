@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
-from omni_proto.stage_config import ComponentId, ConfigModel, EngineArgs, Output, SamplingDefaults, Timeouts
+from omni_proto.stage_config import ComponentId, ConfigModel, EngineArgs, Modality, SamplingDefaults, Timeouts
 
 FILE: Final = "components.json"
 
@@ -89,7 +89,7 @@ class ComponentFacts(ConfigModel):
     """FAMILY/NAME."""
     kind: EngineKind
     """How its engine runs."""
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[Modality, ...] = ()
     """Modalities that it can return to a client."""
     reads: str | None = None
     """Id of the tensor schema that it reads from its upstream stage; none: it reads a prompt."""

@@ -41,7 +41,23 @@ def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]
         yield path, words(error.validator_value, error.instance) if words else error.message
 
 
+_FIELD_HINTS: Final = {
+    "tensorparallelsize": 'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
+    "gpus": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
+}
+"""For fields of other systems, by the name in lower case without underscores."""
+_VALUE_HINTS: Final = {
+    "half": "half is float16",
+    "fp16": "fp16 is float16",
+    "float": "float is float32",
+    "fp32": "fp32 is float32",
+    "bf16": "bf16 is bfloat16",
+}
+
+
 def _suggest(name: str, known: list[str]) -> str:
+    if hint := _FIELD_HINTS.get(name.replace("_", "").lower()):
+        return hint
     close = difflib.get_close_matches(to_camel(name), known, n=1)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
@@ -65,6 +81,11 @@ def _wrong_pattern(pattern: str, value: Any) -> str:
     return f"must be {words}, found {_show(value)}"
 
 
+def _not_a_choice(choices: list[Any], value: Any) -> str:
+    hint = _VALUE_HINTS.get(value) if isinstance(value, str) else None
+    return f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}{f'; {hint}' if hint else ''}"
+
+
 def _bound(words: str) -> Callable[[Any, Any], str]:
     return lambda bound, value: f"must be {words} {bound}, found {_show(value)}"
 
@@ -73,7 +94,7 @@ _WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
     "type": _wrong_type,
     "pattern": _wrong_pattern,
     "const": lambda expected, value: f"must be {expected}, found {_show(value)}",
-    "enum": lambda choices, value: f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}",
+    "enum": _not_a_choice,
     "anyOf": lambda choices, value: f"must be a whole number or text, found {_show(value)}",
     "minimum": _bound("at least"),
     "maximum": _bound("at most"),

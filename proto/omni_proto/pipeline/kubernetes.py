@@ -12,8 +12,8 @@ from pydantic import Field, JsonValue, StringConstraints
 
 from omni_proto.stage_config import ConfigModel
 
-GPU_RESOURCE = "nvidia.com/gpu"
-"""The extended resource that counts GPUs."""
+GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
+"""The extended resources that count GPUs, the usual one first."""
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:
@@ -64,7 +64,8 @@ class Resources(ConfigModel):
     """Resources of one stage pod, by Kubernetes' names: cpu, memory, nvidia.com/gpu ..."""
 
     limits: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """Most that the pod may use. nvidia.com/gpu here is the GPU count of the stage, and its tensor parallel size."""
+    """Most that the pod may use. nvidia.com/gpu (or amd.com/gpu) here is the GPU count of the stage, and its
+    tensor parallel size."""
     requests: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
     """What the pod is scheduled by. Default: as the limits."""
 

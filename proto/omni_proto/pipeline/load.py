@@ -24,9 +24,9 @@ MAX_SPEC_BYTES = 64 << 10
 """Most bytes of a spec as compact JSON: its children are many times as large, and everyone's operator holds them."""
 
 
-def load_pipeline(path: Path) -> OmniPipeline:
+def load_pipeline(path: str | Path) -> OmniPipeline:
     """Read the pipeline file at path and check its fields. Raises PipelineError."""
-    return parse_pipeline(read_file(path), source=str(path))
+    return parse_pipeline(read_file(Path(path)), source=str(path))
 
 
 def parse_pipeline(text: str, *, source: str = "pipeline") -> OmniPipeline:

@@ -26,9 +26,9 @@ from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline
 from omni_proto.pipeline.schema import Schema
 
 
-def load_checked(path: Path) -> OmniPipeline:
+def load_checked(path: str | Path) -> OmniPipeline:
     """Read the pipeline file at path and check it as the API server would. Raises PipelineError."""
-    return parse_checked(read_file(path), source=str(path))
+    return parse_checked(read_file(Path(path)), source=str(path))
 
 
 def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
@@ -164,8 +164,8 @@ def _broken_rules(
 ) -> Iterator[tuple[FieldPath, str]]:
     for rule in schema.get("x-kubernetes-validations", ()) if path not in skip else ():
         if evaluate(rule["rule"], value) is not True:
-            field = rule.get("fieldPath", "").removeprefix(".")
-            yield (*path, field) if field else path, _message(rule, value)
+            below = [part for part in rule.get("fieldPath", "").split(".") if part]
+            yield (*path, *below), _message(rule, value)
     for part, child, item in _children(schema, value):
         yield from _broken_rules(child, item, (*path, part), skip)
 

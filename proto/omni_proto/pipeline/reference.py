@@ -85,7 +85,8 @@ def _section(name: str, definitions: Mapping[str, Schema]) -> Iterator[str]:
     if shared:
         yield ""
         yield f"Further all fields of [{_INHERITS[name]}](#{_INHERITS[name].lower()})."
-    elif rules := _RULES_BY_NAME.get(name):
+    inherited = _RULES_BY_NAME.get(_INHERITS.get(name, ""), ())
+    if rules := tuple(rule for rule in _RULES_BY_NAME.get(name, ()) if rule not in inherited):
         yield ""
         yield from _rules(rules)
 

@@ -35,7 +35,7 @@ from omni_proto.stage_config import (
     EngineArgs,
     Limits,
     MediaLimits,
-    Output,
+    Modality,
     SamplingDefaults,
     StageName,
 )
@@ -47,7 +47,7 @@ NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 URI_PATTERN: Final = (
     r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
-    r"|file:///[!-~]*)$"
+    r"|file:///[!-~]+)$"
 )
 IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
@@ -147,7 +147,7 @@ class Stage(PodSettings):
         default_factory=list
     )
     """The upstream stage that this stage reads from; empty for the entry stage."""
-    outputs: Annotated[list[Output], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
+    outputs: Annotated[list[Modality], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
     """Modalities that the stage returns to the client."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling parameters for requests that set none."""

@@ -13,19 +13,41 @@ from pydantic import BaseModel
 
 from omni_proto.pipeline import kubernetes as k8s
 from omni_proto.pipeline import resource as api
+from omni_proto.pipeline.component_rules import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
 from omni_proto.pipeline.forms import FORMS
 from omni_proto.pipeline.graph_rules import GRAPH_RULES
+from omni_proto.pipeline.resource_rules import (
+    LIMITS_RULES,
+    MEDIA_BUDGET_RULES,
+    RESOURCE_RULES,
+    STAGE_BUDGET_RULES,
+)
 from omni_proto.pipeline.rule import Rule, matches, quote
-from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, SamplingDefaults
+from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
-MAX_GPUS: Final = 64
-"""Most GPUs of one stage: the largest tensor parallel size."""
+_URI_HINT: Final = (
+    f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
+    "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
+    f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file)://')}) "
+    "? '; download the checkpoint to a volume and name that: pvc://CLAIM/PATH' "
+    ": self.matches('^/') || self.matches('^file:/*$') ? '; a directory in the image is file:///PATH' : ''"
+)
+"""What the author of a wrong uri most likely wants."""
 
 TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     **{
         pattern: (matches(pattern, FORMS[pattern]),)
-        for pattern in (api.URI_PATTERN, api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
+        for pattern in (api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
     },
+    api.URI_PATTERN: (
+        Rule(
+            summary=f"is {FORMS[api.URI_PATTERN]}",
+            rule=f"self.matches({quote(api.URI_PATTERN)})",
+            words=f"must be {FORMS[api.URI_PATTERN]}; found %s%s",
+            values=("self", _URI_HINT),
+            fallback=f"must be {FORMS[api.URI_PATTERN]}",
+        ),
+    ),
     api.NAME_PATTERN: (
         matches(api.NAME_PATTERN, FORMS[api.NAME_PATTERN]),
         Rule(
@@ -59,39 +81,6 @@ _MODEL = (
     _only_hf("revision"),
     _only_hf("tokenSecretRef"),
     _only_hf("cache"),
-)
-
-_GPU = quote(k8s.GPU_RESOURCE)
-_GPU_LIMIT, _GPU_REQUEST = f"string(self.limits[{_GPU}])", f"string(self.requests[{_GPU}])"
-_FITS = (
-    f"k == {_GPU} || !(k in self.limits) || "
-    "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0"
-)
-_RESOURCES = (
-    Rule(
-        summary=f"the GPU limit is a whole number from 1 to {MAX_GPUS}; stages on the CPU leave it out",
-        rule=f"!has(self.limits) || !({_GPU} in self.limits) || {_GPU_LIMIT}.matches('^([1-9]|[1-5][0-9]|6[0-4])$')",
-        words=f"%s GPUs are set; give a whole number from 1 to {MAX_GPUS}, or leave {k8s.GPU_RESOURCE} out to "
-        "run on the CPU",
-        values=(_GPU_LIMIT,),
-        field=".limits",
-    ),
-    Rule(
-        summary="a GPU request equals the GPU limit",
-        rule=f"!has(self.requests) || !({_GPU} in self.requests) || "
-        f"(has(self.limits) && {_GPU} in self.limits && {_GPU_LIMIT} == {_GPU_REQUEST})",
-        words=f"%s GPUs are requested, which is not the limit; remove {k8s.GPU_RESOURCE} from requests, the limit is "
-        "enough",
-        values=(_GPU_REQUEST,),
-        field=".requests",
-    ),
-    Rule(
-        summary="requests are at most the limits",
-        rule=f"!has(self.requests) || !has(self.limits) || self.requests.all(k, {_FITS})",
-        words="requests are above the limits: %s; lower them, or raise the limits",
-        values=(f"self.requests.filter(k, !({_FITS}))",),
-        field=".requests",
-    ),
 )
 
 _RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
@@ -160,7 +149,22 @@ _NODE_TERM = Rule(
     field=".matchFields",
 )
 
+_NODE_TERM_SAYS = Rule(
+    summary="a term has a condition",
+    rule="(has(self.matchExpressions) && size(self.matchExpressions) > 0) || "
+    "(has(self.matchFields) && size(self.matchFields) > 0)",
+    words="a term without conditions matches no node; add matchExpressions, or remove the term",
+)
+
 _ENGINE_ARGS = (
+    Rule(
+        summary="`dtype` float32 has no quantization awq, gptq or fp8",
+        rule="!has(self.dtype) || self.dtype != 'float32' || !has(self.quantization) || "
+        "!(self.quantization in ['awq', 'gptq', 'fp8'])",
+        words="quantization %s computes in float16 or bfloat16, not in float32; give one of these, or leave dtype out",
+        values=("self.quantization",),
+        field=".dtype",
+    ),
     Rule(
         summary="`maxNumBatchedTokens` is at least `maxNumSeqs`",
         rule="!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs) || self.maxNumBatchedTokens >= self.maxNumSeqs",
@@ -186,17 +190,18 @@ _ROLLOUT = Rule(
 )
 
 RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
-    api.PipelineSpec: GRAPH_RULES,
+    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
-    api.Stage: _POD_SETTINGS,
+    api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
     api.Rollout: (_ROLLOUT,),
-    k8s.Resources: _RESOURCES,
+    k8s.Resources: RESOURCE_RULES,
     k8s.Toleration: _TOLERATION,
-    k8s.NodeSelectorTerm: (_NODE_TERM,),
+    k8s.NodeSelectorTerm: (_NODE_TERM, _NODE_TERM_SAYS),
     k8s.NodeSelectorRequirement: (_VALUES, _NUMBER),
     k8s.LabelSelectorRequirement: (_VALUES,),
     EngineArgs: _ENGINE_ARGS,
+    Limits: LIMITS_RULES,
     SamplingDefaults: (_SAMPLING,),
 }
 """By the type whose values they are about."""

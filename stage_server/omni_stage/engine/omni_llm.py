@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import torch
 
 from omni_proto.pipeline import OmniPipeline, stages_for_outputs
-from omni_proto.stage_config import Output, StageConfig
+from omni_proto.stage_config import Modality, StageConfig
 from omni_stage.engine.offline_inputs import (
     Prompt,
     StageSampling,
@@ -81,7 +81,7 @@ class AsyncOmniLLM:
         sampling: StageSampling | None = None,
         *,
         seed: int | None = None,
-        modalities: Sequence[Output | str] = (),
+        modalities: Sequence[Modality | str] = (),
         voice: str = "",
     ) -> OmniResult:
         """Run one prompt through the pipeline; many may run at once.
@@ -126,9 +126,9 @@ class AsyncOmniLLM:
         for stage in self._stages.values():
             await stage.shutdown()
 
-    def _needed_stages(self, modalities: Sequence[Output | str]) -> list[str]:
+    def _needed_stages(self, modalities: Sequence[Modality | str]) -> list[str]:
         try:
-            outputs = [Output(item) for item in modalities]
+            outputs = [Modality(item) for item in modalities]
             return [stage.name for stage in stages_for_outputs(self.pipeline, outputs)]
         except ValueError as error:
             raise InvalidRequestError(str(error), field="modalities") from error
@@ -145,8 +145,8 @@ class AsyncOmniLLM:
     def _result(self, needed: Sequence[str], results: Mapping[str, StageResult]) -> OmniResult:
         ordered = {name: results[name] for name in needed}
         declared = {config.stage: config.outputs for config in self.configs}
-        text = "".join(result.text for name, result in ordered.items() if Output.TEXT in declared[name])
-        spoken = [result for name, result in ordered.items() if Output.AUDIO in declared[name]]
+        text = "".join(result.text for name, result in ordered.items() if Modality.TEXT in declared[name])
+        spoken = [result for name, result in ordered.items() if Modality.AUDIO in declared[name]]
         audio = next((result for result in spoken if result.audio is not None), None)
         if audio is None:
             return OmniResult(ordered, text)
@@ -182,7 +182,7 @@ class OmniLLM:
         sampling: StageSampling | Sequence[StageSampling | None] | None = None,
         *,
         seed: int | None = None,
-        modalities: Sequence[Output | str] = (),
+        modalities: Sequence[Modality | str] = (),
         voice: str = "",
     ) -> list[OmniResult]:
         """Run a batch; results come in the order of the prompts.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
 
-from omni_proto.tensors import TensorSpec
+from omni_proto.tensors import ReceivedTensor, TensorSpec
+from omni_stage.arrays import Array
 from omni_stage.models.component import Component, StageRequest, StageStep
 
 
@@ -47,6 +48,10 @@ class StageEngine(Protocol):
     @property
     def last_step_monotonic(self) -> float:
         """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
+        ...
+
+    def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
+        """Received tensors as the component reads them: torch's, or numpy's where the engine needs no torch."""
         ...
 
     async def start(self) -> None:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,8 +73,8 @@ class StageLLM:
             want_tensors=want_tensors,
         )
         result = StageResult(sample_rate_hz=component.facts.sample_rate_hz)
-        pieces: dict[str, list[torch.Tensor]] = {}
-        audio: list[torch.Tensor] = []
+        pieces: dict[str, list[Any]] = {}
+        audio: list[Any] = []
         text: list[str] = []
         async with aclosing(self.engine.generate(request)) as steps:
             async for step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from omni_proto.pipeline.components import EngineKind
 from omni_stage.models.component import EngineStep, FinishReason
 from omni_stage.vllm_adapter.core import CoreOutput
 
@@ -9,9 +10,13 @@ from omni_stage.vllm_adapter.core import CoreOutput
 _FINISH_REASONS = {"repetition": FinishReason.STOP} | {reason.value: reason for reason in FinishReason}
 
 
-def finish_reason(output: CoreOutput) -> FinishReason | None:
+def finish_reason(output: CoreOutput, kind: EngineKind) -> FinishReason | None:
     """How the request, or the part, of this output ended; None if it continues."""
-    return None if output.finish_reason is None else _FINISH_REASONS[output.finish_reason]
+    if output.finish_reason is None:
+        return None
+    reason = _FINISH_REASONS[output.finish_reason]
+    # Both kinds of one-shot stages run on the same runner; a decoder ran no solver.
+    return FinishReason.STOP if kind is EngineKind.DECODER and reason is FinishReason.DIFFUSION_DONE else reason
 
 
 def engine_step(output: CoreOutput, ended: FinishReason | None) -> EngineStep:

@@ -38,7 +38,8 @@ class StreamedRuns:
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
             return
-        emitter = self.lowering.component.emitter(request, part.input)
+        component = self.lowering.component
+        emitter, kind = component.emitter(request, part.input), component.facts.kind
         params = self.lowering.sampling_params(request, part.input)
         plan = PartPlan(params.max_tokens or 1)
         final: StageStep | None = None
@@ -53,7 +54,7 @@ class StreamedRuns:
                         self.work.note_step()
                         if output.finish_reason is not None:
                             work.rest()
-                        ended = plan.observe(output.token_ids, finish_reason(output))
+                        ended = plan.observe(output.token_ids, finish_reason(output, kind))
                         step = emitter.emit(engine_step(output, ended))
                         if ended is not None:
                             final = step
@@ -69,7 +70,8 @@ class StreamedRuns:
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
             return
-        emitter = self.lowering.component.emitter(request, part.input)
+        component = self.lowering.component
+        emitter, kind = component.emitter(request, part.input), component.facts.kind
         for window in itertools.count():
             prompt, params = self.lowering.lower(request, part.input, self.lowering.params(request, part.input))
             core_id = f"{request.request_id}.{window}"
@@ -80,7 +82,12 @@ class StreamedRuns:
                     async with aclosing(run) as outputs:
                         async for output in outputs:
                             self.work.note_step()
-                            yield emitter.emit(engine_step(output, finish_reason(output) if part.last else None))
+                            yield emitter.emit(
+                                engine_step(
+                                    output,
+                                    finish_reason(output, kind) if part.last else None,
+                                )
+                            )
             finally:
                 self.windows.pop(request.request_id, None)
             if part.last:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 
@@ -20,7 +20,8 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from omni_proto.stage_config import EdgeMode, StageConfig
-from omni_proto.tensors import TensorSpec, prompt_embeds_spec
+from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
+from omni_stage.arrays import Array, to_torch
 from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.budgets import PAYLOAD_LIMITS
 from omni_stage.engine.byte_budget import default_byte_budget
@@ -108,6 +109,10 @@ class VllmStageEngine:
         """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
         return self._work.last_step
 
+    def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
+        """As torch's tensors."""
+        return to_torch(received)
+
     async def start(self) -> None:
         """Load the model and run one warm-up request. Raises OmniStageError."""
         try:
@@ -194,7 +199,7 @@ class VllmStageEngine:
                 output = await preparation.within(anext(outputs, None))
                 while output is not None:
                     self._work.note_step()
-                    yield emitter.emit(engine_step(output, finish_reason(output)))
+                    yield emitter.emit(engine_step(output, finish_reason(output, self.component.facts.kind)))
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:

@@ -1,1 +1,1 @@
-"""`python -m omni_stage fetch`: a checkpoint from a hub into a directory."""
+"""`python -m omni_stage fetch`: a checkpoint from a hub into a directory. Start at `checkpoint.fetch`."""

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
+from omni_stage.arrays import Array
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
-from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from PIL.Image import Image
+
+    from omni_stage.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 
 
 class FinishReason(Enum):
@@ -81,8 +83,8 @@ class UserPrompt:
 class EdgeInput:
     """The input of every other stage: the upstream stage's tensors, complete, on the CPU."""
 
-    tensors: Mapping[str, torch.Tensor]
-    """By name, each [rows, *row_shape] as the input schema says."""
+    tensors: Mapping[str, Any]
+    """By name, each [rows, *row_shape] as the input schema says: of the kind that StageEngine.open_tensors gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +154,11 @@ class StageStep:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Array] = field(default_factory=dict)
     """Rows by name, as the output schema says, contiguous, on the CPU."""
     complete_tensors: frozenset[str] = frozenset()
     """Tensors whose last row was in this step or before, where that is known before the end."""
-    audio: torch.Tensor | None = None
+    audio: Array | None = None
     """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
     finish_reason: FinishReason | None = None
     stop_reason: str = ""

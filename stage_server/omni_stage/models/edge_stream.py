@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from omni_stage.arrays import Array, join
 
 if TYPE_CHECKING:
-    import torch
-
     from omni_stage.models.component import StageInput
 
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class EdgeRows:
     """Rows that came since the read before."""
 
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """By name, each [rows, *row_shape] as the input schema says, on the CPU; tensors without new rows are left out."""
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    """By name, each [rows, *row_shape] as the input schema says, of the kind that StageEngine.open_tensors gives;
+    tensors without new rows are left out."""
     complete: frozenset[str] = frozenset()
     """Tensors of which no more rows come, those of earlier reads included."""
     ended: bool = False
@@ -34,12 +35,12 @@ class EdgeStream:
     """One request's rows between one producer and one consumer on one event loop."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, list[torch.Tensor]] = {}
+        self._parts: dict[str, list[Array]] = {}
         self._complete: set[str] = set()
         self._ended = False
         self._news = asyncio.Event()
 
-    def put(self, tensors: Mapping[str, torch.Tensor], complete: Iterable[str] = ()) -> None:
+    def put(self, tensors: Mapping[str, Array], complete: Iterable[str] = ()) -> None:
         """Append rows, on the CPU. `complete`: tensors of which no more come. Never blocks."""
         before = len(self._complete)
         self._complete.update(complete)
@@ -61,10 +62,8 @@ class EdgeStream:
         # After the end there is no more news, but every further read says so again.
         if not self._ended:
             self._news.clear()
-        import torch
-
         parts, self._parts = self._parts, {}
-        tensors = {name: rows[0] if len(rows) == 1 else torch.cat(rows) for name, rows in parts.items()}
+        tensors = {name: join(rows) for name, rows in parts.items()}
         return EdgeRows(tensors, frozenset(self._complete), self._ended)
 
 

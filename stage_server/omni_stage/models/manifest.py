@@ -18,14 +18,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind, Refusal, When
-from omni_proto.stage_config import Output, SamplingDefaults
+from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.errors import ConfigurationError
-
-MAX_TEMPERATURE: Final = 2.0
-"""vLLM's."""
 
 _NAME = re.compile(r"[a-z0-9_]+")
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -99,7 +95,7 @@ def describe(
     *,
     id: str,
     kind: EngineKind,
-    outputs: tuple[Output, ...] = (),
+    outputs: tuple[Modality, ...] = (),
     reads: str | None = None,
     publishes: str | None = None,
     publishes_rows: bool = False,
@@ -211,10 +207,7 @@ def _sampling_of_kind(kind: EngineKind, writes_text: bool) -> tuple[Refusal, ...
         return tuple(_meaningless(name, f"a {kind.value} stage") for name in refused)
     described = "it writes text token by token" if writes_text else "its tokens are not text"
     names = [*_SOLVER_FIELDS, *(() if writes_text else ("stop",))]
-    hottest = Refusal(
-        field="temperature", why=f"must be at most {MAX_TEMPERATURE}", remedy="lower it", maximum=MAX_TEMPERATURE
-    )
-    return (*(_meaningless(name, described) for name in sorted(names)), hottest)
+    return tuple(_meaningless(name, described) for name in sorted(names))
 
 
 def _meaningless(name: str, described: str) -> Refusal:

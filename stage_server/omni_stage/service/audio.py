@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
+from omni_stage.arrays import Array, to_samples
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5
@@ -15,13 +17,12 @@ CHUNK_S = 0.5
 _SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 
 
-def encode_samples(samples: torch.Tensor, encoding: sampling_pb2.AudioEncoding) -> bytes:
+def encode_samples(samples: npt.NDArray[np.float32], encoding: sampling_pb2.AudioEncoding) -> bytes:
     """Returns float32 [n] in [-1, 1] as little-endian PCM. S16 clips to the range and rounds to nearest."""
-    flat = samples.detach().to(device="cpu", dtype=torch.float32).contiguous()
     if encoding == sampling_pb2.AUDIO_ENCODING_PCM_F32LE:
-        return flat.numpy().astype("<f4", copy=False).tobytes()
-    scaled = (flat.clamp(-1.0, 1.0) * 32767.0).round()
-    return scaled.to(torch.int16).numpy().astype("<i2", copy=False).tobytes()
+        return samples.astype("<f4", copy=False).tobytes()
+    scaled: npt.NDArray[np.float32] = np.rint(np.clip(samples, -1.0, 1.0) * np.float32(32767.0))
+    return scaled.astype("<i2").tobytes()
 
 
 def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
@@ -43,23 +44,21 @@ class AudioEncoder:
         if self.encoding == sampling_pb2.AUDIO_ENCODING_UNSPECIFIED:
             self.encoding = sampling_pb2.AUDIO_ENCODING_PCM_S16LE
 
-    def encode(self, audio: torch.Tensor | None, *, last: bool) -> Iterator[events_pb2.AudioChunk]:
+    def encode(self, audio: Array | None, *, last: bool) -> Iterator[events_pb2.AudioChunk]:
         """Yields chunks of about 0.5 s and at most 1 MiB; the final one says last if last.
 
         No audio with last gives one empty chunk if audio came before, so that the caller always learns the end.
         """
-        count = 0 if audio is None else audio.numel()
+        flat = np.empty(0, np.float32) if audio is None else to_samples(audio)
+        count = flat.size
         if count == 0:
             if last and self.samples:
                 yield self._chunk(b"", 0, last=True)
             return
-        if audio is None:
-            return
-        flat = audio.reshape(-1)
         step = min(max(1, int(self.sample_rate_hz * CHUNK_S)), MAX_CHUNK_BYTES // _SAMPLE_BYTES[self.encoding])
         for start in range(0, count, step):
             piece = flat[start : start + step]
-            yield self._chunk(encode_samples(piece, self.encoding), piece.numel(), last=last and start + step >= count)
+            yield self._chunk(encode_samples(piece, self.encoding), piece.size, last=last and start + step >= count)
 
     def _chunk(self, data: bytes, samples: int, *, last: bool) -> events_pb2.AudioChunk:
         chunk = events_pb2.AudioChunk(

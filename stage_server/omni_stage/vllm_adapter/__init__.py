@@ -3,9 +3,11 @@
 By where it runs::
 
     front end    core, async_llm, inproc, output_processor, env        the engine as the stage server sees it
+                 engine_properties                                     what both kinds of cores show of it
     scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
-    worker       ar_worker, ar_runner, ar_output, capture, input_rows  autoregressive: rows out, rows in
-                 diffusion_worker, diffusion_runner, diffusion_output  diffusion: one step is one generation
+    worker       ar_worker, ar_runner, input_rows                      autoregressive: rows in
+                 ar_publish, ar_output, capture                        autoregressive: rows out, acting on tokens
+                 diffusion_worker, diffusion_runner, diffusion_output  one shot: one step is one generation
                  cpu_workers                                           their siblings on CPUs, never beside a GPU
                  weight_check                                          a checkpoint's tensors against a model
                  device_failure                                        is a failure the request's or the device's

@@ -18,7 +18,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from vllm import PoolingParams
 from vllm.config import VllmConfig
 from vllm.engine.protocol import StreamingInput
@@ -32,9 +31,9 @@ from omni_stage.vllm_adapter.core import (
     CorePart,
     Params,
     convert_output,
-    count_sessions,
     translate_error,
 )
+from omni_stage.vllm_adapter.engine_properties import EngineProperties
 from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
@@ -80,7 +79,7 @@ class _Opened:
     finished: bool = False
 
 
-class AsyncEngineCore:
+class AsyncEngineCore(EngineProperties):
     """EngineCore over OmniAsyncLLM."""
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
@@ -94,37 +93,14 @@ class AsyncEngineCore:
         """Held by the request whose media are processed."""
 
     @property
-    def max_model_len(self) -> int:
-        """Longest sequence in tokens."""
-        return int(self._engine.model_config.max_model_len)
+    def loaded_config(self) -> VllmConfig:
+        """Of the engine that runs. Raises NotReadyError before start."""
+        return self._engine.vllm_config
 
     @property
     def is_dead(self) -> bool:
         """Whether the engine's process ended or its output loop failed."""
         return self._closed or (self._llm is not None and bool(self._llm.errored))
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids are below this; None if the model has none."""
-        return self._engine.model_config.get_vocab_size() or None
-
-    @property
-    def embeds_size(self) -> int:
-        """Values of one row of the model's input embeddings."""
-        return int(self._engine.model_config.get_inputs_embeds_size())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the model's activations."""
-        dtype = self._engine.model_config.dtype
-        if not isinstance(dtype, torch.dtype):
-            raise NotReadyError("the engine has not resolved its dtype")
-        return dtype
-
-    @property
-    def max_sessions(self) -> int:
-        """Requests with input in parts that can be open at once."""
-        return count_sessions(self._engine.vllm_config)
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-import torch
 from vllm.config import VllmConfig
 
 from omni_stage.errors import NotReadyError
@@ -22,15 +21,15 @@ from omni_stage.vllm_adapter.core import (
     CoreOutput,
     CorePart,
     Params,
-    count_sessions,
     translate_error,
 )
+from omni_stage.vllm_adapter.engine_properties import EngineProperties
 from omni_stage.vllm_adapter.engine_thread import EngineThread
 from omni_stage.vllm_adapter.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.inproc_llm import InprocOmniLLM, Sink
 
 
-class InprocEngineCore:
+class InprocEngineCore(EngineProperties):
     """EngineCore over InprocOmniLLM and the process' EngineThread."""
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
@@ -41,37 +40,14 @@ class InprocEngineCore:
         self._generation_defaults: dict[str, Any] = {}
 
     @property
-    def max_model_len(self) -> int:
-        """Longest sequence in tokens."""
-        return int(self.llm.model_config.max_model_len)
+    def loaded_config(self) -> VllmConfig:
+        """Of the engine that runs. Raises NotReadyError before start."""
+        return self.llm.config
 
     @property
     def is_dead(self) -> bool:
         """Whether a step failed or the engine was shut down."""
         return self._llm is not None and self._llm.error is not None
-
-    @property
-    def vocab_size(self) -> int | None:
-        """Token ids are below this; None if the model has none."""
-        return self.llm.model_config.get_vocab_size() or None
-
-    @property
-    def embeds_size(self) -> int:
-        """Values of one row of the model's input embeddings."""
-        return int(self.llm.model_config.get_inputs_embeds_size())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the model's activations."""
-        dtype = self.llm.model_config.dtype
-        if not isinstance(dtype, torch.dtype):
-            raise NotReadyError("the engine has not resolved its dtype")
-        return dtype
-
-    @property
-    def max_sessions(self) -> int:
-        """Requests with input in parts that can be open at once."""
-        return count_sessions(self.llm.config)
 
     @property
     def generation_defaults(self) -> Mapping[str, Any]:

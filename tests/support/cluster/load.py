@@ -30,7 +30,7 @@ async def main(settings: dict[str, Any]) -> dict[str, Any]:
             started = time.monotonic()
             try:
                 result = await client.run(
-                    text="Tell me about the sea.",
+                    raw_text="Tell me about the sea.",
                     seed=1000 * stream + number,
                     sampling={
                         "thinker": {"max_tokens": settings["max_tokens"], "ignore_eos": True},

@@ -59,7 +59,7 @@ def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> M
     """Fewer objects, of every kind all the same: the first stage has two replicas and so a disruption budget."""
     stages = [
         build_stage("thinker", outputs=["Text"], replicas=replicas),
-        build_stage("talker", after="thinker", outputs=["Audio"]),
+        build_stage("talker", after="thinker", outputs=["Audio"], component="acme/talker"),
     ]
     return build_pipeline(name, stages=stages, **spec)
 

@@ -51,6 +51,15 @@ def test_validate_accepts_the_samples(path: Path) -> None:
     assert out.startswith(f"OK: {path.stem}, ")
 
 
+def test_validate_warns_of_a_component_that_is_not_built_in(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    sample = next(path for path in SAMPLES if path.stem == "generic-llm")
+    file.write_text(sample.read_text().replace("generic/llm", "acme/llm"))
+    result = CliRunner().invoke(app, ["validate", str(file)])
+    assert result.exit_code == 0
+    assert "acme/llm is not built in; the stage's image must bring it" in result.stderr
+
+
 def test_validate_prints_every_problem(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text("apiVersion: v1\nkind: OmniPipeline\nmetadata: {name: A}\nspec: {model: {uri: x}, stages: []}\n")

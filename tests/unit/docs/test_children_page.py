@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from omni_operator.desired import model_files
 from omni_operator.desired.children import deployment
-from omni_operator.desired.pod import containers, model_files, probes
+from omni_operator.desired.pod import containers, probes
 from omni_operator.kinds import CHILD_KINDS
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from support.operator_pipelines import build_all, make_single, pod_spec

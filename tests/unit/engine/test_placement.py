@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omni_proto.pipeline.components import built_in_components
-from omni_proto.stage_config import DownstreamStage, EdgeMode, InputEdge, ModelSource, Output, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, InputEdge, Modality, ModelSource, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.placement import check_placement
 
@@ -40,8 +40,8 @@ REFUSED: dict[str, tuple[StageConfig, str, str]] = {
     "llm reads a prompt": (stage("generic/llm", "other"), "input", "only be the entry"),
     "talker is no entry": (stage(f"{OMNI}/talker"), "input", "needs an input"),
     "token2wav is no entry": (stage(f"{OMNI}/token2wav"), "input", "needs an input"),
-    "thinker makes no audio": (stage(f"{OMNI}/thinker", outputs=[Output.AUDIO]), "outputs", "it returns Text"),
-    "talker returns nothing": (stage(f"{OMNI}/talker", "t", outputs=[Output.TEXT]), "outputs", "it returns nothing"),
+    "thinker makes no audio": (stage(f"{OMNI}/thinker", outputs=[Modality.AUDIO]), "outputs", "it returns Text"),
+    "talker returns nothing": (stage(f"{OMNI}/talker", "t", outputs=[Modality.TEXT]), "outputs", "it returns nothing"),
     "nothing reads an llm": (stage("generic/llm", readers=("my/reader",)), "downstream", "publishes no tensors"),
     "token2wav reads no thinker": (
         stage(f"{OMNI}/thinker", readers=(f"{OMNI}/token2wav",)),
@@ -61,11 +61,11 @@ def test_refused(case: str) -> None:
 
 
 ACCEPTED: dict[str, StageConfig] = {
-    "thinker with a talker": stage(f"{OMNI}/thinker", readers=(f"{OMNI}/talker",), outputs=[Output.TEXT]),
+    "thinker with a talker": stage(f"{OMNI}/thinker", readers=(f"{OMNI}/talker",), outputs=[Modality.TEXT]),
     "thinker with a reader that this image does not know": stage(f"{OMNI}/thinker", readers=("my/reader",)),
     "talker on a stream": stage(f"{OMNI}/talker", "thinker", STREAM, (f"{OMNI}/token2wav",)),
-    "token2wav": stage(f"{OMNI}/token2wav", "talker", outputs=[Output.AUDIO]),
-    "llm": stage("generic/llm", outputs=[Output.TEXT]),
+    "token2wav": stage(f"{OMNI}/token2wav", "talker", outputs=[Modality.AUDIO]),
+    "llm": stage("generic/llm", outputs=[Modality.TEXT]),
 }
 
 

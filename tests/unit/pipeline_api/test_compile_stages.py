@@ -19,7 +19,7 @@ from omni_proto.pipeline import (
 )
 from omni_proto.stage_config import (
     Listen,
-    Output,
+    Modality,
     ServerTls,
     StageConfig,
     StageConfigError,
@@ -77,8 +77,8 @@ def test_downstream_subtrees_targets_modes_and_outputs() -> None:
     assert [
         (edge.stage, edge.target, edge.mode.value, edge.stages, edge.outputs) for edge in configs["thinker"].downstream
     ] == [
-        ("talker1", "dns:///talker1.:50051", "Stream", ["talker1", "wav1"], [Output.AUDIO]),
-        ("talker2", "dns:///talker2.:50051", "Full", ["talker2", "wav2"], [Output.AUDIO]),
+        ("talker1", "dns:///talker1.:50051", "Stream", ["talker1", "wav1"], [Modality.AUDIO]),
+        ("talker2", "dns:///talker2.:50051", "Full", ["talker2", "wav2"], [Modality.AUDIO]),
     ]
     assert configs["thinker"].stages == ["thinker", "talker1", "wav1", "talker2", "wav2"]
     assert configs["wav1"].downstream == []
@@ -131,18 +131,18 @@ def test_each_stage_has_ports_and_a_checkpoint_of_its_own() -> None:
     ("outputs", "expected"),
     [
         ([], ["thinker", "talker1", "wav1", "talker2", "wav2"]),
-        ([Output.TEXT], ["thinker"]),
-        ([Output.AUDIO], ["thinker", "talker1", "wav1", "talker2", "wav2"]),
+        ([Modality.TEXT], ["thinker"]),
+        ([Modality.AUDIO], ["thinker", "talker1", "wav1", "talker2", "wav2"]),
     ],
 )
-def test_stages_for_outputs(outputs: list[Output], expected: list[str]) -> None:
+def test_stages_for_outputs(outputs: list[Modality], expected: list[str]) -> None:
     assert [stage.name for stage in stages_for_outputs(parse_pipeline(TREE), outputs)] == expected
 
 
 def test_undeclared_output_is_refused_with_the_declared_ones() -> None:
     pipeline = load_pipeline(SAMPLES / "generic-llm.yaml")
     with pytest.raises(ValueError, match="pipeline 'generic-llm' does not return Audio; it returns Text"):
-        stages_for_outputs(pipeline, [Output.AUDIO])
+        stages_for_outputs(pipeline, [Modality.AUDIO])
 
 
 def test_model_path() -> None:

@@ -13,7 +13,7 @@ from omni_proto.pipeline import OmniPipeline
 from omni_proto.pipeline.cel import RuleError, evaluate
 from omni_proto.pipeline.crd import build_crd, object_schema
 from omni_proto.pipeline.graph_rules import MAX_JOINED_NAME, OBJECT_RULES
-from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.offline import check_document, fill_in
 from omni_proto.pipeline.reference import render_reference
 from omni_proto.pipeline.rules import RULES, TEXT_RULES
@@ -138,7 +138,8 @@ def test_names_leave_room_for_the_revision() -> None:
 
 
 def test_gpus_are_told_by_their_resource() -> None:
-    assert GPU_RESOURCE in FIELDS["spec.stages[].resources"]["x-kubernetes-validations"][0]["rule"]
+    rules = str(FIELDS["spec.stages[].resources"]["x-kubernetes-validations"])
+    assert all(f"'{name}'" in rules for name in GPU_RESOURCES)
 
 
 def test_bounds_that_float64_cannot_hold_are_rounded_towards_0() -> None:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 
 from omni_proto.pipeline.components import EngineKind, refuse_sampling
-from omni_proto.stage_config import Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import Modality, SamplingDefaults, StageConfig
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import (
     Component,
@@ -44,7 +44,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert facts.publishes == (component.output_schema.id if component.output_schema else None)
     assert isinstance(component, TakesStreams) is facts.streams_input
     assert facts.kind is (EngineKind.DIFFUSION if stage == "token2wav" else EngineKind.AUTOREGRESSIVE)
-    expected = {"thinker": {Output.TEXT}, "talker": set(), "token2wav": {Output.AUDIO}}
+    expected = {"thinker": {Modality.TEXT}, "talker": set(), "token2wav": {Modality.AUDIO}}
     assert set(facts.outputs) == expected[stage]
     assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
     assert refuse_sampling(facts, component.default_sampling, is_streamed=facts.streams_input) == []

@@ -1,0 +1,1 @@
+"""Builders of child objects, one kind a file."""

@@ -3,13 +3,9 @@ pods of a half-done rollout continue reading what they were started with."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from omni_kube.objects import Manifest
 from omni_operator.desired.metadata import build_child
-from omni_operator.desired.stage_build import StageBuild
-
-CONFIG_KEY: Final = "stage.yaml"
+from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 
 
 def build_config_map(build: StageBuild) -> Manifest:

@@ -6,8 +6,7 @@ from typing import Final
 
 from omni_kube.objects import Manifest
 from omni_operator import names
-from omni_operator.desired.children.config_map import CONFIG_KEY
-from omni_operator.desired.pod.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
+from omni_operator.desired.model_files import MODELS_MOUNT, MODELS_VOLUME, ModelFetch
 from omni_operator.desired.pod.probes import build_probes
 from omni_operator.desired.pod.volumes import (
     CACHE_MOUNT,
@@ -20,8 +19,8 @@ from omni_operator.desired.pod.volumes import (
     TOKEN_VOLUME,
     writable_mounts,
 )
-from omni_operator.desired.stage_build import StageBuild
-from omni_proto.pipeline.kubernetes import GPU_RESOURCE
+from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
+from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
     GRPC_PORT,
@@ -129,7 +128,7 @@ def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
     limits = build.stage.resources.limits
     # With a GPU vLLM chooses how many threads load and how many serve, unless this variable is set.
-    if "cpu" in limits and GPU_RESOURCE not in limits:
+    if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
         # A limit on CPU time does not narrow the affinity mask, from which threads would be counted.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})

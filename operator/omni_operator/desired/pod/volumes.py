@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from omni_kube.objects import Manifest
-from omni_operator.desired.pod.model_files import MODELS_VOLUME
+from omni_operator.desired.model_files import MODELS_VOLUME
 from omni_operator.desired.stage_build import StageBuild
 
 CONFIG_MOUNT: Final = "/etc/omnipipeline"

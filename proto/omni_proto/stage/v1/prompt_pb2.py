@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/prompt.proto\x12\x13omni_proto.stage.v1\"@\n\nChatPrompt\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .omni_proto.stage.v1.ChatMessage\"L\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12/\n\x05parts\x18\x02 \x03(\x0b\x32 .omni_proto.stage.v1.ContentPart\"\x7f\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05image\x18\x02 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x42\x06\n\x04part\"m\n\x05Media\x12\x12\n\nmedia_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x07\x63hunked\x18\x03 \x01(\x0b\x32#.omni_proto.stage.v1.MediaReferenceH\x00\x42\x08\n\x06source\"N\n\x0eMediaReference\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rdecoded_bytes\x18\x03 \x01(\x04\"<\n\nMediaChunk\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n omni_proto/stage/v1/prompt.proto\x12\x13omni_proto.stage.v1\"@\n\nChatPrompt\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32 .omni_proto.stage.v1.ChatMessage\"L\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12/\n\x05parts\x18\x02 \x03(\x0b\x32 .omni_proto.stage.v1.ContentPart\"\x7f\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\x05image\x18\x02 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x12+\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1a.omni_proto.stage.v1.MediaH\x00\x42\x06\n\x04part\"m\n\x05Media\x12\x12\n\nmedia_type\x18\x01 \x01(\t\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\x36\n\x07\x63hunked\x18\x03 \x01(\x0b\x32#.omni_proto.stage.v1.MediaReferenceH\x00\x42\x08\n\x06source\"N\n\x0eMediaReference\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rdecoded_bytes\x18\x03 \x01(\x04\"<\n\nMediaChunk\x12\x10\n\x08media_id\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\rB(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.prompt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
   _globals['_CHATPROMPT']._serialized_start=57
   _globals['_CHATPROMPT']._serialized_end=121
   _globals['_CHATMESSAGE']._serialized_start=123

@@ -25,6 +25,7 @@ from omni_stage.models.component import (
     UserPrompt,
 )
 from omni_stage.models.generic.manifest import LLM
+from omni_stage.models.shared.tokenizer import load_tokenizer
 
 _WARMUP_TOKENS = 4
 
@@ -40,16 +41,7 @@ class TextTokenizer:
     @classmethod
     def load(cls, path: Path) -> TextTokenizer:
         """Read the tokenizer in the checkpoint directory. Raises ConfigurationError."""
-        from transformers import AutoTokenizer
-
-        try:
-            return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False))
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ConfigurationError(
-                f"no tokenizer can be loaded from model.path {path} ({type(error).__name__}); "
-                "the checkpoint must hold its tokenizer files",
-                field="model.path",
-            ) from error
+        return cls(load_tokenizer(path))
 
     @property
     def vocab_size(self) -> int:

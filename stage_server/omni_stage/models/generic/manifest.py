@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from omni_proto.pipeline.components import EngineKind
-from omni_proto.stage_config import Output
+from omni_proto.stage_config import Modality
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, describe
 
 LLM: Final = describe(
     id="generic/llm",
     kind=EngineKind.AUTOREGRESSIVE,
-    outputs=(Output.TEXT,),
+    outputs=(Modality.TEXT,),
     writes_text=True,
     takes_prompt_embeds=True,
 )

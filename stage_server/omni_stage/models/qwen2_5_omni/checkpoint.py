@@ -16,7 +16,7 @@ from safetensors import safe_open
 from transformers import Qwen2_5OmniConfig
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen2_5_omni.quiet import quiet_transformers
+from omni_stage.models.shared.quiet import quiet_transformers
 
 DEFAULT_VOICE = "Chelsie"
 _EMBEDDING = "thinker.model.embed_tokens.weight"

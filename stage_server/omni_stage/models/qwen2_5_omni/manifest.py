@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from omni_proto.pipeline.components import EngineKind, Refusal
-from omni_proto.stage_config import Output, SamplingDefaults
+from omni_proto.stage_config import Modality, SamplingDefaults
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint, describe
 
 _PACKAGE: Final = "omni_stage.models.qwen2_5_omni"
@@ -23,7 +23,7 @@ _VOICES: Final = ("Chelsie", "Ethan")
 THINKER: Final = describe(
     id="qwen2_5_omni/thinker",
     kind=EngineKind.AUTOREGRESSIVE,
-    outputs=(Output.TEXT,),
+    outputs=(Modality.TEXT,),
     publishes=THINKER_TO_TALKER,
     publishes_rows=True,
     media=("image", "audio"),
@@ -47,7 +47,7 @@ TALKER: Final = describe(
 TOKEN2WAV: Final = describe(
     id="qwen2_5_omni/token2wav",
     kind=EngineKind.DIFFUSION,
-    outputs=(Output.AUDIO,),
+    outputs=(Modality.AUDIO,),
     reads=TALKER_TO_TOKEN2WAV,
     streams_input=True,
     voices=_VOICES,

@@ -14,6 +14,7 @@ from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequ
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
+from omni_stage.models.shared.tokenizer import load_tokenizer
 
 SOUND_RATE_HZ = 16_000
 """What the audio encoder hears."""
@@ -58,18 +59,7 @@ class PromptBuilder:
     @classmethod
     def load(cls, checkpoint: OmniCheckpoint) -> PromptBuilder:
         """Read the tokenizer of the checkpoint. Raises ConfigurationError."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(checkpoint.path), local_files_only=True, trust_remote_code=False
-            )
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise ConfigurationError(
-                f"no tokenizer can be loaded from model.path {checkpoint.path} ({type(error).__name__}); "
-                "the checkpoint must hold its tokenizer files",
-                field="model.path",
-            ) from error
+        tokenizer = load_tokenizer(checkpoint.path)
         if not tokenizer.chat_template:
             tokenizer.chat_template = _read_chat_template(checkpoint.path)
         return cls(tokenizer, checkpoint)

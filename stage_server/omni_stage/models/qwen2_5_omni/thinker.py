@@ -29,7 +29,7 @@ from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder, read_audio_limit
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
 from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
-from omni_stage.models.qwen2_5_omni.voices import pick_voice
+from omni_stage.models.shared.voices import pick_voice
 
 _WARMUP_TOKENS = 4
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})

@@ -26,8 +26,8 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
 from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, check_audio
-from omni_stage.models.qwen2_5_omni.voices import pick_voice
 from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window
+from omni_stage.models.shared.voices import pick_voice
 from omni_stage.payloads import AdditionalInformationPayload
 
 STEP_WORK = 4096

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import torch
 from google.rpc import status_pb2
 
 from omni_proto.rpc.aio_status import StatusKeeper
@@ -25,6 +24,7 @@ from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode
 from omni_proto.tensors import TensorSchema, schema_hash, tensor_prompt
+from omni_stage.arrays import Array
 from omni_stage.errors import DownstreamProtocolError
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
@@ -58,7 +58,7 @@ class EdgeContext:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Array]
     complete: frozenset[str]
 
 
@@ -103,7 +103,7 @@ class EdgeCall:
         if self._call is not None:
             self._call.end()
 
-    def feed(self, tensors: Mapping[str, torch.Tensor], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
+    def feed(self, tensors: Mapping[str, Array], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
         """Send rows after those before; max_rows of the first feed is announced, unless the call is open already.
 
         `complete`: tensors of which no more rows come.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from omni_proto.stage.v1 import stage_service_pb2
-from omni_proto.tensors import EdgeAssembler, ReceivedTensor, TensorSchema, schema_hash
+from omni_proto.tensors import EdgeAssembler, TensorSchema, schema_hash
 from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, InvalidRequestError
 
 
@@ -34,15 +30,3 @@ def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema
             limit=expected,
         )
     return EdgeAssembler(schema, start.tensors.tensors)
-
-
-def to_torch(received: Mapping[str, ReceivedTensor]) -> dict[str, torch.Tensor]:
-    """CPU tensors [rows, *row_shape] that share the received buffers."""
-    return {name: _tensor(item) for name, item in received.items()}
-
-
-def _tensor(item: ReceivedTensor) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, item.spec.dtype)
-    if item.rows == 0:
-        return torch.empty(item.shape, dtype=dtype)
-    return torch.frombuffer(item.data, dtype=dtype).reshape(item.shape)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import torch
-
 from omni_proto.tensors import CHUNK_BYTES, TensorSchema, TensorSpec, encode_rows
+from omni_stage.arrays import Array, describe_array, fits, join, view_bytes
 from omni_stage.errors import ModelExecutionError
 from omni_stage.service.wire import OutgoingChunk
 
@@ -20,7 +19,7 @@ class EdgeWriter:
         self._ended: set[str] = set()
 
     def encode(
-        self, batch: Sequence[Mapping[str, torch.Tensor]], *, last: bool, complete: Collection[str] = ()
+        self, batch: Sequence[Mapping[str, Array]], *, last: bool, complete: Collection[str] = ()
     ) -> Iterator[OutgoingChunk]:
         """The rows of several steps as few chunks. The tensors of complete end with them; with last all do.
 
@@ -39,16 +38,16 @@ class EdgeWriter:
             if ends:
                 self._ended.add(spec.name)
             if parts:
-                yield from self._chunks(spec, parts[0] if len(parts) == 1 else torch.cat(parts), last=ends)
+                yield from self._chunks(spec, join(parts), last=ends)
             elif ends:
                 yield from self._chunks(spec, None, last=True)
 
-    def _chunks(self, spec: TensorSpec, tensor: torch.Tensor | None, *, last: bool) -> Iterator[OutgoingChunk]:
+    def _chunks(self, spec: TensorSpec, tensor: Array | None, *, last: bool) -> Iterator[OutgoingChunk]:
         if tensor is None:
             for wire in encode_rows(spec, b"", first_row=self._rows[spec.name], last=last):
                 yield OutgoingChunk(wire, 0)
             return
-        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        data = view_bytes(tensor)
         rows_a_chunk = max(1, CHUNK_BYTES // spec.row_bytes)
         for start in range(0, len(tensor), rows_a_chunk):
             end = min(start + rows_a_chunk, len(tensor))
@@ -59,11 +58,10 @@ class EdgeWriter:
             self._rows[spec.name] += end - start
 
 
-def _checked(spec: TensorSpec, tensor: torch.Tensor) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    if tensor.dtype != dtype or tuple(tensor.shape[1:]) != spec.row_shape or tensor.dim() == 0:
+def _checked(spec: TensorSpec, tensor: Array) -> Array:
+    if not fits(tensor, spec):
         raise ModelExecutionError(
-            f"the component published tensor {spec.name!r} as {tensor.dtype}{list(tensor.shape)}; "
+            f"the component published tensor {spec.name!r} as {describe_array(tensor)}; "
             f"its schema says {spec.dtype} rows of {list(spec.row_shape)}"
         )
-    return tensor.detach().cpu()
+    return tensor

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
-from omni_proto.stage_config import DownstreamStage, EdgeMode, Output, SamplingDefaults, StageConfig
+from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
@@ -14,9 +14,10 @@ from omni_stage.models.component import Component, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.planning import MediaRules
 from omni_stage.service.request import modalities
-from omni_stage.service.request.convert import PromptPlan, check_sampling_names, plan_prompt, sampling_from_proto
 from omni_stage.service.request.modalities import plan_modalities
+from omni_stage.service.request.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.request.sampling import check_sampling_names, sampling_from_proto
 
 _ENCODINGS = frozenset(
     (
@@ -41,7 +42,7 @@ class RequestPlan:
     streamed: bool
     """Whether the engine starts before the edge is complete."""
     sampling: SamplingDefaults
-    own: frozenset[Output]
+    own: frozenset[Modality]
     calls: tuple[DownstreamStage, ...]
     voice: str
     encoding: sampling_pb2.AudioEncoding

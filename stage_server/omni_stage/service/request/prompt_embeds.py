@@ -1,6 +1,11 @@
-"""A prompt of embeddings: what Start announces, checked before Accepted, and the payload once its rows are there."""
+"""A prompt of embeddings: what Start announces, checked before Accepted, and the payload once its rows are there.
+
+Payloads are torch's, and imported when one is made: most stages never make any.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from omni_proto.errors import SchemaError
 from omni_proto.stage.v1 import tensors_pb2
@@ -16,8 +21,9 @@ from omni_proto.tensors import (
     prompt_embeds_spec,
 )
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError
-from omni_stage.payloads import DEFAULT_LIMITS, PromptEmbedsPayload
-from omni_stage.payloads.checks import compute_checksum
+
+if TYPE_CHECKING:
+    from omni_stage.payloads import PromptEmbedsPayload
 
 EMBEDS_COPIES = 2
 """How often the stage server holds the embeddings of a request: as received (then as the payload), and as the tensor
@@ -55,6 +61,8 @@ def plan_embeds(
             field=f"{_FIELD}.max_rows",
             limit=f"{max_model_len - 1} rows",
         )
+    from omni_stage.payloads import DEFAULT_LIMITS
+
     spec = prompt_embeds_spec(hidden_size, dtype)
     size, most = header.max_rows * spec.row_bytes, DEFAULT_LIMITS.max_tensor_bytes
     if size > most:
@@ -70,6 +78,9 @@ def build_embeds(received: ReceivedTensor) -> PromptEmbedsPayload:
     """The payload of the rows that came. One copy of them. Raises InvalidRequestError if there are none."""
     if received.rows == 0:
         raise InvalidRequestError("no row of the prompt came; send at least one", field=_FIELD)
+    from omni_stage.payloads import PromptEmbedsPayload
+    from omni_stage.payloads.checks import compute_checksum
+
     data = bytes(received.data)
     return PromptEmbedsPayload(
         data=data, shape=list(received.shape), dtype=received.spec.dtype, checksum=compute_checksum(data)

@@ -10,21 +10,26 @@ from contextlib import aclosing
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2
-from omni_proto.stage_config import Output
+from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.models.component import StageRequest, StageStep
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admitted
-from omni_stage.service.request.convert import finish_reason_to_proto
 from omni_stage.service.request.plan import RequestPlan, bound_rows
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.timeline import Timeline
 
 _log = logging.getLogger(__name__)
+_FINISH_REASONS = {
+    FinishReason.STOP: events_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: events_pb2.FINISH_REASON_LENGTH,
+    FinishReason.DIFFUSION_DONE: events_pb2.FINISH_REASON_DIFFUSION_DONE,
+    FinishReason.EMPTY_INPUT: events_pb2.FINISH_REASON_EMPTY_INPUT,
+}
 
 
 class RequestRun:
@@ -167,14 +172,14 @@ class RequestRun:
         self._rows_bound = min(self._rows_bound, exact)
 
     async def _emit(self, step: StageStep) -> None:
-        if step.text and Output.TEXT in self._plan.own:
+        if step.text and Modality.TEXT in self._plan.own:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
             # Of embeddings the engine reports zeros, which are nobody's token ids.
             has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
             prompt = step.prompt_token_ids if has_ids else None
             await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
-        if Output.AUDIO in self._plan.own:
+        if Modality.AUDIO in self._plan.own:
             for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
                 self._timeline.first_audio = self._timeline.first_audio or self._timeline.now()
                 await self._writer.send(audio=chunk)
@@ -187,7 +192,7 @@ class RequestRun:
         """Wait until the rows are handed over, then report the end of this stage's own work."""
         if last.finish_reason is None:
             raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
-        reason = finish_reason_to_proto(last.finish_reason)
+        reason = _FINISH_REASONS[last.finish_reason]
         for call in self._calls:
             call.finish(reason, self._rows_bound)
         for call in self._calls:

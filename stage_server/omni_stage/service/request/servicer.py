@@ -26,15 +26,14 @@ from omni_stage.service.call_metadata import forwarded_metadata
 from omni_stage.service.deadlines import Deadline
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
-from omni_stage.service.edges.input import to_torch
 from omni_stage.service.in_flight import InFlight
 from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.convert import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.places import START_GRACE_S, Places, peer_address
 from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
+from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.prompt_embeds import build_embeds
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.request.responses import ResponseWriter
@@ -204,7 +203,7 @@ class StageServicer:
         while not reader.done:
             reader.feed(await _next(messages, reader))
             if stream is not None and reader.edge is not None and not reader.done:
-                stream.put(to_torch(reader.edge.take()), reader.edge.complete_tensors)
+                stream.put(self._runtime.engine.open_tensors(reader.edge.take()), reader.edge.complete_tensors)
         timeline.input_complete = timeline.now()
         if reader.edge is not None and self._config.input is not None:
             self._runtime.metrics.input_received(
@@ -226,7 +225,7 @@ class StageServicer:
         elif plan.prompt is not None:
             source = build_prompt(plan.prompt, await self._decode(plan.prompt, received))
         elif plan.edge is not None:
-            source = EdgeInput(to_torch(received.tensors))
+            source = EdgeInput(self._runtime.engine.open_tensors(received.tensors))
         else:
             raise ConfigurationError(f"stage {self._config.stage!r} has neither a prompt nor an edge", field="input")
         return StageRequest(

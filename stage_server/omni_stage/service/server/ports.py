@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -10,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from omni_proto.rpc.options import server_options
 from omni_proto.stage_config import StageConfig
-from omni_stage.errors import ConfigurationError
+from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.server.health import StageHealth
@@ -41,6 +45,26 @@ _CONNECTIONS = {
     "grpc.server_handshake_timeout_ms": HANDSHAKE_TIMEOUT_S * 1000,
     "grpc.max_connection_idle_ms": IDLE_S * 1000,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports that a stage server listens on."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+    def write(self, path: Path) -> None:
+        """Write the ports as JSON, all at once: a reader never sees half a file. Raises OmniStageError."""
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+                json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise OmniStageError(
+                f"cannot write {path}: {error.strerror}; give --address-file another place, or make room"
+            ) from error
 
 
 def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int | str]]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +30,7 @@ from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.server.drain import drain
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
-from omni_stage.service.server.ports import bind, build_health_server, build_main_server
+from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
 from omni_stage.service.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -43,26 +40,6 @@ ENGINE_STOP_S = 20.0
 
 _log = logging.getLogger(__name__)
 EngineBuilder = Callable[[StageConfig], StageEngine]
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Ports that a stage server listens on."""
-
-    grpc: int
-    health: int
-    metrics: int
-
-    def write(self, path: Path) -> None:
-        """Write the ports as JSON, all at once: a reader never sees half a file. Raises OmniStageError."""
-        try:
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-                json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
-            Path(file.name).replace(path)
-        except OSError as error:
-            raise OmniStageError(
-                f"cannot write {path}: {error.strerror}; give --address-file another place, or make room"
-            ) from error
 
 
 class StageServer:

@@ -98,7 +98,7 @@ def test_the_lease_lies_in_the_first_namespace_that_is_served() -> None:
         ("", {"WORKERS": "many"}, "OMNI_OPERATOR_WORKERS is 'many', but must be a number"),
         ("", {"LOG_FORMAT": "xml"}, "must be one of json, text"),
         ("", {"POD_MONITORS": "1"}, "must be true or false"),
-        ("", {"HEALTH_PORT": "-1"}, "--health-port is -1"),
+        ("", {"HEALTH_PORT": "-1"}, "OMNI_OPERATOR_HEALTH_PORT is -1"),
     ],
     ids=lambda value: str(value),
 )

@@ -133,7 +133,7 @@ async def hello(call: Call) -> None:
 @both
 async def test_a_request_runs_to_its_end(run: Run) -> None:
     async with serving(hello) as (stage, target):
-        result = await run(target, text="hi", request_id="req-1", traceparent="00-1-2-01", timeout=20)
+        result = await run(target, raw_text="hi", request_id="req-1", traceparent="00-1-2-01", timeout=20)
     assert (result.text, result.request_id) == ("hello", "r")
     assert result.finished["thinker"].finish_reason == "stop"
     assert result.summary is not None
@@ -176,7 +176,7 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError) as caught:
-            await run(target, text="hi", timeout=1.0)
+            await run(target, raw_text="hi", timeout=1.0)
         await asyncio.wait_for(stage.cancelled.wait(), 20)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert 0 < remaining[0] <= 1.1
@@ -196,7 +196,7 @@ async def test_before_accepted_a_request_is_tried_again(run: Run, code: grpc.Sta
         await hello(call)
 
     async with serving(script) as (stage, target):
-        result = await run(target, text="hi", timeout=30)
+        result = await run(target, raw_text="hi", timeout=30)
     assert result.text == "hello"
     assert len(stage.calls) == 3
 
@@ -209,7 +209,7 @@ async def test_a_call_that_a_server_cancels_as_it_shuts_down_is_tried_again(run:
         await hello(call)
 
     async with serving(script) as (stage, target):
-        assert (await run(target, text="hi", timeout=30)).text == "hello"
+        assert (await run(target, raw_text="hi", timeout=30)).text == "hello"
     assert len(stage.calls) == 3
 
 
@@ -280,7 +280,7 @@ async def test_three_attempts_are_the_last(run: Run) -> None:
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError) as caught:
-            await run(target, text="hi")
+            await run(target, raw_text="hi")
     assert len(stage.calls) == 3
     assert (caught.value.message, caught.value.reason) == ("attempt 3", "DRAINING")
 
@@ -304,7 +304,7 @@ async def test_other_failures_are_final(
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError) as caught:
-            await run(target, text="hi", timeout=timeout_s)
+            await run(target, raw_text="hi", timeout=timeout_s)
     assert len(stage.calls) == 1
     error = caught.value
     assert (error.code, error.reason, error.stage, error.request_id) == (code, "SOME_REASON", "talker", "r")
@@ -322,7 +322,7 @@ async def test_after_accepted_nothing_is_tried_again(run: Run, after: str) -> No
 
     async with serving(script) as (stage, target):
         with pytest.raises(OmniRequestError, match="engine died") as caught:
-            await run(target, text="hi", timeout=30)
+            await run(target, raw_text="hi", timeout=30)
     assert len(stage.calls) == 1
     assert caught.value.reason == "ENGINE_DEAD"
 
@@ -336,7 +336,7 @@ async def test_what_came_before_a_failure_stands() -> None:
     events: list[Event] = []
     async with serving(script) as (_, target), AsyncOmniClient(target) as client:
         with pytest.raises(OmniRequestError, match="model failed"):  # noqa: PT012 - the loop is what is tested
-            async for event in client.generate(text="hi"):
+            async for event in client.generate(raw_text="hi"):
                 events.append(event)
     assert events == [Accepted("thinker", "r", 1), TextDelta("thinker", "hel")]
 
@@ -354,7 +354,7 @@ async def test_partial_results_carry_the_failure(run: Run) -> None:
         await call.say(failed=events_pb2.StageFailed(status=status))
 
     async with serving(script) as (_, target):
-        result = await run(target, text="hi", allow_partial=True)
+        result = await run(target, raw_text="hi", allow_partial=True)
     assert result.text == "hello"
     failed = result.failed["thinker"]
     assert isinstance(failed, StageFailed)
@@ -370,7 +370,7 @@ async def endless(call: Call) -> None:
 
 async def test_closing_the_generator_cancels_the_call() -> None:
     async with serving(endless) as (stage, target), AsyncOmniClient(target) as client:
-        async with contextlib.aclosing(client.generate(text="hi")) as events:
+        async with contextlib.aclosing(client.generate(raw_text="hi")) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
                     break
@@ -379,7 +379,7 @@ async def test_closing_the_generator_cancels_the_call() -> None:
 
 async def test_cancelling_the_task_cancels_the_call() -> None:
     async with serving(endless) as (stage, target), AsyncOmniClient(target) as client:
-        task = asyncio.create_task(client.run(text="hi"))
+        task = asyncio.create_task(client.run(raw_text="hi"))
         await asyncio.wait_for(stage.called.wait(), 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -390,7 +390,7 @@ async def test_cancelling_the_task_cancels_the_call() -> None:
 async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
     def leave(target: str) -> None:
         with OmniClient(target) as client:
-            for event in client.generate(text="hi"):
+            for event in client.generate(raw_text="hi"):
                 if isinstance(event, TextDelta):
                     break
             # The generator is gone, the client is not: the call must be over now.
@@ -442,7 +442,7 @@ async def text_first(call: Call) -> None:
 async def test_a_server_must_accept_first(run: Run, script: Script) -> None:
     async with serving(script) as (stage, target):
         with pytest.raises(ProtocolError, match="accepted"):
-            await run(target, text="hi")
+            await run(target, raw_text="hi")
     assert len(stage.calls) == 1
 
 
@@ -451,7 +451,7 @@ async def test_a_server_that_is_not_there_is_unavailable(run: Run) -> None:
     async with serving(hello) as (_, target):
         pass
     with pytest.raises(OmniRequestError) as caught:
-        await run(target, text="hi", timeout=30)
+        await run(target, raw_text="hi", timeout=30)
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
@@ -469,7 +469,7 @@ async def test_bytes_that_are_no_answer_are_a_typed_error(run: Run) -> None:
     await server.start()
     try:
         with pytest.raises(OmniRequestError):
-            await run(f"127.0.0.1:{port}", text="hi", timeout=20)
+            await run(f"127.0.0.1:{port}", raw_text="hi", timeout=20)
     finally:
         await server.stop(None)
 

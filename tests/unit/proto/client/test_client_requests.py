@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from omni_proto.client import ArgumentError, ChatMessage, OmniClient, assistant, audio_part, image_part, system, user
+from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.media import as_chat, sniff_media_type
 from omni_proto.client.request import (
     MAX_INLINE_BYTES,
@@ -29,21 +31,29 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
 FLAC = b"fLaC" + bytes(16)
 
 
-PROMPTS = ("text", "chat", "token_ids", "prompt_embeds")
+PROMPTS = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
+
+CALL = ("timeout", "request_id", "traceparent", "metadata")
 
 
 def prepare(**arguments: Any) -> PreparedRequest:
     options = {name: arguments.pop(name) for name in list(arguments) if name not in PROMPTS}
-    prompt = {**dict.fromkeys(PROMPTS), **arguments}
-    return prepare_request(options=GenerateOptions(**options), **prompt)
+    return prepare_request(options=GenerateOptions(**options), **arguments)
 
 
 def sent(**arguments: Any) -> list[GenerateRequest]:
     return list(prepare(**arguments).messages())
 
 
-def test_text_is_start_and_end() -> None:
-    start, end = sent(text="hello", sampling={"thinker": {"temperature": 0.0, "stop": "x", "top_k": None}}, seed=7)
+def test_text_is_what_the_user_says_in_a_chat() -> None:
+    start, end = sent(text="hello")
+    assert start == sent(chat=user("hello"))[0]
+    assert [(item.role, item.parts[0].text) for item in start.start.chat.messages] == [("user", "hello")]
+    assert end.WhichOneof("message") == "end"
+
+
+def test_raw_text_is_start_and_end() -> None:
+    start, end = sent(raw_text="hello", sampling={"thinker": {"temperature": 0.0, "stop": "x", "top_k": None}}, seed=7)
     assert start.start.text == "hello"
     assert start.start.seed == 7
     params = start.start.sampling["thinker"]
@@ -54,7 +64,7 @@ def test_text_is_start_and_end() -> None:
 
 
 def test_unset_options_stay_unset() -> None:
-    start = sent(text="hello")[0].start
+    start = sent(raw_text="hello")[0].start
     assert not start.HasField("seed")
     assert not start.modalities
     assert not start.sampling
@@ -139,11 +149,11 @@ def test_what_are_no_embeddings(array: Any) -> None:
 @pytest.mark.parametrize("options", [{"priority": 2**31}, {"priority": "high"}, {"cache_salt": 3}])
 def test_wrong_priority_and_salt(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="priority must be an integer"):
-        prepare(text="x", **options)
+        prepare(raw_text="x", **options)
 
 
-def test_a_plain_string_is_one_user_message() -> None:
-    assert as_chat("hi") == as_chat(user("hi")) == as_chat([ChatMessage("user", ("hi",))])
+def test_one_message_is_a_conversation() -> None:
+    assert as_chat(user("hi")) == as_chat([ChatMessage("user", ("hi",))])
 
 
 def test_large_media_follow_in_chunks() -> None:
@@ -197,22 +207,26 @@ def test_media_come_from_files_too(tmp_path: Path) -> None:
 
 BAD = {
     "no prompt": ({}, "exactly one"),
-    "two prompts": ({"text": "a", "chat": "b"}, "text and chat"),
+    "two prompts": ({"text": "a", "chat": user("b")}, "text and chat"),
+    "chat of text": ({"chat": "b"}, "what the user says is text="),
     "empty chat": ({"chat": []}, "at least one message"),
     "chat of dicts": ({"chat": [{"role": "user"}]}, "ChatMessage"),
     "no token ids": ({"token_ids": []}, "at least one id"),
     "negative token id": ({"token_ids": [-1]}, "token_ids"),
     "token ids as text": ({"token_ids": "12"}, "token_ids"),
-    "misspelt parameter": ({"text": "a", "sampling": {"thinker": {"temprature": 1}}}, "did you mean temperature"),
-    "unknown parameter": ({"text": "a", "sampling": {"thinker": {"zzz": 1}}}, "max_tokens"),
-    "wrong type": ({"text": "a", "sampling": {"thinker": {"max_tokens": "ten"}}}, r"max_tokens must be int, got str"),
-    "out of range": ({"text": "a", "sampling": {"thinker": {"max_tokens": -1}}}, r"sampling\[thinker\].max_tokens"),
-    "list of wrong type": ({"text": "a", "sampling": {"t": {"stop": [1]}}}, "a list of str"),
-    "flat sampling": ({"text": "a", "sampling": {"temperature": 1}}, "must map"),
-    "negative seed": ({"text": "a", "seed": -1}, "seed"),
-    "modality": ({"text": "a", "modalities": ["video"]}, "text or audio"),
-    "encoding": ({"text": "a", "encoding": "mp3"}, "pcm_s16le"),
-    "text too long": ({"text": "a" * MAX_MESSAGE_BYTES}, "shorten"),
+    "misspelt parameter": ({"raw_text": "a", "sampling": {"thinker": {"temprature": 1}}}, "did you mean temperature"),
+    "unknown parameter": ({"raw_text": "a", "sampling": {"thinker": {"zzz": 1}}}, "max_tokens"),
+    "wrong type": (
+        {"raw_text": "a", "sampling": {"thinker": {"max_tokens": "ten"}}},
+        r"max_tokens must be int, got str",
+    ),
+    "out of range": ({"raw_text": "a", "sampling": {"thinker": {"max_tokens": -1}}}, r"sampling\[thinker\].max_tokens"),
+    "list of wrong type": ({"raw_text": "a", "sampling": {"t": {"stop": [1]}}}, "a list of str"),
+    "flat sampling": ({"raw_text": "a", "sampling": {"temperature": 1}}, "must map"),
+    "negative seed": ({"raw_text": "a", "seed": -1}, "seed"),
+    "modality": ({"raw_text": "a", "modalities": ["video"]}, "text or audio"),
+    "encoding": ({"raw_text": "a", "encoding": "mp3"}, "pcm_s16le"),
+    "text too long": ({"raw_text": "a" * MAX_MESSAGE_BYTES}, "shorten"),
 }
 
 
@@ -222,10 +236,20 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str
         client.generate(**arguments)
 
 
+def test_an_argument_that_is_none_is_refused_at_once() -> None:
+    with OmniClient("localhost:1") as client, pytest.raises(TypeError, match="unknown arguments: sede"):
+        client.run(text="a", sede=1)  # type: ignore[call-arg]
+
+
+def test_every_option_is_an_argument() -> None:
+    options = {field.name for field in dataclasses.fields(GenerateOptions)}
+    assert set(GenerateArguments.__annotations__) == {*PROMPTS, *options, *CALL}
+
+
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
 def test_timeouts_are_positive(timeout: float) -> None:
     with OmniClient("localhost:1") as client, pytest.raises(ArgumentError, match="timeout"):
-        client.generate(text="a", timeout=timeout)
+        client.generate(raw_text="a", timeout=timeout)
 
 
 @pytest.mark.parametrize(("role", "parts"), [("robot", ("a",)), ("user", ()), ("user", (1,))])

@@ -23,7 +23,7 @@ from omni_stage.errors import (
 from omni_stage.models.component import MediaCost
 from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium, receive_media
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.convert import MAX_PARTS, is_light, plan_prompt
+from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
 from support.hostile_media import flac, flat_png, with_frames
 from support.media import encode_png, encode_wav, make_image, make_sound
 from support.scripted_stages import ScriptedComponent

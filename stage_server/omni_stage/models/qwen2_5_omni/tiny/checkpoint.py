@@ -9,11 +9,11 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen2_5_omni.quiet import quiet_transformers
 from omni_stage.models.qwen2_5_omni.tiny import release, weights
 from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape, check_shape, config_dict
 from omni_stage.models.qwen2_5_omni.tiny.tokenizer import make_processor
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPEAKER_BOS_TOKENS
+from omni_stage.models.shared.quiet import quiet_transformers
 
 _SHARD_BYTES = 1_000_000
 """Small enough for several shards, as large checkpoints have."""

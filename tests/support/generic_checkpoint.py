@@ -1,6 +1,6 @@
 """A complete tiny text checkpoint for generic/llm: seeded weights, a real byte-level BPE tokenizer, a chat template.
 
-It writes noise; it is for tests, for `omnipipe tiny-model` and for trying a pipeline on a laptop. About 1 MB, in
+It writes noise. About 1 MB, in
 seconds.
 """
 

@@ -1,20 +1,17 @@
-"""Start -> plain data, validated with the path of every wrong field; and plain data -> events.
+"""The prompt of a request: validated with the path of every wrong field, then the component's UserPrompt. Pure.
 
-The only module that knows both the messages and the DTOs of `models.component`. Errors name fields and limits, never
-what a field holds.
+Errors name fields and limits, never what a field holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from omni_proto.stage.v1 import events_pb2, prompt_pb2, sampling_pb2, stage_service_pb2
-from omni_proto.stage_config import Limits, SamplingDefaults
+from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
+from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, ImagePart, TextPart, UserPrompt
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
 
 ROLES = ("system", "user", "assistant")
@@ -25,56 +22,6 @@ _MESSAGE_OVERHEAD_TOKENS = 64
 """More than any chat template adds to a message."""
 _TEMPLATE_OVERHEAD_TOKENS = 512
 """More than a default system prompt takes."""
-_REPEATED = ("stop_token_ids", "stop")
-_FLOATS = frozenset(
-    ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "guidance_scale")
-)
-_ALIASES = {info.alias or name: name for name, info in SamplingDefaults.model_fields.items()}
-
-_FINISH = {
-    FinishReason.STOP: events_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: events_pb2.FINISH_REASON_LENGTH,
-    FinishReason.DIFFUSION_DONE: events_pb2.FINISH_REASON_DIFFUSION_DONE,
-    FinishReason.EMPTY_INPUT: events_pb2.FINISH_REASON_EMPTY_INPUT,
-}
-
-
-def finish_reason_to_proto(reason: FinishReason) -> events_pb2.FinishReason:
-    """The enum value of a finish reason."""
-    return _FINISH[reason]
-
-
-def sampling_from_proto(message: sampling_pb2.SamplingParams, field: str) -> SamplingDefaults:
-    """Sampling parameters that a request sets. Raises InvalidRequestError naming the wrong parameter under field."""
-    data: dict[str, object] = {}
-    for descriptor, value in message.ListFields():
-        if descriptor.name in _REPEATED:
-            data[descriptor.name] = list(value)
-        elif descriptor.name in _FLOATS:
-            # The wire has 32 bits; seven digits give back the decimal that the caller wrote (0.9, not 0.89999998).
-            data[descriptor.name] = float(format(value, ".7g"))
-        else:
-            data[descriptor.name] = value
-    try:
-        return SamplingDefaults.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        name = _ALIASES.get(str(first["loc"][0]), str(first["loc"][0])) if first["loc"] else ""
-        raise InvalidRequestError(f"{name}: {first['msg']}", field=f"{field}.{name}") from None
-
-
-def check_sampling_names(sampling: Mapping[str, sampling_pb2.SamplingParams], stages: Sequence[str]) -> None:
-    """Check every stage's parameters, so that a wrong one fails before any stage works. Raises InvalidRequestError."""
-    for name in sorted(sampling):
-        if name not in stages:
-            listed = ", ".join(stages)
-            # The name is the caller's text: not repeated.
-            raise InvalidRequestError(
-                f"start.sampling names a stage that does not exist; known stages: {listed}",
-                field="start.sampling",
-                limit=listed,
-            )
-        sampling_from_proto(sampling[name], f"start.sampling[{name}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +81,7 @@ def plan_prompt(
 
 
 def build_prompt(plan: PromptPlan, decoded: Sequence[ImagePart | AudioPart] = ()) -> UserPrompt:
-    """The prompt; `decoded` are the media of the plan, in its order."""
+    """Returns the prompt; `decoded` are the media of the plan, in its order."""
     if plan.chat is None:
         return UserPrompt(text=plan.text, token_ids=plan.token_ids)
     media = iter(decoded)

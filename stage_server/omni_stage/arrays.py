@@ -1,0 +1,96 @@
+"""Tensors on the CPU as the stage server handles them: numpy arrays, or torch's where an engine gives those.
+
+The stage server itself needs no torch, so that an engine without torch can be served. torch is imported only where one
+of its tensors is asked for, or has come already. numpy has no bfloat16: its arrays carry the bits as uint16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_proto.tensors import ReceivedTensor, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+"""[rows, ...] on the CPU."""
+
+
+def fits(array: Array, spec: TensorSpec) -> bool:
+    """Returns whether an array has the element type and the row shape of its schema."""
+    if isinstance(array, np.ndarray):
+        dtype, wanted = array.dtype.name, "uint16" if spec.dtype == "bfloat16" else spec.dtype
+    else:
+        dtype, wanted = str(array.dtype).removeprefix("torch."), spec.dtype
+    return bool(dtype == wanted and array.ndim > 0 and tuple(array.shape[1:]) == spec.row_shape)
+
+
+def describe_array(array: Array) -> str:
+    """Returns element type and shape, for messages."""
+    return f"{str(array.dtype).removeprefix('torch.')}{list(array.shape)}"
+
+
+def join(arrays: Sequence[Array]) -> Array:
+    """Returns the rows of all arrays, which are of one kind; the array itself if it is one."""
+    first = arrays[0]
+    if len(arrays) == 1:
+        return first
+    if isinstance(first, np.ndarray):
+        joined: npt.NDArray[Any] = np.concatenate(cast("Sequence[npt.NDArray[Any]]", arrays))
+        return joined
+    import torch
+
+    return torch.cat(cast("list[torch.Tensor]", list(arrays)))
+
+
+def view_bytes(array: Array) -> memoryview:
+    """Returns the array's bytes, little-endian, one after another; without a copy where it is contiguous."""
+    if isinstance(array, np.ndarray):
+        little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        return little.reshape(-1).view(np.uint8).data
+    import torch
+
+    return memoryview(array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def to_samples(audio: Array) -> npt.NDArray[np.float32]:
+    """Returns audio as float32 [samples], without a copy where it is that already."""
+    if isinstance(audio, np.ndarray):
+        return np.ascontiguousarray(audio, dtype=np.float32).reshape(-1)
+    import torch
+
+    samples: npt.NDArray[np.float32] = audio.detach().to(device="cpu", dtype=torch.float32).reshape(-1).numpy()
+    return np.ascontiguousarray(samples)
+
+
+def to_numpy(received: Mapping[str, ReceivedTensor]) -> dict[str, Array]:
+    """Returns received tensors as numpy arrays [rows, *row_shape] that share the received buffers."""
+    return {
+        name: np.frombuffer(item.data, dtype=_numpy_name(item.spec)).reshape(item.shape)
+        if item.rows
+        else np.empty(item.shape, dtype=_numpy_name(item.spec))
+        for name, item in received.items()
+    }
+
+
+def to_torch(received: Mapping[str, ReceivedTensor]) -> dict[str, torch.Tensor]:
+    """Returns received tensors as torch's, [rows, *row_shape], that share the received buffers."""
+    return {name: _to_torch(item) for name, item in received.items()}
+
+
+def _to_torch(item: ReceivedTensor) -> torch.Tensor:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, item.spec.dtype)
+    if item.rows == 0:
+        return torch.empty(item.shape, dtype=dtype)
+    return torch.frombuffer(item.data, dtype=dtype).reshape(item.shape)
+
+
+def _numpy_name(spec: TensorSpec) -> str:
+    return "<u2" if spec.dtype == "bfloat16" else spec.dtype

@@ -1,0 +1,45 @@
+"""The marker: a file that names the commit that a directory holds whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.fetch.json_files import write_part
+from omni_stage.fetch.request import FetchRequest
+
+MARKER: Final = ".omni-fetched.json"
+
+
+def fetched_commit(request: FetchRequest, repository: str) -> str | None:
+    """Returns the commit that dest holds whole, if it is what was asked for and needs no look at the hub."""
+    try:
+        marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
+        commit = str(marker["commit"])
+        same = (marker["repository"], marker.get("component", "")) == (repository, request.component)
+        same = same and request.revision in (commit, marker["revision"])
+        whole = all((request.dest / name).stat().st_size == size for name, size in marker["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return commit if same and whole else None
+
+
+def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
+    """Marks request.dest as whole. Raises ConfigurationError if it holds no checkpoint."""
+    dest = request.dest
+    files = {
+        str(path.relative_to(dest)): path.stat().st_size
+        for path in sorted(dest.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(dest).parts)
+    }
+    if not any(name.endswith(".safetensors") for name in files) or "config.json" not in files:
+        raise ConfigurationError(f"{repository} holds no config.json with safetensors weights", field="model.uri")
+    marker = {
+        "repository": repository,
+        "revision": request.revision,
+        "commit": commit,
+        "component": request.component,
+        "files": files,
+    }
+    write_part(dest / MARKER, marker).replace(dest / MARKER)

@@ -1,0 +1,51 @@
+"""Which of a checkpoint's shards hold what a component reads, by the checkpoint's index."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.fetch.json_files import write_part
+
+INDEX: Final = "model.safetensors.index.json"
+ALL_WEIGHTS: Final = "*.safetensors"
+FULL_INDEX_FOLDER: Final = ".omni-index"
+"""Holds the index as it was downloaded, in the checkpoint's directory."""
+_SHARD = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors\Z")
+
+
+def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[str, str]:
+    """Returns, of an index's weight map, the tensors whose names begin with one of the prefixes.
+
+    Raises ConfigurationError if there are none, or if a shard's name is not that of a safetensors file.
+    """
+    weight_map = index.get("weight_map")
+    entries = weight_map.items() if isinstance(weight_map, dict) else ()
+    selected = {str(name): str(file) for name, file in entries if str(name).startswith(tuple(prefixes))}
+    if not selected:
+        raise ConfigurationError(
+            f"the checkpoint's {INDEX} has no weights named {', '.join(f'{prefix}*' for prefix in prefixes)}; "
+            "is it a checkpoint of this component's family?",
+            field="model.uri",
+        )
+    if not all(_SHARD.match(file) for file in selected.values()):
+        raise ConfigurationError(f"the checkpoint's {INDEX} names a file that is no shard", field="model.uri")
+    return selected
+
+
+def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
+    """Leaves in dest an index that names only what will be there: engines refuse missing shards.
+
+    Returns the shards. Raises ConfigurationError.
+    """
+    try:
+        index = json.loads((dest / FULL_INDEX_FOLDER / INDEX).read_text(encoding="utf-8"))
+        selected = select_weights(index if isinstance(index, dict) else {}, prefixes)
+    except ValueError as error:
+        raise ConfigurationError(f"{INDEX} of {repository} is not JSON", field="model.uri") from error
+    write_part(dest / INDEX, {"metadata": {}, "weight_map": selected}).replace(dest / INDEX)
+    return set(selected.values())

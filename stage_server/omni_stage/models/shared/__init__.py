@@ -1,0 +1,1 @@
+"""What model families share: parts that hold no family's formula."""

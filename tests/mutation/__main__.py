@@ -1,0 +1,90 @@
+"""Run the mutations on a copy of the last commit. `PYTHONPATH=tests python -m mutation [--only NAME ...]`
+
+Fails if more than MAY_ESCAPE mutations pass the tests that should notice them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from mutation.table import ROOT, Mutation, read_table
+
+MAY_ESCAPE = 2
+BOUND_S = 900.0
+"""For the tests of one mutation."""
+PACKAGES = ("proto", "kube", "operator", "stage_server", "cli", "tests")
+TESTS_FAILED = 1
+"""pytest's exit code; others mean that the tests did not run."""
+
+
+class MutationRunError(RuntimeError):
+    """The tests of a mutation did not run, or fail without any mutation."""
+
+
+def copy_commit(folder: Path) -> None:
+    """Write the files of the last commit below the folder."""
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(["tar", "-x"], cwd=folder, check=True, input=archive.stdout)
+
+
+def run_tests(copy: Path, tests: Iterable[str]) -> int:
+    """Returns pytest's exit code for the tests of the copy."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    path = os.pathsep.join(str(copy / package) for package in PACKAGES)
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, timeout=BOUND_S, stdout=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return TESTS_FAILED  # a test that hangs is noticed too
+    return done.returncode
+
+
+def is_caught(copy: Path, mutation: Mutation) -> bool:
+    """Break the copy, run the tests, repair it. Raises StaleMutationError or MutationRunError."""
+    file = copy / mutation.file
+    source = file.read_text(encoding="utf-8")
+    file.write_text(mutation.apply(source), encoding="utf-8")
+    try:
+        code = run_tests(copy, mutation.tests)
+    finally:
+        file.write_text(source, encoding="utf-8")
+    if code not in (0, TESTS_FAILED):
+        raise MutationRunError(f"{mutation.name}: pytest ended with {code}; is the changed code still valid Python?")
+    return code == TESTS_FAILED
+
+
+def main() -> int:
+    """Returns the exit code: 0 if enough mutations were caught."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation alone (repeatable)")
+    args = parser.parse_args()
+    mutations = [mutation for mutation in read_table() if not args.only or mutation.name in args.only]
+    escaped: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="omni-mutation-") as folder:
+        copy = Path(folder)
+        copy_commit(copy)
+        for tests in sorted({mutation.tests for mutation in mutations}):
+            if run_tests(copy, tests):
+                raise MutationRunError(f"{' '.join(tests)} fail without any mutation")
+        for mutation in mutations:
+            began = time.monotonic()
+            caught = is_caught(copy, mutation)
+            escaped += [] if caught else [mutation.name]
+            print(
+                f"{'caught ' if caught else 'ESCAPED'} {time.monotonic() - began:6.1f} s  {mutation.name}", flush=True
+            )
+    print(f"{len(mutations) - len(escaped)} of {len(mutations)} mutations caught")
+    return int(len(escaped) > MAY_ESCAPE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

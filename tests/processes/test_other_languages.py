@@ -1,0 +1,57 @@
+"""Clients in Go and TypeScript, whose stubs are made by the commands of docs/other-languages.md, call a stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.answering_entry import WORDS, serve_entry
+from support.bare_venv import ROOT, build_distributions, make_venv, run_bare
+from support.doc_examples import console_commands
+
+CLIENTS = ROOT / "tests" / "data" / "clients"
+PAGE = console_commands(ROOT / "docs" / "other-languages.md")
+((FIND_PROTOS,), GO, TYPESCRIPT) = PAGE.values()
+pytestmark = pytest.mark.full  # compilers and a package registry
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the page's first command installs, and a bin folder that has it first."""
+    folder = tmp_path_factory.mktemp("protoc")
+    _, wheel = build_distributions(folder)
+    return make_venv(folder / "venv", str(wheel), "grpcio-tools")
+
+
+@pytest.fixture(scope="module")
+def entry() -> Iterator[str]:
+    with serve_entry() as (port, _):
+        yield f"127.0.0.1:{port}"
+
+
+def shell(script: list[str], folder: Path, python: Path) -> str:
+    path = f"{python}:{folder}/bin:{_path()}"
+    done = run_bare(["sh", "-euc", "\n".join(script)], folder, PATH=path, GOBIN=f"{folder}/bin", GOFLAGS="-mod=mod")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_go(python: Path, entry: str, tmp_path: Path) -> None:
+    shutil.copytree(CLIENTS / "go", tmp_path, dirs_exist_ok=True)
+    said = shell([FIND_PROTOS, *GO, f"go run . {entry}"], tmp_path, python)
+    assert said.endswith("".join(WORDS))
+
+
+def test_typescript(python: Path, entry: str, tmp_path: Path) -> None:
+    shutil.copytree(CLIENTS / "typescript", tmp_path, dirs_exist_ok=True)
+    install = "npm install --no-audit --no-fund --loglevel=error"
+    build = "node_modules/.bin/tsc --strict --esModuleInterop --target es2022 --module commonjs --outDir out client.ts"
+    said = shell([install, FIND_PROTOS, *TYPESCRIPT[1:], build, f"node out/client.js {entry}"], tmp_path, python)
+    assert said.endswith("".join(WORDS))
+
+
+def _path() -> str:
+    return ":".join(str(Path(found).parent) for name in ("go", "node", "sh") if (found := shutil.which(name)))

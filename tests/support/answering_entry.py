@@ -1,0 +1,63 @@
+"""An entry stage that answers every request with the same two words and a little audio, for programs that call one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+
+WORDS = ("Hello", " there")
+PCM = b"\x00\x01" * 2400
+VOICES = ("", "Chelsie", "Ethan")
+
+
+class _Entry(stage_service_pb2_grpc.StageServiceServicer):
+    def __init__(self) -> None:
+        self.starts: list[pb.Start] = []
+
+    def Generate(self, requests: Iterator[pb.GenerateRequest], context: Any) -> Iterator[pb.GenerateResponse]:
+        start = next(requests).start
+        self.starts.append(start)
+        if start.audio.voice not in VOICES:
+            context.abort_with_status(rpc_status.to_status(_unknown_voice()))
+        yield pb.GenerateResponse(stage="thinker", accepted=events_pb2.Accepted(request_id="r1"))
+        for request in requests:
+            if request.WhichOneof("message") == "end":
+                break
+        for word in WORDS:
+            yield pb.GenerateResponse(stage="thinker", text=events_pb2.TextDelta(text=word))
+        audio = events_pb2.AudioChunk(
+            encoding=sampling_pb2.AUDIO_ENCODING_PCM_S16LE, sample_rate_hz=24_000, channels=1, data=PCM, last=True
+        )
+        yield pb.GenerateResponse(stage="token2wav", audio=audio)
+        yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary())
+
+
+def _unknown_voice() -> status_pb2.Status:
+    info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="omnipipeline.io", metadata={"stage": "talker"})
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    return status_pb2.Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message="no such voice", details=[detail])
+
+
+@contextmanager
+def serve_entry() -> Iterator[tuple[int, list[pb.Start]]]:
+    """Serves on 127.0.0.1 inside the block; gives the port, and the Start of every request so far."""
+    entry = _Entry()
+    server = grpc.server(ThreadPoolExecutor(4))
+    stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port, entry.starts
+    finally:
+        server.stop(grace=None).wait()

@@ -1,0 +1,46 @@
+"""Virtual environments that hold what a user gets who installs the package, and nothing of the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def find_uv() -> str:
+    """Returns the uv that scripts/setup.sh used: the one on PATH, else the one in the project's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "omnipipeline"
+    return shutil.which("uv") or str(cache / "uv" / "bin" / "uv")
+
+
+def build_distributions(out: Path) -> tuple[Path, Path]:
+    """Builds both distributions into out; returns the sdist and the wheel, which is built from the sdist."""
+    _uv("build", "--quiet", "--out-dir", str(out), str(ROOT))
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
+
+
+def make_venv(folder: Path, *requirements: str) -> Path:
+    """Returns the bin folder of a new environment with the requirements, at the versions that the tests pin."""
+    _uv("venv", "--quiet", "--python", str(ROOT / ".venv" / "bin" / "python"), str(folder))
+    python = str(folder / "bin" / "python")
+    constraints = str(ROOT / "constraints" / "cpu.txt")
+    _uv("pip", "install", "--quiet", "--python", python, "--constraints", constraints, *requirements)
+    return folder / "bin"
+
+
+def run_bare(command: list[str], cwd: Path, *, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command without the environment variables that tests set, and with those given."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return subprocess.run(
+        command, cwd=cwd, env=kept | environment, input=stdin, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+def _uv(*arguments: str) -> None:
+    done = subprocess.run([find_uv(), *arguments], capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise RuntimeError(f"uv {' '.join(arguments)}: {done.stderr}")

@@ -1,0 +1,68 @@
+"""A component that describes a stage and is asked for nothing else. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.stage_config import Modality, SamplingDefaults
+from omni_proto.tensors import TensorSchema
+from omni_stage.models.component import MediaCost, StageInput, StageRequest, StageStep
+from omni_stage.models.manifest import describe
+
+Script = Callable[[StageRequest], AsyncIterator[StageStep]]
+
+
+@dataclass
+class ScriptedComponent:
+    """Describes a stage; the scripted engine never asks it to prepare anything."""
+
+    id: str = "test/stage"
+    kind: EngineKind = EngineKind.AUTOREGRESSIVE
+    outputs: tuple[Modality, ...] = tuple(Modality)
+    input_schema: TensorSchema | None = None
+    output_schema: TensorSchema | None = None
+    default_sampling: SamplingDefaults = field(default_factory=lambda: SamplingDefaults(max_tokens=16))
+    voices: Sequence[str] = ()
+    sample_rate_hz: int = 24_000
+    step_timeout_s: float = 30.0
+    queue_timeout_s: float | None = None
+    writes_text: bool = True
+
+    audio_rate_hz: int = 16_000
+    max_aspect_ratio: int = 200
+
+    @property
+    def facts(self) -> ComponentFacts:
+        return describe(
+            id=self.id,
+            kind=self.kind,
+            outputs=self.outputs,
+            reads=self.input_schema.id if self.input_schema else None,
+            publishes=self.output_schema.id if self.output_schema else None,
+            streams_input=self.input_schema is not None,
+            writes_text=self.writes_text,
+            sample_rate_hz=self.sample_rate_hz,
+            step_timeout_s=self.step_timeout_s,
+            queue_timeout_s=self.queue_timeout_s,
+        )
+
+    def image_cost(self, width: int, height: int) -> MediaCost:
+        return MediaCost(0, width * height)
+
+    def audio_cost(self, samples: int) -> MediaCost:
+        return MediaCost(0, samples)
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        return {}
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        raise NotImplementedError
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Any:
+        raise NotImplementedError
+
+    def warmup_request(self) -> StageRequest:
+        raise NotImplementedError

@@ -1,0 +1,30 @@
+"""docs/add-a-model.md quotes the example package as it is, and names what exists."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from omni_stage.models.manifest import describe
+from omni_stage.vllm_adapter import hooks
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "add-a-model.md").read_text(encoding="utf-8")
+
+
+def test_excerpts_are_in_the_files() -> None:
+    excerpts = re.findall(r"```\w+\n# excerpt of (\S+)\n(.*?)```", PAGE, re.DOTALL)
+    assert len(excerpts) == 2
+    for name, text in excerpts:
+        assert text in (ROOT / name).read_text(encoding="utf-8"), name
+
+
+def test_the_tables_name_what_exists() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", PAGE, re.MULTILINE)
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    arguments = set(inspect.signature(describe).parameters)
+    protocols = {name for name in vars(hooks) if getattr(vars(hooks)[name], "_is_protocol", False)} - {"Protocol"}
+    assert names <= arguments | protocols
+    assert names >= protocols
+    assert names >= arguments - {"id", "voices", "sample_rate_hz"}
