@@ -64,6 +64,11 @@ USES = (
     Use("docs/upgrade.md", "console", "", "controlplane/test_install_pages.py"),
     Use("docs/runbooks/*", "console", "", "controlplane/test_runbook_commands.py"),
     Use("docs/runbooks/*", "promql", "", "pipeline/test_prometheus.py"),
+    Use("docs/client.md", "python", "", "processes/test_installed_package.py"),
+    Use("docs/add-a-model.md", "python", "", "unit/docs/test_add_a_model_page.py"),
+    Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
+    Use("docs/add-a-model.md", "dockerfile", "", reason="builds an image for minutes"),
+    Use("docs/other-languages.md", "console", "", "processes/test_other_languages.py"),
     # Not run as they are. test_code_blocks.py still checks options, make targets and files.
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
