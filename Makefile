@@ -53,11 +53,12 @@ mutations: setup ## Break thirty behaviours, one at a time, and see whether the 
 test-unit: setup ## Only the tests without engines and processes: two minutes
 	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit --only unit-stage --only unit-control-plane -- -p no:cacheprovider
 
-lint: setup ## ruff, import floors, the Dockerfile
+lint: setup ## ruff, import floors, the Dockerfile, standard words
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/lint-imports
 	@.venv/bin/hadolint Dockerfile
+	@$(PY) scripts/check_words.py
 
 typecheck: setup ## mypy, strict
 	@.venv/bin/mypy

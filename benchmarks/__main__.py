@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
-    parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page anew")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page again")
     options = parser.parse_args(arguments)
     unknown = set(options.cases) - set(CASES)
     if unknown:
@@ -62,7 +62,7 @@ def run_case(name: str, options: Options) -> list[str]:
 
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
     """What `measure` gives, printed and written to a folder with when, on what and for how long; and why it fails, a
-    line each. It is held against the case's committed result, or against the folder's where none is committed."""
+    line each. It is compared with the case's committed result, or against the folder's where none is committed."""
     machine, began = describe_machine(), time.monotonic()
     report = measure()
     last = read_last(load_committed(name) or load_committed(name, results))

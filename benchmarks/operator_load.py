@@ -1,4 +1,4 @@
-"""`make bench-operator`: the operator under load on a real control plane, held against budgets and a bare loop.
+"""`make bench-operator`: the operator under load on a real control plane, compared with budgets and a bare loop.
 
 500 pipelines of three stages are created at one a second; kwok makes their pods Ready. Measured: how long until all
 children are there and until Ready; how many writes it took; CPU and memory of the operator; a relist; a restart. The
@@ -227,7 +227,7 @@ def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, 
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> dict[str, float]:
-    """From the start of the process to the last pipeline looked at, and the writes until then."""
+    """From the start of the process to the last reconciled pipeline, and the writes until then."""
     age_s = process_age_s(operator.child.pid)
     started = time.monotonic()
     name = 'omni_operator_reconcile_total{result="unchanged"}'

@@ -2,7 +2,7 @@
 
 Sides, each an engine in this one process: stock; omni with nothing to enrich; omni with one row of hidden states out
 for each position. Rounds are short and many and the order of the sides turns, so that what else the machine does meets
-all alike; processor time is told beside the wall's, since a busy machine adds nothing to it.
+all alike; processor time is reported beside the wall's, since a busy machine adds nothing to it.
 """
 
 from __future__ import annotations

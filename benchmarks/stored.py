@@ -1,6 +1,6 @@
 """Result files: the last committed result of a case, and where a new one goes.
 
-A run that fails never replaces the result that it was held against: it is written to CASE.rejected.json (which git
+A run that fails never replaces the result that it was compared with: it is written to CASE.rejected.json (which git
 ignores). Who wants a lower figure to stand moves that file over CASE.json and says why in the commit.
 """
 

@@ -90,9 +90,9 @@ PIPELINES = Group(
             fires="== 1",
             wait="15m",
             severity="warning",
-            when="something of a pipeline failed, though it may still serve",
+            when="a part of a pipeline failed, though it may still serve",
             summary=f"Pipeline {_WHICH} is degraded.",
-            description=f"Something of {_WHICH} has failed for 15 minutes though it may still serve: a replica is "
+            description=f"A part of {_WHICH} has failed for 15 minutes, though it may still serve: a replica is "
             "missing, a rollout is stuck, or an object is refused. Its status names the cause.",
         ),
         Alert(
@@ -104,10 +104,10 @@ PIPELINES = Group(
             fires="> 0.05",
             wait="5m",
             severity="critical",
-            when="more than 5 % of a pipeline's requests end with a code that it answers for, over 5 minutes",
+            when="more than 5 % of a pipeline's requests end with a code that counts as its fault, over 5 minutes",
             summary=f"{{{{ $value | humanizePercentage }}}} of the requests to {_WHICH} fail.",
-            description=f"More than 5 % of the requests to {_WHICH} have ended with a code that the pipeline answers "
-            "for, for 5 minutes. Refusals for lack of room (RESOURCE_EXHAUSTED) count too.",
+            description=f"More than 5 % of the requests to {_WHICH} have ended with a code that counts as the "
+            "pipeline's fault, for 5 minutes. Refusals for lack of capacity (RESOURCE_EXHAUSTED) count too.",
         ),
         Alert(
             name="OmniStageEngineUnhealthy",
@@ -115,10 +115,10 @@ PIPELINES = Group(
             fires="== 0",
             wait="20m",
             severity="critical",
-            when="a pod's engine loads, hangs or is dead",
+            when="a pod's engine is loading, hung or dead",
             summary=f"The engine of {_STAGE} is not healthy.",
-            description="The engine in pod {{ $labels.pod }} has been loading, hanging or dead for 20 minutes: the pod "
-            "takes no requests.",
+            description="The engine in pod {{ $labels.pod }} has been loading, hung or dead for 20 minutes: the pod "
+            "accepts no requests.",
         ),
         Alert(
             name="OmniStageRestarting",
@@ -127,9 +127,9 @@ PIPELINES = Group(
             wait="0m",
             severity="warning",
             when="a stage server restarted more than twice within an hour",
-            summary=f"{_STAGE.capitalize()} restarts again and again.",
+            summary=f"{_STAGE.capitalize()} restarts repeatedly.",
             description="The stage server in pod {{ $labels.pod }} has restarted {{ $value }} times in an hour: "
-            "its engine dies, hangs, or runs out of memory. Each time the requests in it fail.",
+            "its engine dies, hangs, or runs out of memory. Each restart fails the requests in the pod.",
         ),
         Alert(
             name="OmniStageQueueGrowing",
@@ -137,10 +137,10 @@ PIPELINES = Group(
             fires="> 10",
             wait="10m",
             severity="warning",
-            when="more than 10 requests more wait in a stage's engines than 10 minutes ago",
+            when="the queue of a stage's engines has grown by more than 10 requests in 10 minutes",
             summary=f"The queue of {_STAGE} grows.",
             description="{{ $value | humanize }} more requests wait than 10 minutes ago, for 10 minutes: the stage "
-            "gets more than it can do. Soon callers will see deadlines and refusals.",
+            "receives more than it can serve. Clients will soon see missed deadlines and refusals.",
         ),
         Alert(
             name="OmniStageMemoryBudgetNearlyFull",
@@ -148,8 +148,8 @@ PIPELINES = Group(
             fires="> 0.9",
             wait="10m",
             severity="warning",
-            when="a pod's requests have reserved more than 90 % of the bytes that they may",
-            summary=f"{_STAGE.capitalize()} has hardly any room for requests.",
+            when="a pod's requests have reserved more than 90 % of its byte budget",
+            summary=f"{_STAGE.capitalize()} has almost no byte budget left.",
             description="Requests have reserved {{ $value | humanizePercentage }} of what pod {{ $labels.pod }} may "
             "hold for tensors and media, for 10 minutes. At 100 % it refuses requests with BYTE_BUDGET_EXCEEDED.",
         ),
@@ -159,10 +159,10 @@ PIPELINES = Group(
             fires="== 1",
             wait="5m",
             severity="warning",
-            when="a stage serves eager because compiled code or CUDA graphs computed something else at start-up",
-            summary=f"{_STAGE.capitalize()} serves eager: its compiled code computes something else.",
-            description="At start-up the compiled code or the CUDA graphs in pod {{ $labels.pod }} computed something "
-            "else than the model as it is written. The pod serves without them: its answers are right, but slower.",
+            when="a stage runs without compilation because compiled code or CUDA graphs gave wrong results at start-up",
+            summary=f"{_STAGE.capitalize()} runs without compilation: its compiled code gave wrong results.",
+            description="At start-up the compiled code or the CUDA graphs in pod {{ $labels.pod }} gave other "
+            "results than the model's own code. The pod serves without them: its answers are correct, but slower.",
         ),
         Alert(
             name="OmniStageCertificateExpiring",
@@ -174,7 +174,7 @@ PIPELINES = Group(
             when="a certificate that a stage serves is valid for less than a week",
             summary=f"The certificate of {_STAGE} expires in {{{{ $value | humanizeDuration }}}}.",
             description="Pod {{ $labels.pod }} serves a certificate that expires within a week: it was not renewed, or "
-            "the new one cannot be used. After that callers that check certificates are cut off.",
+            "the new one cannot be used. After that, clients that check certificates cannot connect.",
         ),
     ],
 )
@@ -192,8 +192,8 @@ OPERATOR = Group(
             wait="5m",
             severity="critical",
             when="no operator holds its lease, or none is scraped",
-            summary="No omnipipeline operator works.",
-            description="For 5 minutes no operator has held its lease, or none is scraped: pipelines serve on, but "
+            summary="No omnipipeline operator is active.",
+            description="For 5 minutes no operator has held its lease, or none is scraped: pipelines keep serving, but "
             "edits, healing and rollouts wait.",
         ),
         Alert(
@@ -204,9 +204,9 @@ OPERATOR = Group(
             wait="5m",
             severity="warning",
             when="a pipeline has been due, or in work, for more than 150 s",
-            summary="The omnipipeline operator does not get its work done.",
-            description="A pipeline has been due for {{ $value | humanizeDuration }}: the operator hangs, or has more "
-            "to do than it can.",
+            summary="The omnipipeline operator falls behind.",
+            description="A pipeline has been due for {{ $value | humanizeDuration }}: the operator hangs, or is "
+            "overloaded.",
         ),
         Alert(
             name="OmniOperatorReconcileErrors",
@@ -217,7 +217,7 @@ OPERATOR = Group(
             fires="> 0.2",
             wait="15m",
             severity="warning",
-            when="more than a fifth of reconciles fail, over 15 minutes",
+            when="more than a fifth of the reconciles fail, over 15 minutes",
             summary="{{ $value | humanizePercentage }} of the operator's reconciles fail.",
             description="For 15 minutes more than a fifth of the operator's reconciles have ended with an error: the "
             "API server does not answer, refuses what it writes, or it has a fault.",

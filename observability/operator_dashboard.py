@@ -40,7 +40,7 @@ _WORK = Row(
         Panel(
             "Reconciles",
             [Query(rate(f"omni_operator_reconcile_total{{{_OPERATOR}}}", "result"), "{{result}}")],
-            "Reconciles a second, by result.",
+            "Reconciles per second, by result.",
             unit="ops",
             stacked=True,
         ),
@@ -53,13 +53,13 @@ _WORK = Row(
                 )
                 for share in QUANTILES
             ],
-            "One reconcile of one pipeline, writes included.",
+            "Duration of one reconcile of one pipeline, writes included.",
             unit="s",
         ),
         Panel(
             "Queue",
             [Query(f"sum by (pod) (omni_operator_queued_pipelines{{{_OPERATOR}}})", "{{pod}}")],
-            "Pipelines that wait to be reconciled, planned repetitions included.",
+            "Pipelines that wait for a reconcile, planned repetitions included.",
         ),
         Panel(
             "Longest due",
@@ -114,7 +114,7 @@ _API = Row(
         Panel(
             "Watch age",
             [Query(f"max by (watch) (omni_operator_watch_age_seconds{{{_OPERATOR}}})", "{{watch}}")],
-            "Since each watch last heard anything; one is asked for anew every minute, and 180 s restart the operator.",
+            "Time since each watch last received anything. Each is renewed every minute; 180 s restart the operator.",
             unit="s",
             thresholds=[(120, "orange"), (180, "red")],
         ),

@@ -52,32 +52,33 @@ _CALLERS = Row(
         Panel(
             "Time of a request",
             _quantiles("omni_pipeline_request_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
-            "From a request's start to its end, all stages included; requests that ended OK.",
+            "Time from a request's start to its end, through all stages, for requests that ended with OK.",
             unit="s",
         ),
         Panel(
             "Time to first text",
             _quantiles("omni_pipeline_first_text_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
-            "From a request's start until the caller's first piece of text.",
+            "Time from a request's start to the first text for the client.",
             unit="s",
         ),
         Panel(
             "Time to first audio",
             _quantiles("omni_pipeline_first_audio_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
-            "From a request's start until the caller's first piece of sound.",
+            "Time from a request's start to the first audio for the client.",
             unit="s",
         ),
         Panel(
             "Real-time factor",
             _quantiles("omni_pipeline_real_time_factor_ratio", SELECTOR, BY_PIPELINE, _PIPELINE),
-            "Time until the last sound over the length of the sound: above 1, a caller waits longer than it listens.",
+            "Time until the last audio, divided by the audio's playing time. Above 1, clients wait for audio "
+            "while they listen.",
             unit="short",
             thresholds=[(1, "red")],
         ),
         Panel(
             "Sound",
             [Query(rate(f"omni_pipeline_audio_seconds_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
-            "Seconds of sound that were answered each second.",
+            "Seconds of audio returned per second.",
             unit="short",
         ),
         Panel(
@@ -119,7 +120,7 @@ _PER_STAGE = Row(
         Panel(
             "Time to first output",
             _quantiles("omni_stage_first_output_seconds", STAGES, BY_STAGE, _STAGE),
-            "From Accepted to the engine's first output.",
+            "Time from Accepted to the engine's first output.",
             unit="s",
         ),
         Panel(
@@ -148,7 +149,7 @@ _ENGINES = Row(
         Panel(
             "Time in the queue",
             _quantiles("omni_stage_queue_seconds", STAGES, BY_STAGE, _STAGE),
-            "From handing a request to the engine until its scheduler took it.",
+            "Time from handing a request to the engine until its scheduler took it.",
             unit="s",
         ),
         Panel(
@@ -174,7 +175,7 @@ _ENGINES = Row(
         Panel(
             "Preemptions",
             [Query(rate(f"vllm:num_preemptions_total{{{STAGES}}}", BY_STAGE), _STAGE)],
-            "Requests that lost their KV cache and begin anew, a second: the cache is too small for the load.",
+            "Requests per second that lost their KV cache and are computed again: the cache is too small for the load.",
         ),
         Panel(
             "Compiled code failed its check",
@@ -219,7 +220,7 @@ _EDGES = Row(
                     "{{pipeline}}: {{stage}} to {{peer}} {{code}}",
                 )
             ],
-            "Attempts that failed, by gRPC code; those that a retry mended count too.",
+            "Failed attempts, by gRPC code; attempts whose retry succeeded count too.",
             unit="reqps",
             stacked=True,
         ),

@@ -18,10 +18,10 @@ _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
 VLLM = {
     "vllm:num_requests_waiting": ("gauge", "Requests that wait in the engine's scheduler."),
     "vllm:num_requests_running": ("gauge", "Requests in the engine's batches."),
-    "vllm:kv_cache_usage_perc": ("gauge", "Share of the KV cache that is taken, 0 to 1."),
-    "vllm:prompt_tokens_total": ("counter", "Tokens that the engine read."),
-    "vllm:generation_tokens_total": ("counter", "Tokens that the engine wrote."),
-    "vllm:num_preemptions_total": ("counter", "Requests that lost their KV cache to others and began anew."),
+    "vllm:kv_cache_usage_perc": ("gauge", "Share of the KV cache that is in use, 0 to 1."),
+    "vllm:prompt_tokens_total": ("counter", "Prompt tokens that the engine processed."),
+    "vllm:generation_tokens_total": ("counter", "Tokens that the engine generated."),
+    "vllm:num_preemptions_total": ("counter", "Requests that lost their KV cache to others and were computed again."),
 }
 
 

@@ -77,7 +77,7 @@ def flashinfer(_: Context) -> Finding:
 
 def shared_memory(context: Context) -> Finding:
     """Shared memory, which NCCL and vLLM's message queues use."""
-    found = os.statvfs("/dev/shm")  # noqa: S108 - looked at, not written
+    found = os.statvfs("/dev/shm")  # noqa: S108 - read, not written
     size, least = found.f_blocks * found.f_frsize, SHM_BYTES_PER_GPU * max(1, context.gpus)
     return Finding(f"{size >> 20} MiB", f">={least >> 20} MiB", ok=size >= least)
 

@@ -1,4 +1,4 @@
-"""What others published of the 7B model's answers, and how ours is held against it. Pure; golden.json has the figures.
+"""What others published of the 7B model's answers, and how ours is compared with it. Pure; golden.json has the figures.
 
 Audio: the codes are given, so that token2wav is checked alone. The start noise decides each sample. transformers draws
 it on the device of the model, and the fixture does not say which that was; our stages draw it on the CPU. So an audio

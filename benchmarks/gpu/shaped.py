@@ -1,4 +1,4 @@
-"""A checkpoint of a release's sizes whose weights are drawn: what the release costs can be measured without it.
+"""A checkpoint of a release's sizes with random weights: what the release costs can be measured without it.
 
     python -m benchmarks.gpu.shaped 7b DIRECTORY
 

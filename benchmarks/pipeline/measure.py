@@ -94,10 +94,10 @@ async def _measure(locals_: dict[str, LocalPipeline], reference: Reference, opti
 
 NOTES = [
     f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, "
-    f"{TALKER_TOKENS} codec tokens, greedy, their sound. It says what the pipeline costs, not how fast a 7B model is.",
+    f"{TALKER_TOKENS} codec tokens, greedy, their audio. It says what the pipeline costs, not how fast a 7B model is.",
     "Three stage servers share the cores, as many requests at once as told; transformers is one process that takes one "
     "request after another, as its Qwen2.5-Omni does when it speaks. One OpenMP thread a process.",
-    "Time to first audio of transformers is its job's: it returns the sound when it is whole.",
+    "Time to first audio of transformers is its job's: it returns the audio when it is whole.",
     "Stages: ms, medians. `input` of a Full edge holds the upstream engine's work; `hand over` is what of serialising "
     "and sending came after the engine's last output, the rest went out while it worked.",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.pipeline.work import TALKER_TOKENS, THINKER_TOKENS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the reference that the tests hold our stages against
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the reference that the tests compare our stages with
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`omnipipe demo`: the whole product on one machine, from a checkpoint made here to text and speech.
 
-tiny checkpoint -> three stage servers -> a text, a sound and an image prompt -> text, WAV, timeline -> all stopped
+tiny checkpoint -> three stage servers -> a text, an audio and an image prompt -> text, WAV, timeline -> all stopped
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DemoPrompt:
 
 
 def run_demo(out: Path) -> int:
-    """Run the demo; results under out. 0 if every prompt was answered with text and sound, else 1."""
+    """Run the demo; results under out. 0 if every prompt was answered with text and audio, else 1."""
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _leave)
     try:
@@ -66,7 +66,7 @@ def run_demo(out: Path) -> int:
 
 
 def write_model(directory: Path, console: Console) -> Path:
-    """The tiny checkpoint, written anew. By a process of its own: torch need not stay in memory here."""
+    """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
     command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED)]
@@ -77,7 +77,7 @@ def write_model(directory: Path, console: Console) -> Path:
 
 
 def make_prompts(out: Path) -> list[DemoPrompt]:
-    """A text, a sound (speech made by espeak-ng) and an image (a red disc on white)."""
+    """Returns a text, an audio file (speech made by espeak-ng) and an image (a red disc on white)."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")
@@ -125,7 +125,7 @@ def serve_and_ask(
 def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationResult:
     """Send one prompt and save what comes back: text.txt, speech.wav, timeline.png, answer.json.
 
-    Raises OmniRequestError; DemoError if text or sound is missing.
+    Raises OmniRequestError; DemoError if text or audio is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     options = GenerateOptions(
@@ -144,7 +144,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
     if not answer.text:
         raise DemoError(f"the {prompt.name} prompt was answered without text")
     if not any(answer.audio):
-        raise DemoError(f"the {prompt.name} prompt was answered without sound")
+        raise DemoError(f"the {prompt.name} prompt was answered without audio")
     return answer
 
 

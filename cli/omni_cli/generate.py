@@ -99,7 +99,7 @@ def read_prompt(options: GenerateOptions) -> dict[str, Any]:
     ]
     parts: tuple[Part, ...] = (*media, *([text] if text else []))
     if not parts:
-        raise InputFileError("the prompt is empty; give a text, an image or a sound")
+        raise InputFileError("the prompt is empty; give a text, an image or an audio file")
     messages = [ChatMessage("system", (options.system,))] if options.system else []
     return {"chat": [*messages, ChatMessage("user", parts)]}
 
@@ -155,19 +155,19 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
 
 
 def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]:
-    """Write the files that were asked for; one line on each. Raises OSError."""
+    """Write the requested files. Returns one line on each. Raises OSError."""
     lines: list[str] = []
     if options.out is not None and answer.audio:
         answer.write_wav(options.out)
-        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of sound")
+        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
     elif options.out is not None:
-        lines.append(f"no sound came back; {options.out} was not written")
+        lines.append(f"the response holds no audio; {options.out} was not written")
     if options.timeline is not None:
         from omni_cli.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
-        lines.append(f"{options.timeline}: what each stage did when")
+        lines.append(f"{options.timeline}: timeline of the stages")
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
         lines.append(f"{options.json_file}: what came back")

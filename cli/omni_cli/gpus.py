@@ -61,7 +61,7 @@ class GpuDemand:
     stage: str
     gpus: int
     share: float | None = None
-    """gpuMemoryUtilization; None: not said, so it asks for nearly a whole GPU."""
+    """gpuMemoryUtilization; None: not set, so the stage takes nearly a whole GPU."""
 
 
 def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int, ...]]:
@@ -79,7 +79,7 @@ def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int
         if demand.gpus == 1:
             continue
         if demand.gpus > len(free):
-            raise ValueError(f"stage {demand.stage} asks for {demand.gpus} GPUs, and {len(free)} of {count} are left")
+            raise ValueError(f"stage {demand.stage} needs {demand.gpus} GPUs, but only {len(free)} of {count} are left")
         result[demand.stage] = tuple(free.pop(0) for _ in range(demand.gpus))
     shared = [_Gpu(index) for index in free]
     for demand in (demand for demand in wanted if demand.gpus == 1):
@@ -89,7 +89,7 @@ def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int
         if fitting is None:
             taken = "; ".join(f"GPU {gpu.index}: {', '.join(gpu.stages)}" for gpu in shared if gpu.stages)
             raise ValueError(
-                f"stage {demand.stage} asks for {share:g} of a GPU, and none of {count} has that left"
+                f"stage {demand.stage} needs {share:g} of a GPU, but none of {count} has that left"
                 f"{f' ({taken})' if taken else ''}; set engineArgs.gpuMemoryUtilization on each stage so that the sum "
                 "on a GPU is at most 1 (docs/gpu-sizing.md), or name more GPUs in CUDA_VISIBLE_DEVICES"
             )

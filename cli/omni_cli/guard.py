@@ -22,7 +22,7 @@ END_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process of this machine, told apart from a later one with the same number."""
+    """A process of this machine, distinguished from a later one with the same number."""
 
     pid: int
     start_ticks: int

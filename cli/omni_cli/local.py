@@ -149,7 +149,7 @@ class LocalPipeline:
                 self._end_processes(grace_s=0)
 
     def check(self) -> None:
-        """Raises LocalRunError if a stage has ended, or says that it cannot go on (kubelet would restart it)."""
+        """Raises LocalRunError if a stage has ended, or reports that it cannot continue (kubelet would restart it)."""
         for process in self._processes:
             if process.poll() is not None or process.has_given_up():
                 self._failed = True

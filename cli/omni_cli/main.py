@@ -37,7 +37,7 @@ def omnipipe(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Run any-to-any models as pipelines of stage servers, and talk to them."""
+    """Run any-to-any models as pipelines of stage servers, and send requests to them."""
 
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="PIPELINE.yaml", help="File that holds one OmniPipeline.")]
@@ -83,17 +83,17 @@ def run(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="gRPC port of the entry stage on 127.0.0.1; 0 takes a free one.")
     ] = 0,
-    log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of the stages there.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Directory for the logs of the stages.")] = None,
     address_file: Annotated[
-        Path | None, typer.Option(help="Write the addresses there, as JSON, once all stages are ready.")
+        Path | None, typer.Option(help="File to write the addresses to, as JSON, once all stages are ready.")
     ] = None,
     tls_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Serve over TLS with tls.crt and tls.key (and ca.crt) of DIR.")
     ] = None,
-    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds until all stages must be ready.")] = 900.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds that stages may take to end.")] = 15.0,
+    start_timeout: Annotated[float, typer.Option(min=1, help="Seconds in which all stages must become ready.")] = 900.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds that stages may take to shut down.")] = 15.0,
 ) -> None:
-    """Run a pipeline on this machine: one process a stage, the same servers as in a cluster.
+    """Run a pipeline on this machine: one process per stage, with the same servers as in a cluster.
 
     Prints the address of the entry stage once every stage is ready.
     Ctrl-C stops everything. If a stage ends, the others are stopped, its name
@@ -141,32 +141,34 @@ def generate(
     ] = None,
     prompt_embeds: Annotated[
         Path | None,
-        typer.Option(metavar="NPY", help="Array [rows, hidden size] in place of a text; the stage must accept it."),
+        typer.Option(metavar="NPY", help="Embeddings [rows, hidden size] instead of text; the stage must accept them."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt as it is, without the chat template.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt unchanged, without the chat template.")] = False,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="PNG or JPEG; may be repeated.")] = None,
     audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="WAV or FLAC; may be repeated.")] = None,
     voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of the entry stage; the other stages have --sampling.")
+        int | None, typer.Option(min=1, help="Maximum tokens of the entry stage; for other stages use --sampling.")
     ] = None,
     sampling: Annotated[
         list[str] | None,
         typer.Option(metavar="STAGE.KEY=VALUE", help="A sampling parameter of a stage; may be repeated."),
     ] = None,
     priority: Annotated[
-        int, typer.Option(min=-1000, max=1000, help="Lower is served earlier; above 0 yields to all others.")
+        int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
     modality: Annotated[
         list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="WAV", help="Write the sound there.")] = None,
-    timeline: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw there what each stage did when.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="WAV", help="Write the audio to this file.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Save a timeline of what each stage did.")
+    ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write there what came back, without the sound.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the response to this file, without the audio.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
     tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")] = False,
@@ -179,7 +181,7 @@ def generate(
         str, typer.Option(help="Name that the server's certificate must have; means --tls. Default: the host.")
     ] = "",
 ) -> None:
-    """Send a prompt to a running pipeline: text to stdout as it comes, sound to a WAV file.
+    """Send a prompt to a running pipeline. Streams text to stdout and writes audio to a WAV file.
 
     \b
     Examples:
@@ -195,7 +197,7 @@ def generate(
     from omni_proto.client import ClientTls
 
     if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:
-        raise typer.BadParameter("give the prompt by --text, by --prompt-file or by --prompt-embeds")
+        raise typer.BadParameter("pass the prompt with exactly one of --text, --prompt-file and --prompt-embeds")
     if prompt_embeds and (raw or system or image or audio):
         raise typer.BadParameter("--prompt-embeds is the whole prompt: leave out --raw, --system, --image and --audio")
     if raw and (system or image or audio):
@@ -258,12 +260,14 @@ def render(
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="Namespace. Default: the file's, else default.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Image of stages that name none. Default: the operator's.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Image of stages that name none. Default: the operator's default image.")
+    ] = None,
     pod_monitors: Annotated[
-        bool, typer.Option("--pod-monitors", help="As in a cluster that has the PodMonitor API.")
+        bool, typer.Option("--pod-monitors", help="Include PodMonitors, as in a cluster that has their API.")
     ] = False,
 ) -> None:
-    """Print the objects that the operator would make of a pipeline, as YAML. Needs no cluster.
+    """Print the objects that the operator makes for a pipeline, as YAML. Needs no cluster.
 
     \b
     Examples:
@@ -285,7 +289,9 @@ def status(
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw it again at each change, until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Draw it again after each change, until Ctrl-C.")
+    ] = False,
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Credentials. Default: KUBECONFIG, else ~/.kube/config.")
     ] = None,
@@ -311,7 +317,7 @@ def status(
 
 @app.command("tiny-model")
 def tiny_model(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; made if it is missing.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; created if it is missing.")],
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     shape: Annotated[
         str | None, typer.Option(metavar="NAME", help="Sizes; gqa has grouped-query attention. Default: small.")
@@ -320,9 +326,9 @@ def tiny_model(
         str | None, typer.Option(metavar="NAME", help="Model family. Default: the one that has a tiny model.")
     ] = None,
 ) -> None:
-    """Write a complete checkpoint of a few megabytes with random weights, for trials and tests.
+    """Write a complete checkpoint of a few megabytes with random weights, for experiments and tests.
 
-    What it says has no meaning; that it says the same each time has.
+    Its output is meaningless, but the same on every run.
 
     \b
     Example:
@@ -342,9 +348,9 @@ def tiny_model(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where results go.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.")] = Path("demo-output"),
 ) -> None:
-    """Run a tiny speaking model as three processes here and send it a text, a sound and an image.
+    """Run a tiny speaking model as three local processes and send it a text, an audio and an image prompt.
 
     Saves the text, the speech and a timeline of each under DIR, and stops
     everything. Exit code 1 on any failure.

@@ -1,4 +1,4 @@
-"""Free ports of the loopback interface, picked before the stages start so that each can be told the next one's."""
+"""Free ports of the loopback interface, picked before the stages start so that each can be given the next one's."""
 
 from __future__ import annotations
 

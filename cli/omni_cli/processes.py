@@ -49,7 +49,7 @@ class StageFiles:
 
 
 class Guard:
-    """The guard process: ends the sessions that it was told of when this process ends, however it ends."""
+    """The guard process: ends the sessions registered with it when this process ends, however it ends."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -140,7 +140,7 @@ class StageProcess:
         """How the stage server ended, in words, with what its termination message says."""
         status = self.poll()
         if status is None:
-            text = "cannot go on" if self.has_given_up() else "is running"
+            text = "cannot continue" if self.has_given_up() else "is running"
         else:
             text = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
         said = self._read_termination()

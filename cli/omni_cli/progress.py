@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 
 class StartProgress(Protocol):
-    """What is told while the stages of a pipeline start."""
+    """Progress of the stages of a pipeline while they start."""
 
     def __enter__(self) -> Self: ...
 

@@ -53,7 +53,7 @@ def _draw_graph(document: Json, status: Json) -> RenderableType:
     known = {stage["name"] for stage in stages}
     former = [entry for name, entry in entries.items() if name not in known]
     if former:
-        # Another revision serves, whose graph the spec does not tell any more.
+        # Another revision serves, whose graph the spec no longer shows.
         tree = Tree(Text("serving meanwhile, of an older spec:"))
         for entry in former:
             tree.add(_draw_entry(entry["name"], entry))

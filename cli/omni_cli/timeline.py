@@ -1,4 +1,4 @@
-"""A request's timeline: what each stage did when. Layout only; timeline_plot.py draws it.
+"""A request's timeline: what each stage did at which time. Layout only; timeline_plot.py draws it.
 
 Stages measure in ns since they accepted the request, by their monotonic clocks; the wall clock of Accepted puts the
 lanes side by side.
@@ -50,7 +50,7 @@ class Lane:
     steps: tuple[float, ...] = ()
     """Each output of the engine, in seconds."""
     first_audio: float | None = None
-    """When the first sound was sent, in seconds."""
+    """When the first audio was sent, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def _compute_lane(stage: str, timing: StageTimings, origin_ns: int) -> Lane:
         return (offset + value) / NS_PER_S
 
     # Each phase ends with an event. One that did not happen, or came before the phase began (rows that were
-    # streamed in while the engine ran), leaves its phase out. Of a single output, a whole sound or one token, nothing
-    # tells prefill from generation.
+    # streamed in while the engine ran), leaves its phase out. Of a single output, a whole audio or one token, nothing
+    # separates prefill from generation.
     single = timing.first_output_ns == timing.last_output_ns
     events = (
         (Phase.INPUT, timing.engine_submitted_ns or timing.input_complete_ns),

@@ -28,7 +28,7 @@ class Connection:
     def __init__(self, configuration: Configuration, caller: str) -> None:
         self._configuration = configuration
         self.caller = caller
-        """Who calls: its User-Agent, and the name under which it owns fields (server-side apply)."""
+        """The caller's identity: its User-Agent, and the name under which it owns fields (server-side apply)."""
 
     @property
     def server(self) -> str:

@@ -93,7 +93,7 @@ class ConflictError(ApiError):
 
 
 class GoneError(ApiError):
-    """410: the resource version is too old to go on from."""
+    """410: the resource version is too old to continue from."""
 
     retry = RetryClass.SOON
 

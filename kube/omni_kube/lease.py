@@ -95,7 +95,7 @@ class Leadership:
         on_change: Callable[[bool], None],
         times: LeaseTimes | None = None,
     ) -> None:
-        """on_change is told when leadership is won (True) and lost (False).
+        """on_change is called when leadership is won (True) and lost (False).
 
         Calls go past ApiClient's rate limit and its gate, which depends on them.
         """
@@ -176,8 +176,8 @@ class Leadership:
         lease = await self._write(self._build(self._identity))
         self._sighting = Sighting(lease, loop.time())
         self._current = True
-        # What ran out meanwhile was lost, however soon it is won again: writes were refused, and only news brings them
-        # back.
+        # What ran out meanwhile was lost, however soon it is won again: writes were refused, and only a notice
+        # brings them back.
         self._announce()
         self._valid_until = asked_at + self._times.renew_deadline_s
 

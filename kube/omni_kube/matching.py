@@ -2,7 +2,7 @@
 
 The API server adds defaults, status and other managers' fields, and spells quantities its own way, so equality is too
 much to ask: the desired manifest must be a *subset* of the live object. A field that we no longer want is not seen
-here; a hash of what was last applied, kept with the object, tells that.
+here; a hash of what was last applied, kept with the object, shows that.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def find_condition(manifest: Manifest | None, kind: str) -> Mapping[str, Any] | 
 
 
 def is_terminating(manifest: Manifest) -> bool:
-    """Returns whether the object was told to end."""
+    """Returns whether the object is being deleted."""
     return "deletionTimestamp" in manifest["metadata"]
 
 

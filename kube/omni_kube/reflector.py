@@ -19,7 +19,7 @@ from omni_kube.pacing import Backoff
 from omni_kube.store import Store
 
 WATCH_TIMEOUT_S = 60.0
-"""A watch is asked for anew after this: the time of the last answer then tells whether it lives."""
+"""A watch is renewed after this, so the time of the last answer shows whether it is alive."""
 SHORTEST_WATCH_S = 1.0
 """A watch that ended sooner is not asked for again at once."""
 
@@ -111,7 +111,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Take in events until the server ends the watch. Returns the version to go on from."""
+        """Take in events until the server ends the watch. Returns the version to continue from."""
         events = self._client.watch(self.kind, self.namespace, version, self._watch_timeout_s, self._selector)
         async with aclosing(events):
             async for event in events:

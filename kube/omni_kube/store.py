@@ -93,7 +93,7 @@ class Store:
         return self._put(seen, scope)
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
-        """Take in an object from the answer to a write or a read of ours. Returns whether it was new."""
+        """Take in an object from the answer to one of our writes or reads. Returns whether it was new."""
         seen = Seen.of(manifest)
         progress = self._progress[seen.key.kind, scope]
         entry = self._entries.get(seen.key)
@@ -111,7 +111,7 @@ class Store:
         return self._remove(seen.key, scope)
 
     def remove_deleted(self, key: ObjectKey, scope: str = "") -> None:
-        """Forget an object that is known to be gone: by the answer to a call of ours."""
+        """Forget an object that is known to be gone: by the answer to one of our calls."""
         self._remove(key, scope)
 
     def begin_list(self, kind: str, scope: str = "") -> Listing:

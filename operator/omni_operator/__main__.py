@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SettingsError, CredentialsError) as error:
         sys.stderr.write(f"omni_operator: {error}\n")
         return EXIT_SETTINGS
-    except Exception:  # noqa: BLE001 - the last resort: the exit code tells
+    except Exception:  # noqa: BLE001 - the last resort: the exit code reports it
         _log.critical("internal error", exc_info=True)
         return EXIT_INTERNAL
 

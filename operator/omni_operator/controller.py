@@ -141,7 +141,7 @@ class Controller:
     async def _work_on(self, key: NamespacedName) -> None:
         started = asyncio.get_running_loop().time()
         try:
-            # Not wait_for, which may swallow a cancellation (before Python 3.12).
+            # Not wait_for, which may lose a cancellation (before Python 3.12).
             async with asyncio.timeout(RECONCILE_TIMEOUT_S):
                 report = await self._reconciler.reconcile(key, self._queue.failures(key))
         except NotLeaderError:

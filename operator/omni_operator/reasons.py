@@ -79,22 +79,22 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.ALL_STAGES_READY: Explanation("Ready=True", "Every stage has a ready pod.", "Nothing."),
     Reason.STARTING: Explanation(
         "Progressing=True",
-        "The pods of the revision start, and no other revision serves meanwhile.",
+        "The pods of the revision are starting, and no other revision serves.",
         "Wait: pulling the image and loading the model take minutes. The message names the stages.",
     ),
     Reason.UPDATING: Explanation(
         "Progressing=True",
-        "Pods are added, removed or replaced in place by a compatible change; the others go on serving.",
-        "Wait. If new pods find no room, let old ones go first: spec.rollout.maxSurge: 0, maxUnavailable: 1.",
+        "A compatible change adds, removes or replaces pods; the others keep serving.",
+        "Wait. If new pods do not fit, remove old ones first: spec.rollout.maxSurge: 0, maxUnavailable: 1.",
     ),
     Reason.ROLLING_OUT: Explanation(
         "Progressing=True",
         "A new revision starts beside the one that serves.",
-        "Wait: the Service is switched when every stage of it is available. To abandon it, restore the old spec.",
+        "Wait: the Service switches when all its stages are available. To abandon the rollout, restore the old spec.",
     ),
     Reason.ROLLOUT_NEEDS_CAPACITY: Explanation(
         "Progressing=True",
-        "The new revision finds no room beside the one that serves, which goes on serving.",
+        "The new revision does not fit beside the one that serves, which keeps serving.",
         "Add nodes or quota, or accept a pause in serving: spec.rollout.strategy: Recreate.",
     ),
     Reason.WAITING_FOR_OLD_REVISION: Explanation(
@@ -104,13 +104,13 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.DRAINING_OLD_REVISION: Explanation(
         "Progressing=True",
-        "The new revision serves; the old one ends, from the entry stage downwards.",
+        "The new revision serves; the old one drains, entry stage first.",
         "Wait: requests in flight may take as long as spec.timeouts.request.",
     ),
     Reason.SUSPENDING: Explanation(
-        "Ready=False, Progressing=True", "spec.suspend is true and pods still end.", "Wait."
+        "Ready=False, Progressing=True", "spec.suspend is true and pods are draining.", "Wait."
     ),
-    Reason.ROLLOUT_COMPLETE: Explanation("Progressing=False", "What runs is what the spec asks for.", "Nothing."),
+    Reason.ROLLOUT_COMPLETE: Explanation("Progressing=False", "What runs matches the spec.", "Nothing."),
     Reason.AS_EXPECTED: Explanation("Degraded=False", "Nothing failed.", "Nothing."),
     Reason.SUSPENDED: Explanation(
         "Ready=False, Progressing=False", "spec.suspend is true: no pod runs.", "Set spec.suspend: false to serve."
@@ -120,47 +120,49 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.INVALID_SPEC: Explanation(
         _FAILS,
-        "The spec exceeds 64 KiB, or was accepted by an older version of the resource and is not valid any more. "
-        "Nothing is changed.",
+        "The spec exceeds 64 KiB, or an older version of the resource accepted it and it is no longer valid. "
+        "The operator changes nothing.",
         "Correct the fields in the message.",
     ),
     Reason.TOO_MANY_PIPELINES: Explanation(
         _FAILS,
-        "The namespace has more pipelines than the operator takes (100 by default), and this is not among the oldest. "
-        "Nothing is made or changed for it.",
-        "Delete others, or raise maxPipelinesPerNamespace of the chart.",
+        "The namespace has more pipelines than the operator manages (100 by default), and this is not among the "
+        "oldest. The operator changes nothing for it.",
+        "Delete other pipelines, or raise the chart's operator.maxPipelinesPerNamespace.",
     ),
     Reason.CHILD_CONFLICT: Explanation(
         "Degraded=True, and Ready=False where the object is needed to serve",
-        "An object that is not this pipeline's has the name of one of its children. It is never touched.",
+        "An object that does not belong to this pipeline has the name of one of its children. It is left untouched.",
         "Delete or rename that object, or give the pipeline another name.",
     ),
     Reason.APPLY_FAILED: Explanation(
         "Degraded=True",
         "The API server refuses an object (an admission policy, a quota on objects, missing rights).",
-        "Read the API server's answer in the message; it is tried again with growing pauses.",
+        "Read the API server's answer in the message; the operator retries with growing pauses.",
     ),
     Reason.STAGES_NOT_READY: Explanation(
-        "Ready=False", "Stages have no ready pod, and no cause is known (yet).", "Wait; Progressing tells more."
+        "Ready=False",
+        "Stages have no ready pod, and no cause is known yet.",
+        "Wait; the Progressing condition has details.",
     ),
     Reason.REPLICAS_MISSING: Explanation(
         "Ready=False if none is left, Degraded=True",
-        "A stage that was complete has lost replicas; they are being replaced.",
-        "Wait; if it lasts, look at the pods: kubectl describe pod.",
+        "A stage has lost replicas; they are being replaced.",
+        "Wait; if it lasts, check the pods: kubectl describe pod.",
     ),
     Reason.UNSCHEDULABLE: Explanation(
         _WAITS,
-        "No node has room for a pod, most often no free GPUs.",
+        "No node has capacity for a pod, usually no free GPU.",
         "Add nodes, free GPUs, or lower resources or replicas. The message says what is missing.",
     ),
     Reason.VOLUME_NOT_BOUND: Explanation(
         _WAITS,
         "A PersistentVolumeClaim does not exist or is not bound.",
-        "kubectl get pvc: create the claim, or the volume or StorageClass that it waits for.",
+        "Run kubectl get pvc; create the claim, or the volume or StorageClass that it waits for.",
     ),
     Reason.QUOTA_EXCEEDED: Explanation(
         _FAILS,
-        "The namespace's ResourceQuota has no room for a pod.",
+        "The namespace's ResourceQuota leaves no capacity for a pod.",
         "Raise the quota, or lower resources or replicas.",
     ),
     Reason.PODS_REFUSED: Explanation(
@@ -182,16 +184,16 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.CONTAINER_NOT_STARTED: Explanation(
         _FAILS,
         "The container runtime cannot start a container.",
-        "kubectl describe pod; check runtimeClassName and image.",
+        "Run Run Run kubectl describe pod; check runtimeClassName and image.",
     ),
     Reason.VOLUMES_NOT_READY: Explanation(
         _FAILS,
         "A pod has a node, but its volumes or network have not been set up for minutes.",
-        "kubectl describe pod shows FailedMount or FailedCreatePodSandBox with the reason.",
+        "Run kubectl describe pod: FailedMount or FailedCreatePodSandBox shows the reason.",
     ),
     Reason.MODEL_NOT_FOUND: Explanation(
         _FAILS,
-        "The checkpoint does not exist, is not complete, or is not one that the component reads.",
+        "The checkpoint does not exist, is incomplete, or does not fit the component.",
         "Correct spec.model.uri or revision, or the component.",
     ),
     Reason.TOKEN_REJECTED: Explanation(
@@ -207,38 +209,40 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     ),
     Reason.FETCH_FAILED: Explanation(
         _FAILS,
-        "The checkpoint could not be downloaded; it is tried again and goes on where it stopped.",
+        "The checkpoint could not be downloaded; the download is retried and resumes where it stopped.",
         "Check the network between pods and the hub, and the space in the cache.",
     ),
     Reason.CONFIG_REJECTED: Explanation(
         _FAILS, "The stage server refuses its configuration (exit code 78).", "Correct the field in the message."
     ),
     Reason.ENGINE_DEAD: Explanation(
-        _FAILS, "The stage's engine died (exit code 70); the pod restarts.", "kubectl logs --previous shows why."
+        _FAILS, "The stage's engine died (exit code 70); the pod restarts.", "Check kubectl logs --previous."
     ),
     Reason.OOM_KILLED: Explanation(
         _FAILS, "A container used more memory than its limit.", "Raise resources.limits.memory of the stage."
     ),
     Reason.CRASH_LOOP_BACK_OFF: Explanation(
-        _FAILS, "A container ends again and again.", "Read the termination message, or kubectl logs --previous."
+        _FAILS, "A container exits repeatedly.", "Read the termination message, or kubectl logs --previous."
     ),
     Reason.PROBE_FAILING: Explanation(
         _FAILS,
-        "Kubelet's probes fail: the stage did not become ready in time, hangs, or says that it does not serve.",
-        "kubectl logs; for a model that loads slowly use a faster volume.",
+        "Kubelet's probes fail: the stage was not ready in time, hangs, or reports that it does not serve.",
+        "Check kubectl logs; for a model that loads slowly, use a faster volume.",
     ),
     Reason.NODE_LOST: Explanation(
-        _FAILS, "The node of a pod does not answer.", "Repair or remove the node; the pod is replaced after minutes."
+        _FAILS,
+        "The node of a pod does not respond.",
+        "Repair or remove the node; the pod is replaced after some minutes.",
     ),
     Reason.EVICTED: Explanation(
         _FAILS,
         "Pods are evicted or refused by their node (memory, disk, shutdown, preemption).",
-        "Set requests that the pods stay within, or priorityClassName.",
+        "Raise the requests to what the pods use, or set priorityClassName.",
     ),
     Reason.PROGRESS_DEADLINE_EXCEEDED: Explanation(
         _FAILS,
-        "Pods have not become ready for longer than any stage may take, and no other cause is known.",
-        "kubectl describe pod and kubectl logs.",
+        "Pods took longer to become ready than any stage may take, and no other cause is known.",
+        "Check kubectl describe pod and kubectl logs.",
     ),
 }
 """Of every reason."""
@@ -249,4 +253,4 @@ def render_table() -> str:
     rows = [
         f"| `{reason}` | {item.conditions} | {item.symptom} | {item.remedy} |" for reason, item in EXPLANATIONS.items()
     ]
-    return "\n".join(["| Reason | On | What one sees | What to do |", "|---|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| Reason | Conditions | Symptom | Remedy |", "|---|---|---|---|", *rows]) + "\n"

@@ -45,11 +45,11 @@ from omni_proto.pipeline import PipelineError
 MAX_PASSES: Final = 5
 """Passes of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before a name that is taken is tried again: no watch tells when a foreign object goes."""
+"""Pause before a name that is taken is checked again: no watch reports when a foreign object goes."""
 LIMIT_RECHECK_S: Final = 60.0
-"""Pause before a pipeline beyond the limit of its namespace is tried again: others may have gone."""
+"""Pause before a pipeline beyond the limit of its namespace is checked again: others may be gone by then."""
 REPORTED_FAILURES: Final = 4
-"""Failures in a row after which the status tells even of errors that may pass by themselves."""
+"""Failures in a row after which the status reports even errors that may pass by themselves."""
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class Reconciler:
             if outcome.taken:
                 self._taken.add(key)
             if (outcome.error is None or outcome.taken) and not is_last:
-                # No event will tell of our own writes, and they may make further ones possible.
+                # No event reports our own writes, and they may make further ones possible.
                 return True
         # 8. and 9. Status and events.
         errors = describe_failure(outcome, failures)
@@ -233,7 +233,7 @@ class Reconciler:
 
 
 def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
-    """What the status tells of a failed write: what the server refuses at once, what may pass by itself if it lasts."""
+    """Returns what the status reports of a failed write: refusals at once, passing errors if they last."""
     error = outcome.error
     if error is None or error.retry is RetryClass.NEVER:
         return []

@@ -1,7 +1,7 @@
 """Errors of the contracts: one root; each tensor error says whether it is corrupt or invalid.
 
 A leaf: imports nothing, so that the control plane can use it too. Messages name the tensor, the limit and the remedy
-and never hold tensor values or prompt text. Errors of a call are in `request_errors.py`.
+and never hold tensor values or prompt text. Errors of a call are in `client/errors.py`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A stage on a GPU holds weights, a KV cache, activations, CUDA graphs and CUDA's 
 twice. When a stage starts, `request_memory` (v1/worker/utils.py) demands that gpuMemoryUtilization x total is free,
 whatever kvCacheMemoryMib says. Later, without kvCacheMemoryMib, it profiles and gives the rest of that share to the KV
 cache; with kvCacheMemoryMib it takes that many bytes and measures nothing. The same formulas are here, so that a table,
-a sample and `omnipipe run` can be checked without a GPU; tests hold them against vLLM's own.
+a sample and `omnipipe run` can be checked without a GPU; tests compare them with vLLM's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 DEFAULT_SHARE: Final = 0.92
-"""gpuMemoryUtilization where nothing is said (vLLM 0.32, CacheConfig)."""
+"""Default of gpuMemoryUtilization (vLLM 0.32, CacheConfig)."""
 CUDA_CONTEXT_BYTES: Final = 640 * MIB
 """Reserved per process beside torch's allocations: context, loaded kernels, cuBLAS and cuDNN. An allowance: half of it
 is usual, and the exact figure depends on driver and card."""
@@ -139,6 +139,6 @@ def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[Memo
             words = f"needs {stage.total / GIB:.1f} GiB, its share is {wanted / GIB:.1f} GiB; {remedy}"
             problems.append(MemoryProblem(stage.name, f"{words} or lower kvCacheMemoryMib"))
         if free < wanted:
-            words = f"asks for {wanted / GIB:.1f} GiB free, the others leave {free / GIB:.1f} GiB"
+            words = f"asks for {wanted / GIB:.1f} GiB free, but the others leave {free / GIB:.1f} GiB"
             problems.append(MemoryProblem(stage.name, f"{words}; lower shares until they add up to 1 at most"))
     return problems

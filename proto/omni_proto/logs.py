@@ -1,4 +1,4 @@
-"""Logs of every process of ours: JSON or text on stderr; each line says what it is about.
+"""Logs of every process: JSON or text on stderr; each line says what it is about.
 
 A leaf: imports the standard library only.
 """
@@ -19,7 +19,7 @@ Fields: TypeAlias = Callable[[], Mapping[str, object]]
 """Returns fields of the line that is being written, in order."""
 
 NOISY: Final = ("aiohttp", "asyncio", "httpx", "kopf", "urllib3")
-"""Libraries whose INFO lines tell of single requests, selectors and handlers."""
+"""Libraries whose INFO lines describe single requests, selectors and handlers."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # What kopf puts into its records: the reference and settings of the object that it handles.

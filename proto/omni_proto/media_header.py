@@ -1,6 +1,6 @@
 """What the header of an image or of audio says, read from its first bytes: nothing is decoded.
 
-Stages bound media by it before they decode anything, clients tell the decoded size of media that they send in chunks.
+Stages bound media by it before they decode anything, clients send the decoded size of media that they send in chunks.
 The cost is bounded too: at most MAX_SECTIONS sections are walked, and what lies between them is skipped in C.
 Standard library only.
 """
@@ -74,7 +74,7 @@ class AudioHeader:
 
 
 def sniff(data: bytes | bytearray | memoryview) -> str | None:
-    """The media type that the first bytes tell, or None."""
+    """Returns the media type by its first bytes, or None."""
     head = bytes(data[:12])
     if head[:8] == _PNG:
         return "image/png"
@@ -115,7 +115,7 @@ def _read_png(view: memoryview) -> ImageHeader:
             raise MediaHeaderError("the PNG has no picture")
         length, kind = struct.unpack_from(">I4s", view, position)
         if kind == b"IHDR":
-            raise MediaHeaderError("the PNG tells its size twice")
+            raise MediaHeaderError("the PNG states its size twice")
         if kind == b"IDAT":
             return ImageHeader("image/png", width, height, frames)
         if kind == b"acTL":
@@ -130,7 +130,7 @@ def _read_jpeg(view: memoryview) -> ImageHeader:
     for marker, position in _jpeg_segments(view):
         if marker in _SOF:
             if size is not None:
-                raise MediaHeaderError("the JPEG tells its size twice")
+                raise MediaHeaderError("the JPEG states its size twice")
             height, width = struct.unpack_from(">HH", view, position + 3)
             size = (width, height)
         elif marker == _SOS:
@@ -180,11 +180,11 @@ def _read_wav(view: memoryview) -> AudioHeader:
         position += 8
         if kind == b"fmt ":
             if layout is not None:
-                raise MediaHeaderError("the WAV tells its format twice")
+                raise MediaHeaderError("the WAV states its format twice")
             layout = _read_wave_format(view[position : position + length])
         elif kind == b"data":
             if layout is None:
-                raise MediaHeaderError("the WAV does not tell its format")
+                raise MediaHeaderError("the WAV does not state its format")
             channels, rate, width = layout
             # Programs that stream write the largest number, or 0, for the length that they do not know.
             there = len(view) - position

@@ -57,7 +57,7 @@ class EngineArgs(ConfigModel):
     """Arguments of the engine: a closed list, so that no resource can name a class, a path or remote code."""
 
     max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
-    """Longest sequence, prompt and output together, in tokens. Default: what the model allows."""
+    """Longest sequence of prompt and output together, in tokens. Default: the model's maximum."""
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Most requests that the engine runs in one step."""
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
@@ -65,11 +65,11 @@ class EngineArgs(ConfigModel):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
     """Type of weights and activations. Default: the component's, else the checkpoint's."""
     quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
-    """Quantization of the weights. Default: what the checkpoint says."""
+    """Quantization of the weights. Default: the checkpoint's."""
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
     """Type of the KV cache."""
     kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Memory of the KV cache in MiB. Default: what gpuMemoryUtilization leaves beside weights and activations."""
+    """Memory of the KV cache in MiB. Default: what weights and activations leave of gpuMemoryUtilization."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of each GPU's memory that the stage may use. That much must be free when the stage starts, whatever
     kvCacheMemoryMib says. Default: 0.92, vLLM's. Stages that share a GPU need both fields (docs/gpu-sizing.md)."""
@@ -78,11 +78,11 @@ class EngineArgs(ConfigModel):
     enable_prefix_caching: bool | None = None
     """Reuse the KV cache of equal prefixes. Refused for stages whose hidden states are read."""
     enable_prompt_embeds: bool | None = None
-    """Accept embeddings in place of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
-    text requests. Only for an entry stage whose rows no other stage reads."""
+    """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
+    text requests down. Only for an entry stage whose rows no other stage reads."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Processed images and sounds that the engine keeps, in MiB, so that a medium that comes again is not processed
-    again. Memory beside limits.maxInflightBytes. Default: 0, none is kept."""
+    """Cache of processed images and audio in MiB, so that repeated media are not processed again. This memory comes on
+    top of limits.maxInflightBytes. Default: 0, no cache."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -101,25 +101,25 @@ class SamplingDefaults(ConfigModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Least probability of a token, relative to the most likely one."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Above 1 discourages tokens that were seen."""
+    """Above 1 discourages tokens of the prompt and the output."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Above 0 discourages tokens that the output has."""
+    """Above 0 discourages tokens that are in the output."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    """Above 0 discourages tokens by how often the output has them."""
+    """Above 0 discourages tokens by their number in the output."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """Seed of the stage."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Most tokens to write."""
+    """Most tokens to generate."""
     min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Fewest tokens to write before a stop token counts."""
+    """Fewest tokens to generate before a stop token counts."""
     ignore_eos: bool | None = None
-    """Go on after the end-of-sequence token."""
+    """Continue after the end-of-sequence token."""
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
-    """Further token ids that end the output."""
+    """Additional token ids that end the output."""
     stop: (
         Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] | None
     ) = None
-    """Texts that end the output. Only for stages that write text."""
+    """Stop strings: they end the output. Only for stages that return text."""
     num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Steps of the solver of a diffusion stage."""
     guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -130,13 +130,13 @@ class Limits(ConfigModel):
     """Limits of one stage pod."""
 
     max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most requests in the stage at once; more are RESOURCE_EXHAUSTED with RetryInfo."""
+    """Most requests in the stage at once; further ones get RESOURCE_EXHAUSTED with RetryInfo."""
     max_inflight_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] | None = None
     """Bytes of tensors and media that all requests together may hold. Default: 25 % of the memory limit."""
     max_media_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 32 << 20
-    """Most bytes of one image or sound, as encoded."""
+    """Most bytes of one encoded image or audio file."""
     max_media_per_request: Annotated[int, Field(ge=0, le=64)] = 8
-    """Most images and sounds of one request."""
+    """Most images and audio files of one request."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
     max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
@@ -144,33 +144,33 @@ class Limits(ConfigModel):
 
 
 class MediaLimits(ConfigModel):
-    """Bounds of a request's images and sounds, held against what their headers say before anything is decoded."""
+    """Limits for a request's images and audio, checked against their headers before anything is decoded."""
 
     max_image_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 16 << 20
     """Most pixels of an image, width times height."""
     max_image_scans: Annotated[int, Field(ge=1, le=1000)] = 50
     """Most scans of a progressive JPEG; programs write about ten, and each costs a pass over the picture."""
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
-    """Longest sound, in seconds. The model may hear less at once."""
+    """Longest audio file, in seconds. The model may accept less."""
     max_audio_rate_hz: Annotated[int, Field(ge=4000, le=768_000)] = 192_000
-    """Most samples a second of a sound; the fewest are 4,000."""
+    """Highest sample rate of audio; the lowest is 4,000."""
     max_audio_channels: Annotated[int, Field(ge=1, le=64)] = 8
-    """Most channels of a sound."""
+    """Most channels of audio."""
     max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20
-    """Most bytes of a request's media once decoded: 3 a pixel, 4 a sample of each channel."""
+    """Most bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel."""
 
 
 class Timeouts(ConfigModel):
     """Times in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of a request that brings none."""
+    """Deadline of requests that have none."""
     step: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest time between two steps of an engine with unfinished requests. Default: the component's."""
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's; none for autoregressive stages."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Longest time for decoding a request's media, and again for making the engine's input of them."""
+    """Longest time to decode a request's media, and again to convert them to engine input."""
     drain_notice: Annotated[float, Field(ge=0, le=3600)] = 5.0
     """Time between NOT_SERVING and refusing new requests, on SIGTERM."""
 
@@ -240,9 +240,9 @@ class ModelSource(ConfigModel):
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     """Directory of the checkpoint, as the stage server sees it."""
     uri: Annotated[str, StringConstraints(max_length=512)] = ""
-    """Where it came from; for logs and GetStage."""
+    """Its source; for logs and GetStage."""
     revision: Annotated[str, StringConstraints(max_length=128)] = ""
-    """Revision that was asked for."""
+    """Requested revision."""
 
 
 class StageConfig(ConfigModel):
@@ -259,7 +259,7 @@ class StageConfig(ConfigModel):
     model: ModelSource
     """The checkpoint."""
     input: InputEdge | None = None
-    """The stage that this one reads; none for the entry stage."""
+    """The upstream stage that this stage reads from; empty for the entry stage."""
     outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
     """Modalities that this stage returns to the client."""
     downstream: Annotated[list[DownstreamStage], Field(max_length=15)] = Field(default_factory=list)
@@ -269,11 +269,11 @@ class StageConfig(ConfigModel):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
     """GPUs of the stage: the GPU count of its resources."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling of requests that do not say."""
+    """Sampling parameters for requests that set none."""
     limits: Limits = Limits()
     """Limits of the pod."""
     media: MediaLimits = MediaLimits()
-    """Bounds of images and sounds; only the entry stage reads any."""
+    """Limits for images and audio; only the entry stage reads any."""
     timeouts: Timeouts = Timeouts()
     """Times."""
     listen: Listen = Listen()

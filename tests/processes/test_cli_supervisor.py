@@ -162,7 +162,7 @@ def test_a_stage_whose_engine_hangs_is_named_and_the_run_ends(launch: Callable[.
     (run.directory / "hang").touch()
     code, _, err = run.finish()
     assert code == 1
-    assert "stage talker cannot go on: StepTimeout no step for 30 s" in err
+    assert "stage talker cannot continue: StepTimeout no step for 30 s" in err
     assert "the engine makes no step" in err, "the last lines of its log"
     assert not any(is_alive(pid) for pid in run.pids())
 

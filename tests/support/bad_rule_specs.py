@@ -64,7 +64,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),
         "spec.model.uri",
-        "pvc://c/../d leaves its root with ..; give the path",
+        "pvc://c/../d leaves its root through ..; give the path",
     ),
     "uri ends above its root": Bad((edit("spec/model/uri", "file:///models/.."),), "spec.model.uri", "leaves its root"),
     **{
@@ -83,13 +83,11 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "half a gpu": Bad(
         (first(resources={"limits": {"nvidia.com/gpu": "500m"}}),),
         f"{S0}.resources.limits",
-        "500m GPUs are asked for; give a whole number from 1 to 64, or leave nvidia.com/gpu out to run on the CPU",
+        "500m GPUs are set; give a whole number from 1 to 64, or leave nvidia.com/gpu out to run on the CPU",
     ),
-    "no gpu": Bad(
-        (first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are asked for"
-    ),
+    "no gpu": Bad((first(resources={"limits": {"nvidia.com/gpu": 0}}),), f"{S0}.resources.limits", "0 GPUs are set"),
     "65 gpus": Bad(
-        (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are asked"
+        (first(resources={"limits": {"nvidia.com/gpu": "65"}}),), f"{S0}.resources.limits", "65 GPUs are set"
     ),
     "gpu request differs": Bad(
         (first(resources={"limits": {"nvidia.com/gpu": 1}, "requests": {"nvidia.com/gpu": 2}}),),
@@ -143,7 +141,7 @@ BAD_RULES: Final[dict[str, Bad]] = {
     "toleration for a time of no effect": Bad(
         (first(tolerations=[{"key": "a", "value": "b", "tolerationSeconds": 3}]),),
         f"{S0}.tolerations[0].tolerationSeconds",
-        "has a meaning with effect: NoExecute only; set this effect, or remove it",
+        "needs effect: NoExecute; set this effect, or remove tolerationSeconds",
     ),
     "node condition without values": Bad(
         (node_affinity({"matchExpressions": [{"key": "zone", "operator": "In"}]}),),

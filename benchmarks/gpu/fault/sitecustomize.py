@@ -1,7 +1,7 @@
 """Breaks token2wav on demand, in the engine's own process, for the check `faults` alone: Python imports this first.
 
 A request whose seed is one of two gets a device-side assertion (an index out of bounds on the GPU), or asks for more
-memory than any device has. Nothing in the product can be told to do so; this is reached by PYTHONPATH only.
+memory than any device has. Nothing in the product can do so; this is reached by PYTHONPATH only.
 """
 
 import sys

@@ -59,7 +59,7 @@ def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         return ModelFiles(path=f"{MODELS_MOUNT}/{path}".rstrip("/"), volume=source)
     revision = model.revision or DEFAULT_MODEL_REVISION
-    # The prefix keeps a revision named ".." inside, and apart from the names of organisations.
+    # The prefix keeps a revision named ".." inside, and distinct from the names of organisations.
     root = f"{MODELS_MOUNT}/{rest}/rev-{revision.replace('/', '--')}"
     destination = f"{root}/{stage.component.replace('/', '--')}"
     fetch = ModelFetch(

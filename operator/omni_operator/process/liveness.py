@@ -1,7 +1,7 @@
 """Health of the process, over HTTP: /healthz fails when a watch is silent or work stuck, /readyz until caches fill.
 
-A watch is asked for anew every minute, so one that has said nothing for three is dead, whatever its connection
-claims: a restart reads credentials and addresses anew.
+A watch is asked for again every minute, so one that has said nothing for three is dead, whatever its connection
+claims: a restart reads credentials and addresses again.
 """
 
 from __future__ import annotations

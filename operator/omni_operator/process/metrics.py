@@ -1,5 +1,5 @@
-"""omni_operator_*: what the operator tells Prometheus. docs/observability.md lists it; `python -m observability` writes
-that list. Labels are bounded: words of ours, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
+"""omni_operator_*: the operator's metrics. docs/observability.md lists them; `python -m observability` writes
+that list. Labels are bounded: fixed words, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What is read when the metrics are asked for."""
+    """Values that are read when the metrics are scraped."""
 
     watch_ages: Callable[[], Mapping[str, float]]
     """Seconds since each watch heard something."""
@@ -75,17 +75,17 @@ class Metrics:
         disable_created_metrics()  # a series of its own for each counter, which nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        Info("omni_operator", "What this operator is: its version.", registry=self.registry).info({"version": version})
+        Info("omni_operator", "The operator's version.", registry=self.registry).info({"version": version})
         self._duration = Histogram(
             "omni_operator_reconcile_duration",
-            "One reconcile of one pipeline, writes included.",
+            "Duration of one reconcile of one pipeline, writes included.",
             unit="seconds",
             buckets=_BUCKETS,
             registry=self.registry,
         )
         self._reconciles = Counter(
             "omni_operator_reconcile",
-            f"Reconciles of pipelines by result: {', '.join(RESULTS)}.",
+            f"Reconciles of pipelines, by result: {', '.join(RESULTS)}.",
             ["result"],
             registry=self.registry,
         )
@@ -99,7 +99,8 @@ class Metrics:
         )
         self._call_duration = Histogram(
             "omni_operator_api_call_duration",
-            "Until the API server answered a call, or did not, by RBAC verb; without what a watch brings after that.",
+            "Time until the API server answered a call or the call failed, by RBAC verb; of a watch, only until "
+            "it started.",
             ["verb"],
             unit="seconds",
             buckets=_BUCKETS,
@@ -107,7 +108,7 @@ class Metrics:
         )
         self._noops = Counter(
             "omni_operator_noop_applies",
-            "Applies that changed nothing: each is a fault of the comparison.",
+            "Applies that changed nothing; each one is a fault in the comparison.",
             registry=self.registry,
         )
         self._status_writes = Counter(
@@ -138,7 +139,7 @@ class Metrics:
         self._leader.set(leader)
 
     def add_readings(self, readings: Readings) -> None:
-        """Read these when the metrics are asked for."""
+        """Read these when the metrics are scraped."""
         self.registry.register(_Gauges(readings))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -154,18 +155,21 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
     def collect(self) -> Iterable[Metric]:
         readings = self._readings
         ages = GaugeMetricFamily(
-            "omni_operator_watch_age_seconds", "Since a watch last heard anything.", labels=["watch"], unit="seconds"
+            "omni_operator_watch_age_seconds",
+            "Time since a watch last received anything.",
+            labels=["watch"],
+            unit="seconds",
         )
         for watch, age_s in readings.watch_ages().items():
             ages.add_metric([watch], age_s)
         yield ages
         yield from _collect_pipelines(list(readings.conditions()))
         yield GaugeMetricFamily(
-            "omni_operator_queued_pipelines", "Pipelines that wait to be reconciled.", value=readings.queue_length()
+            "omni_operator_queued_pipelines", "Pipelines that wait for a reconcile.", value=readings.queue_length()
         )
         yield GaugeMetricFamily(
             "omni_operator_longest_due_seconds",
-            "How long the pipeline that has waited or been worked on longest has been due.",
+            "How long the longest overdue pipeline has waited or been in work.",
             value=readings.longest_due_s(),
             unit="seconds",
         )

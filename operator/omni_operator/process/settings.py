@@ -1,6 +1,6 @@
 """Settings of the operator process: flags, each with an environment variable of the same name; read once at the start.
 
-`--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are the same; a flag wins. Each setting is said once, in OperatorSettings.
+`--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are the same; a flag wins. Each setting is set once, in OperatorSettings.
 
 By hand and not by pydantic-settings 2.16: its errors name neither the flag nor the variable that is wrong, and where a
 flag's name is not its field's (`debounce_s`) the variable loses its prefix, so that one that is set is ignored.

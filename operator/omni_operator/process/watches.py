@@ -82,7 +82,7 @@ class Watches:
                     self._add(kind)
                     found = True
             except ApiError as error:
-                _log.warning("cannot tell whether the cluster has %s: %s", kind.plural, error)
+                _log.warning("cannot find out whether the cluster has %s: %s", kind.plural, error)
         return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:

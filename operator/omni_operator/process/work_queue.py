@@ -123,7 +123,7 @@ class WorkQueue(Generic[Key]):
     def retry(self, key: Key, at_least_s: float = 0.0, *, progressed: bool = False) -> float:
         """Key failed: again after its next pause, or at_least_s if that is longer. Returns the pause in seconds.
 
-        One that progressed begins anew with the shortest pause.
+        One that progressed begins again with the shortest pause.
 
         Something new about the key shortens the pause, to a second or at_least_s: it may be what repairs it, but a key
         that fails on every try must not spin.

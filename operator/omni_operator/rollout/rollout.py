@@ -1,4 +1,4 @@
-"""How a pipeline gets from the revision that serves to the one that is asked for, decided anew in every reconcile.
+"""How a pipeline gets from the revision that serves to the one that is asked for, decided again in every reconcile.
 
 A revision is a complete set of stages that talk to one another only. All that a decision needs is in the API: which
 sets exist, and which of them the entry Service selects. So a restarted operator decides as the old one would have.
@@ -152,10 +152,10 @@ def _choose_serving(view: RolloutView) -> str:
 
 
 def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
-    """Whether a set that is selected, but is not the target, shall go on serving until the target can.
+    """Whether a set that is selected, but is not the target, shall continue serving until the target can.
 
     Not if it never came up (a wrong image, say) and requests cannot even enter it, or the target needs its room: there
-    is nothing to protect, and the correction would wait for the mistake for ever.
+    is nothing to protect, and the correction would wait for the mistake forever.
     """
     pipeline = view.pipelines.get(revision)
     if pipeline is None or pipeline.spec.suspend:
@@ -168,7 +168,7 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
 
 
 def _target_waits(view: RolloutView) -> bool:
-    """Recreate: whether old sets must end before the target's begins. One that has begun goes on."""
+    """Recreate: whether old sets must end before the target's begins. One that has begun continues."""
     if view.pipeline.spec.rollout.strategy != "Recreate":
         return False
     begun = any(stage.deployment is not None for stage in view.live(view.target).stages.values())

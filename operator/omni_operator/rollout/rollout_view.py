@@ -95,5 +95,5 @@ class RolloutView:
         return all(stage.empty for stage in self.live(revision).stages.values())
 
     def lacks_capacity(self, revision: str) -> bool:
-        """Whether a pod of the revision finds no room."""
+        """Returns whether a pod of the revision does not fit the cluster."""
         return any(lacks_capacity(stage) for stage in self.live(revision).stages.values())

@@ -1,7 +1,7 @@
 """Why a container does not run, from its status as kubelet writes it.
 
-Causes must not change while nothing changes: kubelet cycles through waiting, running and terminated while a container
-crashes, and counts restarts; of all that only what stays the same is said.
+Causes must not change while nothing changes: kubelet goes round waiting, running and terminated while a container
+crashes, and counts restarts; of all that, messages name only what stays the same.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
 
 
 def _pull_detail(message: str) -> str:
-    """What the registry said, as far as it can be told from the message's words, which differ by runtime."""
+    """Returns what the registry answered, as far as the message shows it; its words differ by runtime."""
     text = message.lower()
     for word, detail in (
         ("not found", "no such image"),

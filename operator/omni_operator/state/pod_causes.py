@@ -1,7 +1,7 @@
 """Why a stage has not all its pods, from what the scheduler, kubelet and the controllers say about it.
 
-Of several pods and causes the most actionable one is reported. Which one that is does not depend on the order or the
-names of pods, as far as possible.
+Of several pods and causes, the status reports the one that must be fixed first. As far as possible, that does
+not depend on the order or the names of pods.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RANKS: Final = (
     Reason.EVICTED,
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
-"""What is told first: what only a person can mend, before what may pass."""
+"""The order of reports: what only a person can fix comes before what may pass."""
 
 _QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
 # With the name of the pod that could not be made, another one at each try.
@@ -66,7 +66,7 @@ def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
 
 
 def lacks_capacity(stage: LiveStage) -> bool:
-    """Whether a pod of the stage finds no room: no node has the resources, or the quota is used up."""
+    """Returns whether a pod of the stage does not fit: no node has the resources, or the quota is used up."""
     if any(_QUOTA.search(message) for message in _refusals(stage)):
         return True
     return any(_LACKING.search(_unschedulable(pod) or "") for pod in stage.pods if not is_terminating(pod))
@@ -85,7 +85,7 @@ def count_gpus(pod: Manifest) -> int:
 
 
 def rank_of(cause: Cause) -> int:
-    """Place of a cause among all: lower ones are told first."""
+    """Returns the rank of a cause; lower ranks are reported first."""
     return _RANKS.index(cause.reason)
 
 
@@ -99,7 +99,7 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
     for pod in stage.pods:
         if not is_terminating(pod):
             yield from _pod_causes(pod, now)
-    # Ended pods stay for long: they tell something only while their replacements are missing too.
+    # Ended pods stay for long: they matter only while their replacements are missing too.
     if stage.available < stage.replicas:
         yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
         if _is_late(stage):

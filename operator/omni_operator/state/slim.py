@@ -1,6 +1,6 @@
 """What decisions read of a watched object; the store keeps no more. Pure.
 
-An object that a stranger made may be a megabyte large, and the API server lets anyone write labels. So of what is not
+An object of somebody else may be a megabyte large, and the API server lets anyone write labels. So of what is not
 the operator's only its name and owner are kept, and of what is, a few fields: a pipeline's pods, ReplicaSets and
 Deployments hold thousands of lines that nothing here asks for. A child that was found to hold all that is desired is a
 hash from then on (rollout.plan.Verified), until it changes.

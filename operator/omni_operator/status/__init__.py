@@ -1,1 +1,1 @@
-"""What is told: conditions with reasons and remedies, and Events."""
+"""What is reported: conditions with reasons and remedies, and Events."""

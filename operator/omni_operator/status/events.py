@@ -31,7 +31,7 @@ class EventData:
 
 
 class EventGate:
-    """Which Events are written: equal ones are told together, and a pipeline has so many an hour.
+    """Which Events are written: equal ones are written as one, and a pipeline may have only so many per hour.
 
     Level-triggered conditions can flap; a status shows the last state, Events would fill the API server.
     """
@@ -84,12 +84,12 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
     if kind == DEGRADED:
         if holds:
             return EventData("Warning", reason, message)
-        return EventData("Normal", reason, "recovered: nothing fails any more") if flips_to_good else None
+        return EventData("Normal", reason, "recovered: nothing is failing") if flips_to_good else None
     if kind == READY:
         if holds:
             return EventData("Normal", reason, message)
         if reason == Reason.STAGES_NOT_READY and before.get("status") != "True":
-            return None  # it starts: Progressing tells that
+            return None  # it starts: Progressing reports that
         return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
     return EventData("Warning" if reason == Reason.ROLLOUT_NEEDS_CAPACITY else "Normal", reason, message)
 

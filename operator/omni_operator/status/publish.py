@@ -1,4 +1,4 @@
-"""Tells what was found: the status when it has changed, and an Event for every transition worth one."""
+"""Writes the results: the status when it has changed, and an Event for every transition worth one."""
 
 from __future__ import annotations
 

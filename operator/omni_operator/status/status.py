@@ -30,7 +30,7 @@ def compute_status(
     now: datetime,
     errors: Sequence[ChildError] = (),
 ) -> Status:
-    """Returns the whole status to write. It equals the live one when there is nothing to tell."""
+    """Returns the whole status to write. It equals the live one when there is nothing to report."""
     assessment = assess(pipeline, observed, rollout, plan, now, errors)
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
@@ -44,8 +44,8 @@ def compute_status(
 
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
-    """Returns the status of a pipeline whose spec is not valid (any more). What runs is left untouched; it says so."""
-    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, nothing is changed until then"
+    """Returns the status of a pipeline whose spec is not valid (any more); what runs is left untouched."""
+    message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 
 

@@ -3,7 +3,7 @@
 Ready        requests are served: every stage of the revision that serves has a ready pod. A rollout that goes well
              does not touch it, for the old revision serves until the new one can.
 Progressing  what runs is not yet what the spec asks for, and is on its way there.
-Degraded     something failed, or fewer replicas run than before. What a healthy rollout passes through is no failure.
+Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StageState:
     name: str
     revision: str
     wanted: int
-    """Replicas asked for."""
+    """Replicas that the spec requests."""
     available: int
     ready_replicas: int
     reachable: bool
@@ -136,7 +136,11 @@ def _judge_missing(assessment: Assessment, missing: Sequence[StageState]) -> Ver
         return Verdict(False, Reason.WAITING_FOR_OLD_REVISION, _describe_progress(assessment))
     if assessment.settled:
         return Verdict(False, Reason.REPLICAS_MISSING, _describe_losses(missing))
-    wait = "children of a deleted pipeline of this name go first" if assessment.leftovers else "pods start and load"
+    wait = (
+        "objects of a deleted pipeline of this name are removed first"
+        if assessment.leftovers
+        else "pods start and load"
+    )
     return Verdict(False, Reason.STAGES_NOT_READY, f"{_stages(names)} {_have(names)} no ready pod yet; wait, {wait}")
 
 
@@ -155,7 +159,7 @@ def judge_progressing(assessment: Assessment) -> Verdict:
     """Whether something is on its way."""
     phase = assessment.phase
     if phase is Phase.SUSPENDED:
-        return Verdict(False, Reason.SUSPENDED, "no pods run, as spec.suspend asks")
+        return Verdict(False, Reason.SUSPENDED, "spec.suspend is true, no pods run")
     if phase is Phase.COMPLETE or (phase is Phase.INCOMPLETE and assessment.settled):
         return Verdict(False, Reason.ROLLOUT_COMPLETE, f"revision {assessment.target} is rolled out")
     if phase is Phase.INCOMPLETE:
@@ -172,23 +176,23 @@ def _describe_progress(assessment: Assessment) -> str:
     cause = _describe_cause(_worst(assessment.rising))
     match assessment.phase:
         case Phase.ROLLING_OUT:
-            return f"revision {target} starts beside {serving}, which serves; it waits for {waiting}{cause}"
+            return f"revision {target} starts beside {serving}, which serves; waiting for {waiting}{cause}"
         case Phase.NEEDS_CAPACITY:
             return (
-                f"revision {target} finds no room beside {serving}, which goes on serving{cause}; add nodes or quota, "
+                f"revision {target} does not fit beside {serving}, which keeps serving{cause}; add nodes or quota, "
                 "or set spec.rollout.strategy: Recreate, which pauses serving"
             )
         case Phase.WAITING:
-            return f"revision {target} starts when requests to the old one have ended; it waits for {waiting}"
+            return f"revision {target} starts once requests to the old one have ended; waiting for {waiting}"
         case Phase.DRAINING:
-            return f"revision {target} serves; requests to the old one end" + (f": {waiting}" if waiting else "")
+            return f"revision {target} serves; the old one drains" + (f": {waiting}" if waiting else "")
         case Phase.SUSPENDING:
-            return f"pods end, as spec.suspend asks: {waiting}"
+            return f"spec.suspend is true, pods drain: {waiting}"
         case _ if all(stage.is_ready for stage in assessment.stages):
-            return f"pods of revision {target} are brought up to the spec: {waiting}"
+            return f"pods of revision {target} are being updated to the spec: {waiting}"
         case _:
             # Which stages are missing is in Ready: said once, it is written once.
-            return f"pods of revision {target} start"
+            return f"pods of revision {target} are starting"
 
 
 def judge_degraded(assessment: Assessment) -> Verdict:
@@ -214,18 +218,18 @@ def judge_degraded(assessment: Assessment) -> Verdict:
             True,
             failing.cause.reason,
             f"revision {failing.revision}, stage {failing.name}: {failing.cause.message}; revision "
-            f"{assessment.serving} goes on serving",
+            f"{assessment.serving} keeps serving",
         )
     return Verdict(False, Reason.AS_EXPECTED, "nothing failed")
 
 
 def _is_capacity(assessment: Assessment, cause: Cause) -> bool:
-    """Whether a cause is what RolloutNeedsCapacity tells already: nothing serves worse than before."""
+    """Returns whether RolloutNeedsCapacity already reports this cause: nothing serves worse than before."""
     return assessment.phase is Phase.NEEDS_CAPACITY and cause.reason in (Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED)
 
 
 def _worst(stages: Iterable[StageState]) -> StageState | None:
-    """The stage whose cause is to be told; the first in the graph among equals."""
+    """Returns the stage whose cause to report; the first in the graph among equals."""
     known = [stage for stage in stages if stage.cause is not None]
     return min(known, key=lambda stage: rank_of(stage.cause) if stage.cause else 0, default=None)
 
@@ -236,7 +240,7 @@ def _describe_cause(stage: StageState | None) -> str:
 
 def _describe_losses(stages: Sequence[StageState]) -> str:
     parts = ", ".join(f"{stage.name} {min(stage.available, stage.wanted)} of {stage.wanted}" for stage in stages)
-    return f"stages lost replicas ({parts} available); they are being replaced, see kubectl describe pod if it lasts"
+    return f"stages lost replicas ({parts} available); they are being replaced; if it lasts, see kubectl describe pod"
 
 
 def _describe_conflicts(conflicts: Sequence[Conflict]) -> str:

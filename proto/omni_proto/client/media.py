@@ -34,7 +34,7 @@ class ChatMessage:
     role: str
     """"system", "user" or "assistant"."""
     parts: tuple[Part, ...]
-    """What is said, in order."""
+    """The parts of the message, in order."""
 
     def __post_init__(self) -> None:
         # A single part is the common case; a str would otherwise fall apart into characters.
@@ -50,7 +50,7 @@ class ChatMessage:
 
 
 def system(*parts: Part) -> ChatMessage:
-    """What the model is told to be."""
+    """Returns the system message."""
     return ChatMessage("system", parts)
 
 
@@ -77,7 +77,7 @@ def audio_part(source: bytes | str | Path) -> MediaPart:
 
 
 def sniff_media_type(data: bytes) -> str | None:
-    """The media type that the first bytes tell; None if it is none that a stage takes."""
+    """Returns the media type by its first bytes; None if it is none that a stage takes."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -110,5 +110,5 @@ def _expect(data: bytes, kind: str) -> str:
     found = sniff_media_type(data)
     if found is None or not found.startswith(f"{kind}/"):
         wanted = "PNG or JPEG" if kind == "image" else "WAV or FLAC"
-        raise ArgumentError(f"{kind} must be {wanted}, told by its first bytes; got {found or 'something else'}")
+        raise ArgumentError(f"{kind} must be {wanted} by its first bytes; got {found or 'something else'}")
     return found

@@ -59,7 +59,7 @@ class Refusal(ConfigModel):
     field: str
     """Name of the field, as Python spells it."""
     why: str
-    """What hinders the component; goes on from "FIELD: "."""
+    """What hinders the component; continues from "FIELD: "."""
     remedy: str = "leave it out"
     """What the user should do."""
     when: When = When.ALWAYS

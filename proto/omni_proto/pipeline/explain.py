@@ -24,7 +24,7 @@ _TYPE_WORDS: Final = {
 
 
 def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]]:
-    """The problems that one error of jsonschema tells of: path and words."""
+    """Returns the problems in one error of jsonschema: path and words."""
     path = tuple(error.absolute_path)
     if error.validator == "required":
         # One error for each missing field, none of which says which.

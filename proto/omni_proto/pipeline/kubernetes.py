@@ -17,7 +17,7 @@ GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:
-    """For json_schema_extra of a list field: its items are told apart by these keys, and merged by them."""
+    """For json_schema_extra of a list field: its items are distinguished and merged by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
@@ -82,7 +82,7 @@ class Toleration(ConfigModel):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint. Default: every effect."""
     toleration_seconds: Annotated[int, Field(ge=0, le=31_536_000)] | None = None
-    """Seconds that a NoExecute taint is tolerated. Default: for ever."""
+    """Seconds for which a NoExecute taint is tolerated. Default: forever."""
 
 
 class NodeSelectorRequirement(ConfigModel):

@@ -2,7 +2,7 @@
 
 Nothing is judged twice: the generated CRD's schema is applied in the API server's order. Nulls are dropped and defaults
 filled in, then types and bounds (jsonschema) and the keys of lists are checked, then the CEL rules (a CEL library).
-tests/controlplane holds the verdicts against a real API server.
+tests/controlplane compares the verdicts with a real API server's.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _INTRO: Final = f"""# {KIND}
 <!-- Generated from proto/omni_proto/pipeline by `make schemas`; do not edit. -->
 
 `{API_VERSION}`, kind `{KIND}`, short name `{SHORT_NAME}`, namespaced, with a status subresource.
-[pipelines.md](../pipelines.md) shows it by examples; `kubectl explain {SHORT_NAME}.spec.stages` tells the same as this
+[pipelines.md](../pipelines.md) shows it by examples; `kubectl explain {SHORT_NAME}.spec.stages` shows the same as this
 page.
 
 What is listed under "Rules" is checked by the API server, in CEL, and by `omnipipe validate` without one. A field that

@@ -78,7 +78,7 @@ class Model(ConfigModel):
     token_secret_ref: SecretKeyReference | None = None
     """Secret with the token of a gated or private hf:// repository."""
     cache: ModelCache | None = None
-    """Where downloads of hf:// are kept. Default: a volume of each pod, lost with it."""
+    """Where downloads of hf:// are kept. Default: a volume of each pod, deleted with the pod."""
 
 
 class StageInput(ConfigModel):
@@ -110,9 +110,9 @@ class PodSettings(ConfigModel):
     priority_class_name: SubdomainName | None = None
     """PriorityClass of the pods."""
     pod_labels: Labels | None = None
-    """Further labels of the pods."""
+    """Additional labels of the pods."""
     pod_annotations: Annotations | None = None
-    """Further annotations of the pods."""
+    """Additional annotations of the pods."""
     topology: Annotated[list[TopologySpread], Field(max_length=4, json_schema_extra=list_map("topologyKey"))] | None = (
         None
     )
@@ -127,7 +127,7 @@ class StageTimeouts(ConfigModel):
     queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
     """Longest wait in the engine's queue. Default: the component's."""
     prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
-    """Longest time for decoding a request's media, and again for making the engine's input of them."""
+    """Longest time to decode a request's media, and again to convert them to engine input."""
 
 
 class Stage(PodSettings):
@@ -146,11 +146,11 @@ class Stage(PodSettings):
     inputs: Annotated[list[StageInput], Field(max_length=1, json_schema_extra=list_map("from"))] = Field(
         default_factory=list
     )
-    """The stage that this one reads; none for the entry stage."""
+    """The upstream stage that this stage reads from; empty for the entry stage."""
     outputs: Annotated[list[Modality], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
     """Modalities that the stage returns to the client."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling of requests that do not say."""
+    """Sampling parameters for requests that set none."""
     limits: Limits = Limits()
     """Limits of one pod."""
     timeouts: StageTimeouts = StageTimeouts()
@@ -158,13 +158,13 @@ class Stage(PodSettings):
 
 
 class EntryTls(ConfigModel):
-    """A certificate that the entry shows to clients, which then talk to it over TLS 1.2 or newer."""
+    """The certificate of the entry stage. Clients then connect over TLS 1.2 or newer."""
 
     secret_name: SubdomainName
     """Secret in the pipeline's namespace with tls.crt and tls.key (and ca.crt), as cert-manager writes it. A renewed
     certificate is served without a restart."""
     client_certificates: ClientCertificates = ClientCertificates.IGNORED
-    """Required: clients must show a certificate that the ca.crt of the same Secret signed."""
+    """Required: clients must present a certificate signed by the ca.crt of the same Secret."""
 
 
 class Entry(ConfigModel):
@@ -178,7 +178,7 @@ class PipelineTimeouts(ConfigModel):
     """Times of the whole pipeline, in seconds."""
 
     request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
-    """Deadline of a request that brings none."""
+    """Deadline of requests that have none."""
 
 
 class Rollout(ConfigModel):
@@ -186,7 +186,7 @@ class Rollout(ConfigModel):
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
     """For a change of the contract between stages. BlueGreen: a complete second set, switched over when all of it is
-    ready. Recreate: the old set ends first; for clusters without room for two sets."""
+    ready. Recreate: the old set ends first; for clusters without capacity for two sets."""
     max_surge: IntOrPercent = 1
     """Pods above replicas while a compatible change rolls through a stage: a number or a percentage."""
     max_unavailable: IntOrPercent = 0
@@ -204,24 +204,24 @@ def _is_tree(stages: list[Stage]) -> bool:
 
 
 class PipelineSpec(ConfigModel):
-    """What is asked for."""
+    """The desired state."""
 
     model: Model
     """The checkpoint that all stages share."""
     stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
     """The stages, in any order: an out-tree with one entry."""
     defaults: PodSettings = PodSettings()
-    """Pod settings of every stage that does not say."""
+    """Pod settings of stages that set none."""
     entry: Entry = Entry()
     """How clients reach the pipeline."""
     media: MediaLimits = MediaLimits()
-    """Bounds of the images and sounds of a request."""
+    """Limits for the images and audio of a request."""
     timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
     """Times of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
     suspend: bool = False
-    """Run no pods; all else stays."""
+    """Run no pods; everything else stays."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:
@@ -244,7 +244,7 @@ class Metadata(BaseModel):
     name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
     """Name: lower-case letters, digits and dashes; begins with a letter, for it names Services."""
     namespace: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """Namespace; of no meaning to local runs."""
+    """Namespace; ignored by local runs."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -263,7 +263,7 @@ class OmniPipeline(ConfigModel):
     metadata: Metadata
     """Name, labels and annotations."""
     spec: PipelineSpec
-    """What is asked for."""
+    """The desired state."""
 
     def stage(self, name: str) -> Stage:
         """The stage of that name. Raises KeyError."""

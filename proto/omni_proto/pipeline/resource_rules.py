@@ -68,8 +68,7 @@ def _of_gpus(name: str) -> tuple[Rule, ...]:
         Rule(
             summary=f"the limit of {name} is a whole number from 1 to {MAX_GPUS}; stages on the CPU leave it out",
             rule=f"!has(self.limits) || !({key} in self.limits) || {limit}.matches('^([1-9]|[1-5][0-9]|6[0-4])$')",
-            words=f"%s GPUs are asked for; give a whole number from 1 to {MAX_GPUS}, or leave {name} out to run on the "
-            "CPU",
+            words=f"%s GPUs are set; give a whole number from 1 to {MAX_GPUS}, or leave {name} out to run on the CPU",
             values=(limit,),
             field=".limits",
         ),

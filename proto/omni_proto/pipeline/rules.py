@@ -74,7 +74,7 @@ _MODEL = (
     Rule(
         summary="`uri` stays below its root: no `..` in its path",
         rule="!self.uri.matches('/[.][.](/|$)')",
-        words="%s leaves its root with ..; give the path without it",
+        words="%s leaves its root through ..; give the path without it",
         values=("self.uri",),
         field=".uri",
     ),
@@ -115,7 +115,7 @@ _TOLERATION = (
     Rule(
         summary="`tolerationSeconds` is for effect NoExecute only",
         rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
-        words="tolerationSeconds has a meaning with effect: NoExecute only; set this effect, or remove it",
+        words="tolerationSeconds needs effect: NoExecute; set this effect, or remove tolerationSeconds",
         field=".tolerationSeconds",
     ),
 )

@@ -115,7 +115,7 @@ def _map_values(node: Schema) -> Schema | None:
 
 
 def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
-    """The node with $ref and Optional laid open; what is said at the field goes before what its type says."""
+    """Returns the node with $ref and Optional resolved; the field's own description wins over its type's."""
     while True:
         if "$ref" in node:
             inner = lookup(node["$ref"])

@@ -26,7 +26,7 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
 def channel_options() -> Options:
     """Options of a channel to a stage: round_robin over healthy pods, connections of its own, no proxy, no TXT look-up,
-    names asked anew every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
+    names asked again every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
     return (
         *_REQUIRED,
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG, separators=(",", ":"))),
@@ -61,7 +61,7 @@ def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options
 def server_options(request_timeout_s: float = 300.0) -> Options:
     """Options of a stage's server.
 
-    Connections live 60 s, so that channels find new pods; calls in flight go on for request_timeout_s, the longest
+    Connections live 60 s, so that channels find new pods; calls in flight continue for request_timeout_s, the longest
     request. Pings every 10 s or slower are welcome, with or without calls. A port in use is an error.
     """
     grace_ms = max(1, round(request_timeout_s * 1000))

@@ -159,7 +159,7 @@ deserialize_generate_request = decode_generate_request
 
 
 def serialize_generate_response(message: GenerateResponse) -> bytes:
-    """Serializer of the answers: plain protobuf, sound is small beside tensors."""
+    """Serializer of the answers: plain protobuf, audio is small beside tensors."""
     return message.SerializeToString()
 
 

@@ -22,7 +22,7 @@ from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 
 CPU_KV_CACHE_BYTES = 512 << 20
-"""KV cache on a CPU where nothing is said: vLLM would take a share of the whole machine's memory."""
+"""Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class OmniEngineArgs:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     mm_processor_cache_gb: float = 0.0
-    """GiB of processed media kept by the engine's process (vLLM 0.32: 4 by default, in no budget of ours)."""
+    """GiB of processed media kept by the engine's process (vLLM 0.32: 4 by default, in none of our budgets)."""
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = None
     enable_prompt_embeds: bool | None = None
@@ -182,7 +182,7 @@ def _component_args(component: Component) -> dict[str, Any]:
     expected = "pooling" if component.facts.kind.is_one_shot else "generate"
     if runner not in (None, "auto", expected):
         raise ConfigurationError(
-            f"component {facts.id} asks for runner {runner!r}, but a stage of kind {facts.kind.value} "
+            f"component {facts.id} requests runner {runner!r}, but a stage of kind {facts.kind.value} "
             f"runs with {expected!r}",
             field="component",
         )

@@ -45,7 +45,7 @@ class OmniResult:
     text: str = ""
     """Of the stages that return text."""
     audio: torch.Tensor | None = None
-    """float32 [samples] in [-1, 1]; None if no stage that was called returns sound."""
+    """float32 [samples] in [-1, 1]; None if no stage that was called returns audio."""
     sample_rate_hz: int = 0
 
 

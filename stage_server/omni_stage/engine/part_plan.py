@@ -3,7 +3,7 @@
 vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.py`). Facts that this plan rests on:
 
 - Each part has a max_tokens of its own, and a part that reached it leaves the session waiting for the next one.
-- So does a stop token: a session ends only when it is told to. Nothing may follow then, so a part is made only once
+- So does a stop token: a session ends only on request. Nothing may follow then, so a part is made only once
   the one before has ended, and never after a stop token. At most one part is outstanding.
 - The next part drops the last sampled token, whose KV was not computed: the part begins with it.
 - Everything before is the prompt of the next part. A seed's generator and the rows of earlier parts stay.
@@ -51,7 +51,7 @@ class PartPlan:
         return self._part
 
     def observe(self, token_ids: list[int], part_ended: FinishReason | None) -> FinishReason | None:
-        """Take one output of the outstanding part. How the request ended, or None if it goes on."""
+        """Take one output of the outstanding part. How the request ended, or None if it continues."""
         if token_ids:
             self._last_token = token_ids[-1]
             self._left -= len(token_ids)

@@ -158,7 +158,7 @@ class OmniEngineCoreRequest:
         sampling = self.sampling_params.clone()
         if self.stop_token_ids:
             stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
-            # Made anew: the parameters derive further fields from their stop tokens when they are made.
+            # Made again: the parameters derive further fields from their stop tokens when they are made.
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         if self.repeat_limit is not None:
             sampling.repetition_detection = RepetitionDetectionParams(

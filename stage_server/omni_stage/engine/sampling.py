@@ -73,7 +73,7 @@ def sampling_kwargs(
     if max_tokens is not None or prompt_len is not None:
         kwargs["max_tokens"] = min(max_tokens or room, room)
     else:
-        # SamplingParams says 16 where nothing is said; None is "as many as fit".
+        # SamplingParams defaults to 16; None is "as many as fit".
         kwargs["max_tokens"] = None
     if kwargs["max_tokens"] is not None and kwargs.get("min_tokens"):
         kwargs["min_tokens"] = min(kwargs["min_tokens"], kwargs["max_tokens"])

@@ -11,7 +11,7 @@ _FINISH_REASONS = {"repetition": FinishReason.STOP} | {reason.value: reason for 
 
 
 def finish_reason(output: CoreOutput, kind: EngineKind) -> FinishReason | None:
-    """How the request, or the part, of this output ended; None if it goes on."""
+    """How the request, or the part, of this output ended; None if it continues."""
     if output.finish_reason is None:
         return None
     reason = _FINISH_REASONS[output.finish_reason]

@@ -61,7 +61,7 @@ class StreamedRuns:
                             break
                         yield step
         if final is not None:
-            # Behind the block: whoever reads slowly holds no KV.
+            # Behind the block: a slow reader holds no KV.
             yield final
 
     async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
@@ -113,7 +113,7 @@ class StreamedRuns:
         feed: InputFeed,
         work: Work,
     ) -> AsyncGenerator[CorePart, None]:
-        """The parts of a session, each when the engine asks for it. Whoever reads the outputs ends it."""
+        """The parts of a session, each when the engine asks for it. The reader of the outputs ends it."""
         while True:
             planned = plan.next(part)
             work.begin()

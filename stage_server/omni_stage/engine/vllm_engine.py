@@ -203,7 +203,7 @@ class VllmStageEngine:
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:
-        """End a request: whoever reads its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
         windows = self._runs.windows if self._runs is not None else {}
         await self._core.abort(windows.get(request_id, request_id))
 

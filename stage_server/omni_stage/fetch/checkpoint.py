@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 def fetch(request: FetchRequest, token: str | None) -> str:
     """Fetches a checkpoint into request.dest. Returns the commit that dest then holds.
 
-    Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot mend (address,
+    Files that are complete are not fetched again. Raises ConfigurationError for what a retry cannot fix (address,
     revision, token), FetchError for the rest.
     """
     repository = parse_uri(request.uri)
@@ -84,7 +84,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
     except Exception as error:  # the hub's client lets through what its HTTP library and the disk raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise FetchError(
-                f"{request.dest} is full ({error.strerror}); {LARGER}, and the next try goes on where this one stopped",
+                f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes there",
                 field="model.cache",
             ) from error
         raise FetchError(
@@ -134,7 +134,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
-            # Asked for anew: its turn may come hours later, and signed addresses expire.
+            # Asked for again: its turn may come hours later, and signed addresses expire.
             download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:

@@ -1,6 +1,6 @@
 """One file of a repository on a hub, resumable to the byte and verified.
 
-The hub's own client (2.4) starts a file anew in every process and leaves what a killed one had, which on a claim of
+The hub's own client (2.4) starts a file again in every process and leaves what a killed one had, which on a claim of
 shards of 5 GB costs hours and fills the disk. Here the part keeps the file's name and is gone on with:
 
     PARTS/NAME.ETAG.part      what has come so far; several processes take turns by a lock on it
@@ -96,7 +96,7 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
             _receive(stream, file, hub, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
-                raise FetchError(f"{file.name} arrived damaged; the next try fetches it anew", field="model.uri")
+                raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
             # In this order the file counts as there from the rename on, and never with other content.
             target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")
@@ -145,7 +145,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
         stream.truncate(0)
         have = stream.seek(0)
     if have:
-        _log.info("goes on", extra={"file": file.name, "at": have, "bytes": file.size})
+        _log.info("resumes", extra={"file": file.name, "at": have, "bytes": file.size})
     # A signed address elsewhere carries its own right of access: the token is none of its business.
     own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}

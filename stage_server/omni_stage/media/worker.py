@@ -59,7 +59,7 @@ def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
     except UndecodableError as error:
         return {"error": str(error), "medium": len(samples)}
     except MemoryError:
-        return {"error": "it takes more memory to decode than its header told", "medium": len(samples)}
+        return {"error": "it needs more memory to decode than its header announced", "medium": len(samples)}
     except Exception:  # noqa: BLE001 - whatever a decoder makes of hostile bytes is the fault of the bytes
         return {"error": "it cannot be decoded", "medium": len(samples)}
     finally:
@@ -86,7 +86,7 @@ def _confine() -> None:
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # What decoders print tells of the caller's bytes.
+    # What decoders print may hold the caller's bytes.
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)

@@ -43,7 +43,7 @@ class ComponentEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyCheckpoint:
-    """A small checkpoint with random weights, for trials and tests."""
+    """A small checkpoint with random weights, for experiments and tests."""
 
     writer: str
     """"module:function", called as writer(directory, seed=..., shape=...)."""

@@ -36,7 +36,7 @@ _EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
 """Bits of the exponent, all of which are set in NaN and infinity and in nothing else."""
 
 _SCAN_BYTES: Final = 1 << 20
-"""How much is looked at in one go: bounds the memory that a scan takes."""
+"""Bytes that a scan checks at once: bounds the memory that a scan takes."""
 
 EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 

@@ -1,1 +1,1 @@
-"""What a process of ours needs whichever command it runs: how it ends, its allocator, its protobuf."""
+"""What each of our processes needs, whichever command it runs: how it ends, its allocator, its protobuf."""

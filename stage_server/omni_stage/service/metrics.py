@@ -1,4 +1,4 @@
-"""omni_stage_*, and omni_pipeline_* of the entry stage: what a stage tells Prometheus beside vLLM's own metrics.
+"""omni_stage_*, and omni_pipeline_* of the entry stage: the metrics of a stage beside vLLM's own.
 
 Labels are bounded: codes and reasons of the protocol, names of the configuration. Which pipeline and stage a series is
 of, the scrape says (the operator's PodMonitor). A counter exists before it counts: a rate sees the first error too.
@@ -35,35 +35,37 @@ class StageMetrics:
         """Of the pipeline as a whole; None unless this is its entry."""
         Info(
             StageMetric.INFO.removesuffix("_info"),
-            "What this stage server is: component, version, whether clients call it.",
+            "The stage server's component and version, and whether it is the entry stage.",
             registry=registry,
         ).info({"component": config.component, "version": version, "entry": str(is_entry).lower()})
-        self._requests = _errors_counter(StageMetric.REQUESTS, "Generate calls that ended", registry)
+        self._requests = _errors_counter(StageMetric.REQUESTS, "Generate calls that have ended", registry)
         self._seconds = _histogram(
-            StageMetric.REQUEST_SECONDS, "From Accepted to the end of the stage's own work.", registry
+            StageMetric.REQUEST_SECONDS, "Time from Accepted to the end of the stage's own work.", registry
         )
         self._queue = _histogram(
-            StageMetric.QUEUE_SECONDS, "From handing a request to the engine until its scheduler took it.", registry
+            StageMetric.QUEUE_SECONDS,
+            "Time from handing a request to the engine until its scheduler took it.",
+            registry,
         )
         self._first_output = _histogram(
-            StageMetric.FIRST_OUTPUT_SECONDS, "From Accepted to the engine's first output.", registry
+            StageMetric.FIRST_OUTPUT_SECONDS, "Time from Accepted to the engine's first output.", registry
         )
         self._edge_bytes = Counter(
             StageMetric.EDGE_BYTES,
-            "Tensor rows that travelled on an edge, as this stage saw it.",
+            "Bytes of tensor rows sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             unit="bytes",
             registry=registry,
         )
         self._edge_tensors = Counter(
             StageMetric.EDGE_TENSORS,
-            "Tensors that travelled whole on an edge, as this stage saw it.",
+            "Complete tensors sent or received on an edge, counted by this stage.",
             ("peer", "direction"),
             registry=registry,
         )
         self._chunk = Histogram(
             StageMetric.EDGE_CHUNK_SECONDS,
-            "Until the transport took one tensor chunk; grows when the downstream stage reads slowly.",
+            "Time until the transport took one tensor chunk; it grows when the downstream stage reads slowly.",
             ("peer",),
             unit="seconds",
             buckets=CHUNK_SECONDS,
@@ -71,30 +73,34 @@ class StageMetrics:
         )
         self._downstream_errors = Counter(
             StageMetric.DOWNSTREAM_ERRORS,
-            "Calls to a downstream stage that failed, by gRPC code; a retried attempt counts too.",
+            "Failed calls to a downstream stage, by gRPC code; attempts that were retried count too.",
             ("peer", "code"),
             registry=registry,
         )
         self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Generate calls in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
-            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Requests that the stage takes at once.", registry=registry
+            StageMetric.INFLIGHT_LIMIT_REQUESTS, "Most requests that the stage serves at once.", registry=registry
         )
         self.inflight_requests_limit.set(config.limits.max_concurrent_requests)
         self.inflight_bytes = Gauge(
-            StageMetric.INFLIGHT_BYTES, "What admitted requests have reserved.", unit="bytes", registry=registry
+            StageMetric.INFLIGHT_BYTES, "Bytes that admitted requests have reserved.", unit="bytes", registry=registry
         )
         self.inflight_bytes_limit = Gauge(
-            StageMetric.INFLIGHT_LIMIT_BYTES, "What all requests together may reserve.", unit="bytes", registry=registry
+            StageMetric.INFLIGHT_LIMIT_BYTES,
+            "Most bytes that all requests together may reserve.",
+            unit="bytes",
+            registry=registry,
         )
-        self.ready = Gauge(StageMetric.READY, "1 while the stage takes requests.", registry=registry)
+        self.ready = Gauge(StageMetric.READY, "1 while the stage accepts requests.", registry=registry)
         self.engine_healthy = Gauge(
             StageMetric.ENGINE_HEALTHY,
-            "1 while the engine is loaded, lives and makes steps; 0 while it loads, when it hangs and when it died.",
+            "1 while the engine is loaded and makes progress; 0 while it loads, and when it hangs or has died.",
             registry=registry,
         )
         self.compiled_check_failed = Gauge(
             StageMetric.COMPILED_CHECK_FAILED,
-            "1 if compiled code or CUDA graphs failed the check at start-up: the stage serves without them, slower.",
+            "1 if compiled code or CUDA graphs failed the check at start-up; the stage then serves without them "
+            "and is slower.",
             registry=registry,
         )
         self._start_counters(config)
@@ -145,34 +151,37 @@ class StageMetrics:
 
 
 class EntryMetrics:
-    """What the callers of a pipeline see, told by its entry stage."""
+    """What the clients of a pipeline see, reported by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = _errors_counter(StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that ended", registry)
+        self._requests = _errors_counter(
+            StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that have ended", registry
+        )
         self._seconds = _histogram(
             StageMetric.PIPELINE_REQUEST_SECONDS,
-            "From a request's start to its end, all stages included; requests that ended OK.",
+            "Time from a request's start to its end, through all stages, for requests that ended with OK.",
             registry,
         )
         self._first_text = _histogram(
             StageMetric.PIPELINE_FIRST_TEXT_SECONDS,
-            "From a request's start until the caller's first piece of text.",
+            "Time from a request's start to the first text for the client.",
             registry,
         )
         self._first_audio = _histogram(
             StageMetric.PIPELINE_FIRST_AUDIO_SECONDS,
-            "From a request's start until the caller's first piece of audio.",
+            "Time from a request's start to the first audio for the client.",
             registry,
         )
         self._audio = Counter(
             StageMetric.PIPELINE_AUDIO_SECONDS,
-            "Audio that was answered, as long as it plays.",
+            "Playing time of the audio that was returned.",
             unit="seconds",
             registry=registry,
         )
         self._real_time_factor = Histogram(
             StageMetric.PIPELINE_REAL_TIME_FACTOR,
-            "From a request's start until its last audio, over the length of the audio; below 1: faster than it plays.",
+            "Time from a request's start to its last audio, divided by the audio's playing time; below 1 is "
+            "faster than playback.",
             unit="ratio",
             buckets=REAL_TIME_FACTORS,
             registry=registry,
@@ -185,7 +194,7 @@ class EntryMetrics:
             self._seconds.observe(seconds)
 
     def answered(self, meter: AnswerMeter) -> None:
-        """Record what a request's caller got, whether it went on to the end or not."""
+        """Record what a request's client got, whether it finished or not."""
         if meter.first_text_s is not None:
             self._first_text.observe(meter.first_text_s)
         if meter.first_audio_s is not None:

@@ -3,7 +3,7 @@
 By where it runs::
 
     front end    core, async_llm, inproc, output_processor, env        the engine as the stage server sees it
-                 engine_properties                                     what both kinds of cores tell of it
+                 engine_properties                                     what both kinds of cores show of it
     scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
     worker       ar_worker, ar_runner, input_rows                      autoregressive: rows in
                  ar_publish, ar_output, capture                        autoregressive: rows out, acting on tokens
@@ -15,6 +15,6 @@ By where it runs::
     models       hooks (what a model class may do around a step), model_hooks (which ones it has)
     settings     config (of the runner), select (names of the worker and scheduler classes)
 
-vLLM is told the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
+vLLM gets the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
 exchanged. This package imports nothing when it is imported.
 """

@@ -1,7 +1,7 @@
 """The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
 
 vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event
-loop runs, else on the first request. The subclass replaces the processor by one of ours, made with the same arguments,
+loop runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments,
 before that loop starts.
 
 The kernel ends the engine's process when the *thread* that started it ends (children.py), and loading takes many
@@ -201,7 +201,7 @@ class AsyncEngineCore(EngineProperties):
             async for part in parts:
                 inbox.put_nowait(part)
                 if opened.outputs is None:
-                    # What vLLM sends to tell the end: without the first part's rows.
+                    # What vLLM sends to mark the end: without the first part's rows.
                     closing = part.params.clone()
                     closing.extra_args = None
                     opened.outputs = llm.generate(inputs(), closing, request_id, priority=priority)

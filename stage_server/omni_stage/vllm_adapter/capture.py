@@ -91,7 +91,7 @@ class HostCopy:
     def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
         """Start the copy of `source`, which must be a tensor of its own: the model's buffers are reused next step.
 
-        With a stream, the copy runs on it into pinned memory while the caller's stream goes on to the next step. On
+        With a stream, the copy runs on it into pinned memory while the caller's stream continues to the next step. On
         the CPU there is nothing to copy.
         """
         self._event: torch.cuda.Event | None = None
@@ -104,7 +104,7 @@ class HostCopy:
             self._host.copy_(source, non_blocking=True)
             # The allocator must not hand the source's memory out again before this stream has read it.
             source.record_stream(stream)
-            # A sleeping wait: a spinning one would hold the driver's lock against the step that is being launched.
+            # A sleeping wait: a spinning one would keep the driver's lock from the step that is being launched.
             self._event = torch.cuda.Event(blocking=True)
             self._event.record(stream)
 
@@ -173,7 +173,7 @@ class CaptureLedger:
         self._progress.pop(request_id, None)
 
     def rewind(self, request_id: str, position: int) -> None:
-        """A resumed streaming session goes on at `position`: what was computed behind it was never delivered.
+        """A resumed streaming session continues at `position`: what was computed behind it was never delivered.
 
         Position 0 means a session that lost its KV, which says nothing about deliveries.
         """
@@ -185,7 +185,7 @@ class CaptureLedger:
         """The rows of a step that were not given before, now counted as given; and an error per request with a gap.
 
         A gap is a span that begins behind the request's next position: the rows between are missing for good. Such a
-        request is closed, its neighbours in the batch go on.
+        request is closed, its neighbours in the batch continue.
         """
         fresh: list[FreshRows] = []
         gaps: dict[str, ModelExecutionError] = {}

@@ -132,7 +132,7 @@ class EngineCore(Protocol):
         """Requests with input in parts that can be open at once and all still reach the longest sequence.
 
         A request that waits for its next part keeps its KV and cannot be preempted: more of them could all wait for
-        each other's KV for ever.
+        each other's KV forever.
         """
         ...
 

@@ -28,15 +28,15 @@ def probe_device(device: torch.device) -> None:
 def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     """The error that a request gets for what the model raised; raises what means that the device is broken.
 
-    torch tells a lost CUDA context as AcceleratorError. cuBLAS and cuDNN tell it as RuntimeError, as they tell a shape
-    that they do not take; so behind any failure that is not plainly the request's, the device is asked to do something.
-    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is told, and
+    torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report a RuntimeError, as for a shape
+    that they do not take; so after any failure that is not certainly the request's, the device is tested.
+    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is reported, and
     where it was raised is logged: its message may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """
     if isinstance(error, torch.AcceleratorError | EngineDeadStageError):
-        # Every later call would fail as well: the engine has to end and start anew.
+        # Every later call would fail as well: the engine has to end and start again.
         raise error
     if isinstance(error, OmniStageError):
         return error

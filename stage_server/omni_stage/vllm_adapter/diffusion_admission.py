@@ -18,7 +18,7 @@ class DiffusionSettings:
     """Limits of a diffusion stage's scheduler."""
 
     embedding_budget_bytes: int = 512 << 20
-    """Bytes of payloads in flight at once. A request that is larger alone runs alone: it must not wait for ever."""
+    """Bytes of payloads in flight at once. A request that is larger alone runs alone: it must not wait forever."""
     queue_timeout_s: float | None = None
     """Longest wait before the step that runs a request; None means no limit."""
     max_batch: int | None = None
@@ -70,7 +70,7 @@ class DiffusionSettings:
 
 @dataclass(slots=True)
 class StepAdmission:
-    """Admission to one step. Made anew for each step from what is in flight; `admit` is asked in queue order."""
+    """Admission to one step. Made again for each step from what is in flight; `admit` is asked in queue order."""
 
     settings: DiffusionSettings
     in_flight_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What both engine cores tell of a loaded engine, read of its configuration."""
+"""What both engine cores show of a loaded engine, read of its configuration."""
 
 from __future__ import annotations
 

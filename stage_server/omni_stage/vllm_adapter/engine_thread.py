@@ -1,6 +1,6 @@
 """A thread that runs calls one after another and, between them, steps engines.
 
-A daemon: a process that is told to end while a model loads does not wait for it.
+A daemon: a process that is asked to end while a model loads does not wait for it.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ class EngineThread:
                 continue
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - goes to whoever waits for the future
+            except BaseException as error:  # noqa: BLE001 - goes to the waiter of the future
                 future.set_exception(error)

@@ -2,7 +2,7 @@
 
     python -m omni_stage.vllm_adapter.image_check        prints what is missing and exits 1; run as the image's user
 
-Read in vLLM 0.32 and Triton 3.7, and looked at here because each is noticed otherwise when the first GPU pod starts:
+Read in vLLM 0.32 and Triton 3.7, and checked here because each is noticed otherwise when the first GPU pod starts:
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
   image has not (v1/sample/ops/topk_topp_sampler.py): it must be off, or FlashInfer's precompiled kernels be there.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.
@@ -45,7 +45,7 @@ class Findings:
     cuda: str | None
     """torch.version.cuda."""
     required: str
-    """NVIDIA_REQUIRE_CUDA: what the container runtime holds the node's driver against."""
+    """NVIDIA_REQUIRE_CUDA: what the container runtime compares the node's driver with."""
     flashinfer_samples: bool
     """Whether vLLM would let FlashInfer sample."""
     precompiled: Sequence[str]

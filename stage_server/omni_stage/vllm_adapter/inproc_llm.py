@@ -134,7 +134,7 @@ class InprocOmniLLM:
         self._sessions.pop(request_id, None)
 
     def cancel(self, request_id: str) -> None:
-        """Abort a request and tell its consumer."""
+        """Abort a request and notify its consumer."""
         sink = self._sinks.get(request_id)
         self.abort(request_id)
         if sink is not None:

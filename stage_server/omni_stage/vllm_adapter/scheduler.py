@@ -1,7 +1,7 @@
-"""OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot go on.
+"""OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot continue.
 
 `schedule` runs vLLM's own and then enriches the new requests that carry a payload; nothing is copied when none does.
-`update_from_output` ends the requests that were rejected since, and tells their clients why, then runs vLLM's own.
+`update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
 
 A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
 step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
@@ -47,7 +47,7 @@ class OmniSchedulerMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong limits."""
         super().__init__(*args, **kwargs)
-        # The front end looked at every value before it admitted the request: here a checksum is enough.
+        # The front end checked every value before it admitted the request: here a checksum is enough.
         self._payload_limits = _read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
         self._rejected: dict[str, str] = {}
 

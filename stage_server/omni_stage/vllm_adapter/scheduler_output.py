@@ -1,4 +1,4 @@
-"""OmniNewRequestData: what the scheduler tells the worker about a new request, payload included.
+"""OmniNewRequestData: what the scheduler sends the worker about a new request, payload included.
 
 vLLM 0.32 builds NewRequestData by name inside Scheduler.schedule (`v1/core/sched/scheduler.py`, "new_reqs_data"), so
 that a subclass cannot be put in its place beforehand: `upgrade` turns what came out into the richer kind afterwards.

@@ -1,6 +1,6 @@
 """Why a configuration cannot start, carried out of the engine's process.
 
-vLLM 0.32 tells the process that started an engine core only that it ended; its exception stays in the log. What our
+vLLM 0.32 reports to the process that started an engine core only its end; its exception stays in the log. What our
 worker refuses (a checkpoint that does not fit, settings that cannot give correct rows) has a message, a field and a
 remedy, which belong into the stage's termination message. So the starting process names a file in the environment, and
 the worker writes its refusal there before it raises it.

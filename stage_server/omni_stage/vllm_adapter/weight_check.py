@@ -1,4 +1,4 @@
-"""Holds a checkpoint's tensors against the model that loads them: all are there, none is left over, every shape fits.
+"""Compares a checkpoint's tensors with the model that loads them: all are there, none is left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
 a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not; it

@@ -86,8 +86,8 @@ def test_run_without_a_local_checkpoint(tmp_path: Path) -> None:
 
 GENERATE = ("generate", "--endpoint", "127.0.0.1:1")
 BAD_GENERATE = {
-    "no prompt": ((), 2, "give the prompt by --text, by --prompt-file or by"),
-    "two prompts": (("--text", "a", "--prompt-file", "b"), 2, "give the prompt by --text, by --prompt-file or by"),
+    "no prompt": ((), 2, "pass the prompt with exactly one of"),
+    "two prompts": (("--text", "a", "--prompt-file", "b"), 2, "pass the prompt with exactly one of"),
     "sampling": (("--text", "a", "--sampling", "x"), 2, "give it as STAGE.KEY=VALUE"),
     "modality": (("--text", "a", "--modality", "video"), 2, "'video' is not one of"),
     "no image": (("--text", "a", "--image", "/absent.png"), 1, "cannot read /absent.png: No such file or directory"),
@@ -95,7 +95,7 @@ BAD_GENERATE = {
     "text beside embeddings": (
         ("--text", "a", "--prompt-embeds", "b"),
         2,
-        "give the prompt by --text, by --prompt-file",
+        "pass the prompt with exactly one of",
     ),
     "system beside embeddings": (("--prompt-embeds", "b", "--system", "c"), 2, "--prompt-embeds is the whole prompt"),
     "no embeddings": (("--prompt-embeds", "/absent.npy"), 1, "cannot read /absent.npy: No such file or directory"),

@@ -35,9 +35,9 @@ def test_assignment(demands: list[GpuDemand], count: int, expected: dict[str, tu
 @pytest.mark.parametrize(
     ("demands", "count", "words"),
     [
-        (ALONE, 1, r"stage b asks for 0.92 of a GPU, and none of 1 has that left \(GPU 0: a\); set .*gpuMemoryUtil"),
-        ([*SHARED, GpuDemand("d", 1, 0.1)], 1, "stage d asks for 0.1 of a GPU"),
-        ([GpuDemand("tp", 4)], 2, "stage tp asks for 4 GPUs, and 2 of 2 are left"),
+        (ALONE, 1, r"stage b needs 0.92 of a GPU, but none of 1 has that left \(GPU 0: a\); set .*gpuMemoryUtil"),
+        ([*SHARED, GpuDemand("d", 1, 0.1)], 1, "stage d needs 0.1 of a GPU"),
+        ([GpuDemand("tp", 4)], 2, "stage tp needs 4 GPUs, but only 2 of 2 are left"),
     ],
     ids=["no shares", "too much", "too few GPUs"],
 )

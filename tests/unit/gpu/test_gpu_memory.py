@@ -110,7 +110,7 @@ def test_stages_that_fit_start_in_every_order(stages: list[StageMemory], named: 
     ("stages", "words"),
     [
         (_stages((50, 0.6)), "needs 50.0 GiB, its share is 46.8 GiB; raise gpuMemoryUtilization to 0.65"),
-        (_stages((60, 0.92), (10, 0.92)), "asks for 71.8 GiB free, the others leave 68.0 GiB; lower shares"),
+        (_stages((60, 0.92), (10, 0.92)), "asks for 71.8 GiB free, but the others leave 68.0 GiB; lower shares"),
     ],
     ids=["share", "sum"],
 )

@@ -1,5 +1,5 @@
 """ConfigMap of a stage: its stage file, immutable, with its hash in the name. A changed file is another ConfigMap, so
-pods of a half-done rollout go on reading what they were started with."""
+pods of a half-done rollout continue reading what they were started with."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """NetworkPolicy of a stage, from the graph.
 
 in:   gRPC from clients (entry stage) or from the upstream stage of the same revision; health from anywhere (kubelet
-      has no selectable address, and the port tells only whether the stage is well); metrics from pods of the cluster
+      has no selectable address, and the port shows only whether the stage is healthy); metrics from pods of the cluster
 out:  gRPC to the stages that read this one; DNS of the cluster and of its network; the model hub, if the checkpoint is
-      fetched from there (while the stage serves too: a policy cannot tell an init container from the others)
+      fetched from there (while the stage serves too: a policy cannot distinguish an init container)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INSIDE: Final = (
     "fc00::/7",
     "fe80::/10",
 )
-"""Where resolvers are that are no pods: in the network of the cluster. Names could carry anything to a stranger."""
+"""Where resolvers are that are no pods: in the network of the cluster. DNS names could carry data to others."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 

@@ -52,7 +52,7 @@ def _ports(tls: bool) -> list[Manifest]:
             "port": GRPC_PORT,
             "targetPort": GRPC_PORT_NAME,
             "protocol": "TCP",
-            # Tells meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
+            # Shows meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
             "appProtocol": "https" if tls else "kubernetes.io/h2c",
         }
     ]

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class StageServiceStub:
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
-    stage calls the stages that read it, and relays what they answer.
+    stage calls the stages that read from it, and relays their responses.
     """
 
     def __init__(self, channel):
@@ -50,13 +50,13 @@ class StageServiceStub:
 
 class StageServiceServicer:
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
-    stage calls the stages that read it, and relays what they answer.
+    stage calls the stages that read from it, and relays their responses.
     """
 
     def Generate(self, request_iterator, context):
         """Runs one request. The caller sends Start first, then media or tensor
         chunks, then End. The stage answers Accepted first; the entry stage
-        answers Summary last. Before Accepted a caller may retry, after it never.
+        answers Summary last. A caller may retry only before Accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -92,7 +92,7 @@ def add_StageServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class StageService:
     """One stage of an any-to-any pipeline. A client calls the entry stage; every
-    stage calls the stages that read it, and relays what they answer.
+    stage calls the stages that read from it, and relays their responses.
     """
 
     @staticmethod

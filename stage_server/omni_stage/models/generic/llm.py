@@ -96,7 +96,7 @@ def _text_of(message: ChatMessage) -> str:
     for part in message.parts:
         if not isinstance(part, TextPart):
             raise InvalidRequestError(
-                f"component {LLM.id} reads text only; leave images and sound out", field="start.prompt.chat"
+                f"component {LLM.id} reads text only; leave out images and audio", field="start.prompt.chat"
             )
         texts.append(part.text)
     return "".join(texts)

@@ -160,7 +160,7 @@ def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
     samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
     if samples.size < MIN_SOUND_SAMPLES:
         raise InvalidMediaError(
-            f"start.chat: a sound is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send a longer one",
+            f"start.chat: audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send a longer one",
             field="start.chat",
             limit=f"{1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms",
         )

@@ -264,7 +264,7 @@ class EdgeCall:
 
 
 async def _write(call: Any, message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bool:
-    """Write, or say False if the call is over: then reading tells why."""
+    """Write. Returns False if the call is over; reading then shows why."""
     try:
         await call.write(message)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

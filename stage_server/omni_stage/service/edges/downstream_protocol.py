@@ -25,7 +25,7 @@ _LOST = frozenset(
 
 
 class DownstreamProtocol:
-    """Checks the messages of one call: Accepted first, each stage ends once, no Summary, no strangers."""
+    """Checks the messages of one call: Accepted first, each stage ends once, no Summary, no unknown stages."""
 
     def __init__(self, stage: str, stages: Sequence[str]) -> None:
         self._stage = stage

@@ -1,7 +1,7 @@
-"""What a request's images and audio will cost, told by their headers: checked and reserved before decoding. Pure.
+"""What a request's images and audio will cost, by their headers: checked and reserved before decoding. Pure.
 
-Media inside of Start are judged before admission. Of media that follow in chunks Start tells the decoded size, or the
-most that the stage takes is reserved; once they are there, their headers are held against that.
+Media inside of Start are judged before admission. Of media that follow in chunks Start states the decoded size, or the
+most that the stage takes is reserved; once they are there, their headers are compared with that.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MediaSlot:
     size: int
     """As encoded."""
     declared_bytes: int = 0
-    """Decoded, as Start tells; 0 if it does not, and for media that Start holds."""
+    """Decoded size stated in Start; 0 if it states none, and for media that Start holds."""
     header: ImageHeader | AudioHeader | None = None
     tokens: int = 0
     held_bytes: int = 0
@@ -69,7 +69,7 @@ class MediaSlot:
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """What media are held against."""
+    """What media are compared with."""
 
     limits: Limits
     media: MediaLimits
@@ -139,7 +139,7 @@ def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
 def receive_media(
     media: Sequence[MediaSlot], received: Mapping[int, bytes | bytearray], rules: MediaRules
 ) -> tuple[MediaSlot, ...]:
-    """The media with the bytes that came in chunks, held against their headers. Raises InvalidMediaError and its kin.
+    """The media with the bytes that came in chunks, compared with their headers. Raises InvalidMediaError and its kin.
 
     No medium holds more than was reserved for it.
     """

@@ -258,7 +258,7 @@ class _Job:
 
 
 def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
-    """Bytes that a worker needs for it, bytes of its result, and what the worker is told."""
+    """Bytes that a worker needs for it, bytes of its result, and the worker's instructions."""
     header = slot.header
     if isinstance(header, ImageHeader):
         kind = header.media_type.removeprefix("image/").upper()

@@ -16,7 +16,7 @@ from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, Too
 YIELDING_SHARE = 0.75
 """Share of the stage's requests, bytes and streamed requests that requests of a priority above 0 may fill."""
 MEDIA_SHARE = 0.75
-"""Share of the stage's bytes that media may fill: text finds room beside them."""
+"""Share of the stage's bytes that media may fill: text always fits beside them."""
 RETRY_AFTER_S = 1.0
 
 

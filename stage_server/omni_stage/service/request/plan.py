@@ -112,7 +112,7 @@ def plan_request(
 
 
 def media_rules(config: StageConfig, component: Component, max_model_len: int) -> MediaRules | None:
-    """What the stage holds media against; None if its model takes none."""
+    """The limits for media; None if its model takes none."""
     if not isinstance(component, TakesMedia):
         return None
     return MediaRules(config.limits, config.media, component, max_model_len)

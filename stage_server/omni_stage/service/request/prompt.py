@@ -157,7 +157,7 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
         parts += len(message.parts)
     if parts > MAX_PARTS:
         raise InvalidRequestError(
-            f"the messages of a chat have at most {MAX_PARTS} parts together, got {parts}; join texts",
+            f"the messages of a chat have at most {MAX_PARTS} parts together, got {parts}; join text parts",
             field="start.chat.messages",
             limit=MAX_PARTS,
         )

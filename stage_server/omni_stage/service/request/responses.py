@@ -21,7 +21,7 @@ class ResponseWriter:
     """
 
     def __init__(self, stage: str, context: Any, meter: AnswerMeter | None = None) -> None:
-        """The meter, if any, is told of every message that was written."""
+        """The meter, if any, counts every message that was written."""
         self._stage = stage
         self._context = context
         self._meter = meter

@@ -96,7 +96,7 @@ class RequestRun:
 
         `receive` takes in what is still to come of the input meanwhile; an engine that needs no more ends it.
         Raises the first failure of either, after ending the other; with allow_partial a failure becomes a
-        StageFailed event and what can go on goes on.
+        StageFailed event and what can continue continues.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -131,7 +131,7 @@ class RequestRun:
     async def _report(self, error: OmniStageError | OmniProtoError, stage: str) -> None:
         status = to_status(error, stage=stage, request_id=self._request_id)
         reason = read_status(status).reason
-        _log.warning("a stage failed; the request goes on without it", extra={"reason": reason})
+        _log.warning("a stage failed; the request continues without it", extra={"reason": reason})
         await self._writer.send_failed(status, stage)
 
     async def _run_engine(self, request: StageRequest) -> StageStep:
@@ -189,7 +189,7 @@ class RequestRun:
         return include.token_ids if self._component.facts.writes_text else include.codec_tokens
 
     async def _finish(self, last: StageStep) -> None:
-        """Wait until the rows are handed over, then tell the end of this stage's own work."""
+        """Wait until the rows are handed over, then report the end of this stage's own work."""
         if last.finish_reason is None:
             raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
         reason = _FINISH_REASONS[last.finish_reason]

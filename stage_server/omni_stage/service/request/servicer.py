@@ -147,14 +147,14 @@ class StageServicer:
                 else:
                     await self._receive(messages, reader, None, timeline)
                     await run.execute(lambda: self._stage_request(plan, reader, bool(calls)))
-            # 7. The entry tells how all of it ended.
+            # 7. The entry reports how all of it ended.
             if config.input is None:
                 stages = writer.summarize(config.stages)
                 summary = events_pb2.Summary(request_id=request_id, stages=stages, total_ns=timeline.now())
                 await writer.send(summary=summary)
 
     async def _plan(self, start: stage_service_pb2.Start) -> RequestPlan:
-        """Beside the loop what takes longer than a blink: other calls, and health checks, go on meanwhile."""
+        """Beside the loop what takes longer than a blink: other calls, and health checks, continue meanwhile."""
         engine = self._runtime.engine
         plan = partial(plan_request, start, self._config, engine.component, engine.max_model_len, engine.prompt_embeds)
         if is_light(start):

@@ -140,6 +140,6 @@ def bind(
 
 
 def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:
-    # gRPC does not tell the one from the other.
+    # gRPC does not distinguish the two.
     why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
     return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)

@@ -1,7 +1,7 @@
-"""Calls beside Generate (health, reflection, GetStage): bounded by peer, in all and in time, apart from requests.
+"""Calls beside Generate (health, reflection, GetStage): bounded by peer, in total and in time, beside requests.
 
 Every method is served as one that takes a stream, which is the same on the wire: gRPC would otherwise read the request
-before any code of ours runs, and wait for it without end.
+before any of our code runs, and wait for it without end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REQUEST_TIMEOUT_S = 5.0
 """For the request of a call that has one."""
 ANSWER_TIMEOUT_S = 30.0
 WATCH_LIFE_S = 600.0
-"""A watch ends then at the latest; clients watch anew. Mostly its connection has reached its age before."""
+"""A watch ends then at the latest; clients watch again. Mostly its connection has reached its age before."""
 REFLECTION_LIFE_S = 60.0
 
 _LIVES_S = {

@@ -65,7 +65,7 @@ class StageServer:
         engine takes seconds in which probes must be answered.
         """
         config = self.config
-        # A wrong certificate is told at once, not after the minutes that an engine takes.
+        # A wrong certificate is reported at once, not after the minutes that an engine takes.
         certificate = await self._load_certificate()
         await self.health.publish()
         probes = build_health_server(self.health)

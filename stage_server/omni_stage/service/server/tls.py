@@ -157,7 +157,7 @@ class ServingCertificate:
         return True
 
     async def watch(self, poll_s: float = POLL_S) -> None:
-        """Refresh for ever."""
+        """Refresh forever."""
         while True:
             await asyncio.sleep(poll_s)
             await asyncio.to_thread(self.refresh)

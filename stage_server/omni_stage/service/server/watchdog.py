@@ -1,7 +1,7 @@
 """Watches the engine: a dead one ends the stage; a stuck one ends its calls, refuses new ones and fails liveness.
 
 The process of a stuck engine stays, so that a person can look at it, until kubelet or `omnipipe run` ends it: the
-termination message tells both why.
+termination message gives both the cause.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class TestBlueGreen:
         (message,) = [
             item["message"] for item in cluster.pipeline["status"]["conditions"] if item["type"] == "Degraded"
         ]
-        assert f"revision {old} goes on serving" in message
+        assert f"revision {old} keeps serving" in message
         assert "stage thinker" in message
         assert BAD_IMAGE in message
 

@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "True AllStagesReady",
         "True RollingOut",
         "False AsExpected",
-        "revision bbbbbbb starts beside aaaaaaa, which serves; it waits for talker (bbbbbbb)",
+        "revision bbbbbbb starts beside aaaaaaa, which serves; waiting for talker (bbbbbbb)",
     ),
     "rolls out, nodes are added": (
         replace(ROLLING, rising=broken(NEW, "talker", ROOM)),
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "True AllStagesReady",
         "True RollingOut",
         "True ImagePullBackOff",
-        "revision bbbbbbb, stage talker: image x cannot be pulled; revision aaaaaaa goes on serving",
+        "revision bbbbbbb, stage talker: image x cannot be pulled; revision aaaaaaa keeps serving",
     ),
     "no room for two": (
         replace(ROLLING, phase=Phase.NEEDS_CAPACITY, rising=broken(NEW, "talker", ROOM)),
@@ -127,7 +127,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "True AllStagesReady",
         "True RolloutNeedsCapacity",
         "False AsExpected",
-        "finds no room beside aaaaaaa",
+        "does not fit beside aaaaaaa",
     ),
     "rolls out while the old one loses a pod": (
         replace(ROLLING, stages=broken(UP, "talker", ROOM, available=1, wanted=2)),
@@ -141,28 +141,28 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "True AllStagesReady",
         "True DrainingOldRevision",
         "False AsExpected",
-        "requests to the old one end: thinker (0000000)",
+        "the old one drains: thinker (0000000)",
     ),
     "recreated": (
         replace(BASE, phase=Phase.WAITING, stages=DOWN, waiting_for=("thinker (0000000)",)),
         "False WaitingForOldRevision",
         "True WaitingForOldRevision",
         "False AsExpected",
-        "it waits for thinker (0000000)",
+        "waiting for thinker (0000000)",
     ),
     "updated in place": (
         replace(BASE, phase=Phase.UPDATING, waiting_for=("talker (aaaaaaa)",)),
         "True AllStagesReady",
         "True Updating",
         "False AsExpected",
-        "brought up to the spec: talker (aaaaaaa)",
+        "being updated to the spec: talker (aaaaaaa)",
     ),
     "scaled up": (
         replace(BASE, phase=Phase.INCOMPLETE, stages=(stage("llm", available=1, wanted=3),)),
         "True AllStagesReady",
         "True Updating",
         "False AsExpected",
-        "brought up to the spec",
+        "being updated to the spec",
     ),
     "ready, but no endpoints yet": (
         replace(BASE, phase=Phase.INCOMPLETE, stages=(stage("llm", reachable=False),)),
@@ -204,7 +204,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False Suspended",
         "True Suspending",
         "False AsExpected",
-        "pods end, as spec.suspend asks: talker (aaaaaaa)",
+        "spec.suspend is true, pods drain: talker (aaaaaaa)",
     ),
     "suspended": (
         replace(BASE, phase=Phase.SUSPENDED, suspended=True, stages=DOWN, settled=True),
@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
         "False StagesNotReady",
         "True Starting",
         "False AsExpected",
-        "no ready pod yet; wait, children of a deleted pipeline of this name go first",
+        "no ready pod yet; wait, objects of a deleted pipeline of this name are removed first",
     ),
     "a write is refused": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN, errors=(ChildError("Deployment a", "denied\n by policy"),)),

@@ -91,6 +91,19 @@ async def test_the_example_of_the_page_runs(
     assert (asked.priority, asked.cache_salt) == (10, "5f0c7a1e")
 
 
+async def test_the_example_of_the_readme_runs(
+    kit: Any, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (request.config.rootpath / "README.md").read_text()
+    example, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    stage = await kit.serve()
+    assert "localhost:50051" in example
+    await asyncio.to_thread(exec, example.replace("localhost:50051", stage.target), {})
+    assert "TextDelta(" in capsys.readouterr().out
+    (asked,) = stage.engine.requests
+    assert asked.sampling.max_tokens == 64
+
+
 async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any, lab: SimpleNamespace) -> None:
     reserved = []
 

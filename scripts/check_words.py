@@ -1,0 +1,116 @@
+"""`make lint`: hold prose to the standard words of scripts/words.toml.
+
+    files -> prose without code -> findings, one a line: FILE:LINE: "word": use ...
+
+Checked are the text of Markdown outside of code, comments of Python, YAML and protobuf, and strings of Python.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = Path(__file__).with_name("words.toml")
+CODE_SPAN = re.compile(r"`[^`]*`")
+LINK_TARGET = re.compile(r"\]\([^)]*\)")
+NAME_LIKE = re.compile(r"[\w./*-]*[_/][\w./*-]*|\w+\(\)")
+"""Paths, identifiers and calls: names of things, not words about them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A word of ours and what to write instead."""
+
+    pattern: re.Pattern[str]
+    use: str
+    allow: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A word of ours in a file."""
+
+    path: str
+    line: int
+    word: str
+    use: str
+
+    def __str__(self) -> str:
+        """The line that lint prints."""
+        return f'{self.path}:{self.line}: "{self.word}": use {self.use}'
+
+
+def read_rules(text: str) -> tuple[list[str], list[Rule]]:
+    """Returns the globs of the files to check, and the rules. Raises KeyError, re.error or tomllib.TOMLDecodeError."""
+    document = tomllib.loads(text)
+    rules = [
+        Rule(re.compile(rf"\b(?:{item['word']})\b", re.IGNORECASE), item["use"], frozenset(item.get("allow", ())))
+        for item in document["rule"]
+    ]
+    return document["files"]["check"], rules
+
+
+def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, prose) of a file; its suffix decides how to find the prose."""
+    if name.endswith(".md"):
+        yield from markdown_prose(text)
+    elif name.endswith(".py"):
+        yield from python_prose(text)
+    else:
+        mark = "//" if name.endswith(".proto") else "#"
+        for number, line in enumerate(text.splitlines(), 1):
+            yield number, line.partition(mark)[2]
+
+
+def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Lines outside of fenced code."""
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced:
+            yield number, line
+
+
+def python_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Comments, and string literals that hold more than one word."""
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string.strip()):
+            for offset, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + offset, line
+
+
+def find_words(name: str, text: str, rules: Sequence[Rule]) -> list[Finding]:
+    """Returns the words of ours in a file, in the order of its lines."""
+    found = []
+    for number, line in prose_of(name, text):
+        plain = NAME_LIKE.sub(" ", LINK_TARGET.sub("]", CODE_SPAN.sub(" ", line)))
+        for rule in rules:
+            if name not in rule.allow:
+                found += [Finding(name, number, match[0], rule.use) for match in rule.pattern.finditer(plain)]
+    return found
+
+
+def main() -> int:
+    """Print every finding; 1 if there is one."""
+    globs, rules = read_rules(WORDS.read_text(encoding="utf-8"))
+    paths = sorted({path for glob in globs for path in ROOT.glob(glob)})
+    found = [
+        finding
+        for path in paths
+        for finding in find_words(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"), rules)
+    ]
+    for finding in found:
+        sys.stdout.write(f"{finding}\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
