@@ -44,7 +44,7 @@ GRAPHS = {
         {**TALKER, "inputs": [{"from": "brain", "mode": "Full"}]},
         TOKEN2WAV,
     ],
-    "two": [THINKER, {**TALKER, "outputs": ["Audio"]}],
+    "two": [THINKER, {**TALKER, "component": "ours/speaker", "outputs": ["Audio"]}],
     "one": [THINKER],
 }
 IMAGES = ["stage:1", "stage:2", BAD_IMAGE]
