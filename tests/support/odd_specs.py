@@ -53,9 +53,9 @@ ODD_BAD: Final[dict[str, Bad]] = {
     "disk of half a byte": Bad((_limits(**{"ephemeral-storage": "500m"}),), f"{S0}.resources.limits", "less than 1Mi"),
     "no cpu": Bad((_limits(cpu="0"),), f"{S0}.resources.limits", "cpu 0 is no time at all; give at least 1m"),
     "half an AMD gpu": Bad(
-        (_limits(**{"amd.com/gpu": "500m"}),), f"{S0}.resources.limits", "500m GPUs are asked for; give a whole number"
+        (_limits(**{"amd.com/gpu": "500m"}),), f"{S0}.resources.limits", "500m GPUs are set; give a whole number"
     ),
-    "65 AMD gpus": Bad((_limits(**{"amd.com/gpu": 65}),), f"{S0}.resources.limits", "65 GPUs are asked for"),
+    "65 AMD gpus": Bad((_limits(**{"amd.com/gpu": 65}),), f"{S0}.resources.limits", "65 GPUs are set"),
     "gpus of two vendors": Bad(
         (_limits(**{"amd.com/gpu": 1, "nvidia.com/gpu": 1}),),
         f"{S0}.resources.limits",
