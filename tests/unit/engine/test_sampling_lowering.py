@@ -63,7 +63,6 @@ def facts(kind: EngineKind, writes_text: bool) -> ComponentFacts:
         pytest.param(S(temperature=1), DIFFUSION, False, "temperature", id="temperature of a diffusion stage"),
         pytest.param(S(max_tokens=1), DIFFUSION, False, "max_tokens", id="tokens of a diffusion stage"),
         pytest.param(S(num_inference_steps=4), DECODER, False, "num_inference_steps", id="solver steps of a decoder"),
-        pytest.param(S(temperature=2.1), AR, True, "temperature", id="hotter than vLLM takes"),
         pytest.param(S(min_tokens=5, max_tokens=4), AR, True, "min_tokens", id="more than the most"),
     ],
 )
