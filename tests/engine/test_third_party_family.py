@@ -33,7 +33,7 @@ def run(site: Path, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def checkpoint(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model") / "tones"
-    run(site, "-m", "omni_cli.main", "tiny-model", str(directory), "--family", "tones")
+    run(site, "-m", "omni_cli", "tiny-model", str(directory), "--family", "tones")
     return directory
 
 
@@ -61,11 +61,11 @@ def test_it_is_served(site: Path, checkpoint: Path, tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     environment = {"PYTHONPATH": os.pathsep.join((str(site), tests))}
     with StageProcess([config], tmp_path, environment=environment).start(), OmniClient(f"127.0.0.1:{port}") as client:
-        result = client.run(text="Hello")
+        result = client.run(raw_text="Hello")
         assert result.finished["player"].finish_reason == "stop"
         # 5 tones of 240 samples of 16 bits.
         assert len(result.audio) == 5 * 240 * 2
         assert any(result.audio)
         with pytest.raises(OmniRequestError, match="num_inference_steps has no meaning for this stage") as caught:
-            client.run(text="Hello", sampling={"player": {"num_inference_steps": 4}})
+            client.run(raw_text="Hello", sampling={"player": {"num_inference_steps": 4}})
         assert caught.value.field == "start.sampling[player].num_inference_steps"

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import omni_proto
 
-SUITES = ("test_tensor_schema.py", "test_tensor_assembly.py", "test_client_requests.py", "test_client_results.py")
+SUITES = (
+    "tensors/test_tensor_schema.py",
+    "tensors/test_tensor_assembly.py",
+    "client/test_client_requests.py",
+    "client/test_client_results.py",
+)
 
 
 def test_validation_holds_without_asserts() -> None:

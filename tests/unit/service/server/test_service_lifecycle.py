@@ -144,7 +144,7 @@ async def test_metrics_over_http(kit: Any, lab: SimpleNamespace) -> None:
     url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
     text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())).decode()
     assert 'omni_stage_requests_total{code="OK",reason=""} 1.0' in text
-    assert "# HELP omni_stage_queue_seconds From" in text
+    assert "# HELP omni_stage_queue_seconds Time from" in text
 
 
 # Drain ------------------------------------
