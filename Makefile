@@ -47,7 +47,7 @@ full: coverage ## What takes too long for every run: coverage, long tests, mutat
 	@$(PY) -m pytest -q -p no:cacheprovider -m full tests
 	@$(MAKE) mutations
 
-mutations: setup ## Break thirty behaviours, one at a time, and see whether the unit tests notice (half an hour)
+mutations: setup ## Break thirty behaviours, one at a time, and see whether the unit tests notice (about half an hour)
 	@PYTHONPATH=tests $(PY) -m mutation
 
 test-unit: setup ## Only the tests without engines and processes: two minutes

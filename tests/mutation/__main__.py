@@ -67,7 +67,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this mutation alone (repeatable)")
     args = parser.parse_args()
-    mutations = [mutation for mutation in read_table() if not args.only or mutation.name in args.only]
+    table = read_table()
+    if unknown := sorted(set(args.only) - {mutation.name for mutation in table}):
+        parser.error(f"--only: no mutation {', '.join(unknown)}; mutations.toml lists them")
+    mutations = [mutation for mutation in table if not args.only or mutation.name in args.only]
     escaped: list[str] = []
     with tempfile.TemporaryDirectory(prefix="omni-mutation-") as folder:
         copy = Path(folder)
