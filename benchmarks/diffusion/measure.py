@@ -53,7 +53,7 @@ Ask = Callable[[], Awaitable[object]]
 
 def measure(options: Options) -> Report:
     """One row for each side and number at once."""
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     apply_environment()

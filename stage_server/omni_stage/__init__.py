@@ -7,7 +7,7 @@
         result.text, result.audio, result.sample_rate_hz, result.stages["talker"].token_ids
 
 The names below are imported when they are asked for, after the environment that vLLM reads at its import was set
-(vllm_adapter/env.py).
+(vllm_adapter/process/env.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Before torch and vLLM are imported, which read it then.
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
     return getattr(import_module(_EXPORTS[name]), name)

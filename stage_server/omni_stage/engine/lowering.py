@@ -12,7 +12,7 @@ from omni_stage.engine.part_plan import PlannedPart
 from omni_stage.engine.requests import EngineTraits, OmniEngineCoreRequest
 from omni_stage.engine.sampling import lower_sampling
 from omni_stage.models.component import Component, StageInput, StageRequest
-from omni_stage.vllm_adapter.core import CorePart, Params
+from omni_stage.vllm_adapter.core.interface import CorePart, Params
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

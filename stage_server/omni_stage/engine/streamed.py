@@ -17,7 +17,7 @@ from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
 from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
-from omni_stage.vllm_adapter.core import CorePart, EngineCore
+from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore
 
 
 @dataclass(frozen=True, slots=True)

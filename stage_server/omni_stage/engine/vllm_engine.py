@@ -47,10 +47,10 @@ from omni_stage.models.component import (
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
 from omni_stage.vllm_adapter import select
-from omni_stage.vllm_adapter.async_llm import AsyncEngineCore
-from omni_stage.vllm_adapter.core import EngineCore
-from omni_stage.vllm_adapter.gpu_driver import check_gpu, explain_cuda_failure
-from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
+from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
+from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.core.interface import EngineCore
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
 
 `OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
-only add it to vLLM's two runners, which differ in how they are built alone. Per step, of which ar_publish samples::
+only add it to vLLM's two runners, which differ in how they are built alone. Per step, of which publish.py samples::
 
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
@@ -18,7 +18,7 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
   and compiled code, for the check at start-up (compiled_check).
 
-The V2 runner has none of these names; `ar_worker` refuses it.
+The V2 runner has none of these names; `worker.py` refuses it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
 from omni_stage.payloads import OMNI_ROWS_KEY
-from omni_stage.vllm_adapter.ar_publish import PublishingMixin, start_positions
-from omni_stage.vllm_adapter.capture import compute_spans
-from omni_stage.vllm_adapter.config import check_capture, check_published
+from omni_stage.vllm_adapter.ar.capture import compute_spans
+from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS, InputRowStore, MropePositions
+from omni_stage.vllm_adapter.ar.publish import PublishingMixin, start_positions
 from omni_stage.vllm_adapter.hooks import SupportsInputRows
-from omni_stage.vllm_adapter.input_rows import INPUT_ROWS, InputRowStore, MropePositions
-from omni_stage.vllm_adapter.model_hooks import ModelHooks
 from omni_stage.vllm_adapter.start_errors import reporting_start_errors
+from omni_stage.vllm_adapter.worker.config import check_capture, check_published
+from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -16,8 +16,8 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter import host_memory
-from omni_stage.vllm_adapter.capture import ScheduledSpan
+from omni_stage.vllm_adapter.ar.capture import ScheduledSpan
+from omni_stage.vllm_adapter.worker import host_memory
 
 INPUT_ROWS: Final = "input_rows"
 """Payload tensor [R, D], floating point."""

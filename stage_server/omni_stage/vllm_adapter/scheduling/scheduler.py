@@ -28,7 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
-from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
 
 logger = logging.getLogger(__name__)
 

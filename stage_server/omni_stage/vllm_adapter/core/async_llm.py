@@ -4,9 +4,9 @@ vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the l
 loop runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments,
 before that loop starts.
 
-The kernel ends the engine's process when the *thread* that started it ends (children.py), and loading takes many
-seconds in which the event loop must answer health checks: so the engine is made on one thread of its own, which lives
-until shutdown.
+The kernel ends the engine's process when the *thread* that started it ends (process/children.py), and loading takes
+many seconds in which the event loop must answer health checks: so the engine is made on one thread of its own, which
+lives until shutdown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from vllm.engine.protocol import StreamingInput
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
-from omni_stage.vllm_adapter.core import (
+from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
+from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
     Capture,
     CoreOutput,
@@ -33,12 +34,11 @@ from omni_stage.vllm_adapter.core import (
     convert_output,
     translate_error,
 )
-from omni_stage.vllm_adapter.engine_properties import EngineProperties
-from omni_stage.vllm_adapter.engine_thread import EngineThread
-from omni_stage.vllm_adapter.executor import keep_worker_in_engine
-from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.properties import EngineProperties
+from omni_stage.vllm_adapter.core.thread import EngineThread
+from omni_stage.vllm_adapter.process.template import template_processes
 from omni_stage.vllm_adapter.start_errors import collecting_start_errors
-from omni_stage.vllm_adapter.template import template_processes
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

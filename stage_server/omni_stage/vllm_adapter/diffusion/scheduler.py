@@ -14,8 +14,9 @@ out empty blocks. Beside an autoregressive model the placeholder token takes one
 
 A forward that hangs blocks the engine's process, this scheduler too: the watchdog over it lives in the stage server.
 
-Private interfaces of vLLM 0.32: those of `scheduler.py`, and `Scheduler._handle_blocked_waiting_request`, asked
-once for each waiting request and step, in queue order, before anything is allocated; there is no public admission hook.
+Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`, and `Scheduler._handle_blocked_waiting_request`,
+asked once for each waiting request and step, in queue order, before anything is allocated; there is no public
+admission hook.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from omni_stage.vllm_adapter.diffusion_admission import DiffusionSettings, StepAdmission, is_expired
-from omni_stage.vllm_adapter.scheduler import OmniSchedulerMixin, logger
-from omni_stage.vllm_adapter.scheduler_output import find_raw_payload
+from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
+from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
 
 DIFFUSION_DONE = "diffusion_done"
 """Stop reason of a request whose output is complete."""
@@ -49,7 +50,7 @@ PLACEHOLDER_TOKEN_ID = 0
 
 
 class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
-    """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: diffusion_output.py says why."""
+    """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: output.py says why."""
 
     running: list[Request]
     clock: Callable[[], float] = staticmethod(time.monotonic)

@@ -34,8 +34,8 @@ from typing import Any
 
 import setproctitle
 
-from omni_stage.vllm_adapter.children import die_with_parent
-from omni_stage.vllm_adapter.env import BIND_TO_PARENT
+from omni_stage.vllm_adapter.process.children import die_with_parent
+from omni_stage.vllm_adapter.process.env import BIND_TO_PARENT
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _PRELOADED = (
     "omni_stage.engine.vllm_engine",
 )
 """What both the stage server and its engine need of vLLM."""
-_GPU_WORKERS = ("omni_stage.vllm_adapter.ar_worker", "omni_stage.vllm_adapter.diffusion_worker")
+_GPU_WORKERS = ("omni_stage.vllm_adapter.ar.worker", "omni_stage.vllm_adapter.diffusion.worker")
 _CPU_WORKERS = ("omni_stage.vllm_adapter.cpu_workers",)
 """These break CUDA in the process that imports them."""
 _PYTHONS = ((3, 11), (3, 13))

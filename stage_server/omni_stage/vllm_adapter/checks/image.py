@@ -1,6 +1,6 @@
 """What a GPU image must hold, checked while it is built and without a GPU.
 
-    python -m omni_stage.vllm_adapter.image_check        prints what is missing and exits 1; run as the image's user
+    python -m omni_stage.vllm_adapter.checks.image        prints what is missing and exits 1; run as the image's user
 
 Read in vLLM 0.32 and Triton 3.7, and checked here because each is noticed otherwise when the first GPU pod starts:
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
@@ -23,13 +23,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_stage.vllm_adapter.env import apply_environment
+from omni_stage.vllm_adapter.process.env import apply_environment
 
 MODULES = (
     "omni_stage.service.server.stage_server",
     "omni_stage.engine.vllm_engine",
-    "omni_stage.vllm_adapter.ar_worker",
-    "omni_stage.vllm_adapter.diffusion_worker",
+    "omni_stage.vllm_adapter.ar.worker",
+    "omni_stage.vllm_adapter.diffusion.worker",
 )
 _PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
 _SOURCES = {

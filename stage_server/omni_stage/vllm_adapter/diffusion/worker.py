@@ -21,8 +21,8 @@ from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_proto.gpu_memory import torch_share
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.ar_worker import check_runner_version
-from omni_stage.vllm_adapter.diffusion_runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

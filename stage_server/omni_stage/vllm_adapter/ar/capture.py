@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.vllm_adapter import host_memory
+from omni_stage.vllm_adapter.worker import host_memory
 
 
 @dataclass(frozen=True, slots=True)

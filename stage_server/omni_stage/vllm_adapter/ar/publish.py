@@ -1,6 +1,6 @@
 """What an autoregressive runner publishes: rows of positions, and what a model makes of sampled tokens.
 
-The half of the runner (ar_runner) that hands a step's results to the model's hooks and starts their copies to the host.
+The half of the runner (runner.py) that hands a step's results to the model's hooks and starts their copies to the host.
 
 Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and why:
 - `GPUModelRunner._sample`: gives the sampled tokens on the device, before anything waits for them.
@@ -23,9 +23,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.vllm_adapter import host_memory
-from omni_stage.vllm_adapter.ar_output import AsyncRowsOutput, StepOutput
-from omni_stage.vllm_adapter.capture import (
+from omni_stage.vllm_adapter.ar.capture import (
     CaptureLedger,
     FreshRows,
     HostCopy,
@@ -34,10 +32,12 @@ from omni_stage.vllm_adapter.capture import (
     merge_ranges,
     select_rows,
 )
-from omni_stage.vllm_adapter.config import OmniRunnerConfig
+from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.hooks import Positions, SampledTokens
-from omni_stage.vllm_adapter.model_hooks import ModelHooks
 from omni_stage.vllm_adapter.packing import ROWS_NAME
+from omni_stage.vllm_adapter.worker import host_memory
+from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
+from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -2,21 +2,15 @@
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
-- `VllmConfig.use_v2_model_runner`: our hooks are those of the V1 runner.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from vllm.v1.worker.gpu_worker import Worker
 
-from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.ar_runner import GPUARModelRunner, OmniARRunnerMixin
-from omni_stage.vllm_adapter.compiled_check import check_runner
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+from omni_stage.vllm_adapter.ar.compiled_check import check_runner
+from omni_stage.vllm_adapter.ar.runner import GPUARModelRunner, OmniARRunnerMixin
+from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
 class ComparesWithEager:
@@ -35,12 +29,3 @@ class GPUARWorker(ComparesWithEager, Worker):
     def _make_model_runner(self) -> GPUARModelRunner:
         check_runner_version(self.vllm_config)
         return GPUARModelRunner(self.vllm_config, self.device)
-
-
-def check_runner_version(vllm_config: VllmConfig) -> None:
-    """Refuse vLLM's V2 runner. Raises ConfigurationError."""
-    if vllm_config.use_v2_model_runner:
-        raise ConfigurationError(
-            "vLLM would use its V2 model runner, which these stages do not hook; set VLLM_USE_V2_MODEL_RUNNER=0",
-            field="VLLM_USE_V2_MODEL_RUNNER",
-        )

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-from omni_stage.vllm_adapter.env import BIND_TO_PARENT
+from omni_stage.vllm_adapter.process.env import BIND_TO_PARENT
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,7 +24,7 @@ def bind_to_parent() -> bool:
 
     Returns whether this process is an engine process and was bound; does nothing elsewhere, and nothing twice.
     The kernel watches the parent's *thread*: whoever starts an engine does so on a thread that lives as long
-    (`async_llm.py`).
+    (`core/async_llm.py`).
     """
     parent = multiprocessing.parent_process()
     server = os.environ.get(BIND_TO_PARENT, "")

@@ -9,7 +9,7 @@ this file. In particular:
 - No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
 - No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model that captures CUDA graphs or
   compiles does it in `warm_up`, if it has one; behind that every stage runs one request before it reports ready.
-- No asynchronous scheduling (`diffusion_output.py` says why): a step ends with its results on the host.
+- No asynchronous scheduling (`output.py` says why): a step ends with its results on the host.
 - No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`; the first one counts.
 - One model interface, `generate`; a model without it is refused when it is loaded, not when it is first called.
 
@@ -33,10 +33,10 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.device_failure import judge_failure, probe_device
-from omni_stage.vllm_adapter.diffusion_output import DiffusionResult, build_output, check_result
+from omni_stage.vllm_adapter.diffusion.output import DiffusionResult, build_output, check_result
 from omni_stage.vllm_adapter.hooks import OneShotModel
 from omni_stage.vllm_adapter.start_errors import reporting_start_errors
+from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_device
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -8,7 +8,7 @@ import torch
 from vllm.config import VllmConfig
 
 from omni_stage.errors import NotReadyError
-from omni_stage.vllm_adapter.core import count_sessions
+from omni_stage.vllm_adapter.core.interface import count_sessions
 
 
 class EngineProperties(ABC):

@@ -23,8 +23,8 @@ from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import IterationStats
 
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError
-from omni_stage.vllm_adapter.core import Capture, CoreOutput, CorePart, Params, convert_output
-from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.interface import Capture, CoreOutput, CorePart, Params, convert_output
+from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 
 logger = logging.getLogger(__name__)
 

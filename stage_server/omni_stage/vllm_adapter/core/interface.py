@@ -185,7 +185,7 @@ class EngineCore(Protocol):
 
 
 COMPARE_WITH_EAGER = "compare_with_eager"
-"""The workers' method (ar_worker)."""
+"""The workers' method (ar/worker.py)."""
 
 
 def count_sessions(config: VllmConfig) -> int:

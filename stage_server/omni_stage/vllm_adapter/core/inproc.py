@@ -15,7 +15,9 @@ from typing import Any
 from vllm.config import VllmConfig
 
 from omni_stage.errors import NotReadyError
-from omni_stage.vllm_adapter.core import (
+from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
+from omni_stage.vllm_adapter.core.inproc_llm import InprocOmniLLM, Sink
+from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
     Capture,
     CoreOutput,
@@ -23,10 +25,8 @@ from omni_stage.vllm_adapter.core import (
     Params,
     translate_error,
 )
-from omni_stage.vllm_adapter.engine_properties import EngineProperties
-from omni_stage.vllm_adapter.engine_thread import EngineThread
-from omni_stage.vllm_adapter.executor import keep_worker_in_engine
-from omni_stage.vllm_adapter.inproc_llm import InprocOmniLLM, Sink
+from omni_stage.vllm_adapter.core.properties import EngineProperties
+from omni_stage.vllm_adapter.core.thread import EngineThread
 
 
 class InprocEngineCore(EngineProperties):

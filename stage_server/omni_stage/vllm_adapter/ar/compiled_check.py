@@ -25,11 +25,11 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.outputs import AsyncModelRunnerOutput
 
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.input_rows import INPUT_ROWS
-from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
 
 if TYPE_CHECKING:
-    from omni_stage.vllm_adapter.ar_runner import OmniARRunnerMixin
+    from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
 """Of a batch's hidden states, relative: a few roundings of the dtype in every layer."""
