@@ -19,7 +19,7 @@ import torch
 
 from omni_proto.pipeline import OmniPipeline, stages_for_outputs
 from omni_proto.stage_config import Modality, StageConfig
-from omni_stage.engine.offline_inputs import (
+from omni_stage.engine.offline.inputs import (
     Prompt,
     StageSampling,
     check_edges,
@@ -29,7 +29,7 @@ from omni_stage.engine.offline_inputs import (
     parse_sampling,
     read_pipeline,
 )
-from omni_stage.engine.stage_llm import StageLLM, StageResult
+from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
 from omni_stage.errors import InvalidRequestError, OmniStageError
 from omni_stage.models.component import EdgeInput, UserPrompt
 

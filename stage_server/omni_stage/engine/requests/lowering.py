@@ -8,9 +8,9 @@ from typing import Any
 
 from vllm import PoolingParams, SamplingParams
 
-from omni_stage.engine.part_plan import PlannedPart
-from omni_stage.engine.requests import EngineTraits, OmniEngineCoreRequest
-from omni_stage.engine.sampling import lower_sampling
+from omni_stage.engine.requests.part_plan import PlannedPart
+from omni_stage.engine.requests.request import EngineTraits, OmniEngineCoreRequest
+from omni_stage.engine.requests.sampling import lower_sampling
 from omni_stage.models.component import Component, StageInput, StageRequest
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
 

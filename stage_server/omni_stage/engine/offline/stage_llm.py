@@ -12,7 +12,7 @@ import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.factory import build_stage_engine
-from omni_stage.engine.sampling import resolve_sampling
+from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, UserPrompt
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from omni_proto.pipeline.components import EngineKind, refuse_engine_args, refuse_timeouts
 from omni_proto.stage_config import EngineArgs, StageConfig
-from omni_stage.engine.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
+from omni_stage.engine.arguments.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 

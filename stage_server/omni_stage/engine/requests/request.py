@@ -17,7 +17,7 @@ from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 
-from omni_stage.engine.request_conflicts import Feature, check_conflicts
+from omni_stage.engine.requests.conflicts import Feature, check_conflicts
 from omni_stage.errors import (
     InvalidRequestError,
     InvalidTensorError,
