@@ -13,7 +13,10 @@ from omni_stage.models.component import ServedComponent, StageRequest, StageStep
 class StageEngine(Protocol):
     """An engine with its component, serving many requests at once in shared batches."""
 
-    component: ServedComponent
+    @property
+    def component(self) -> ServedComponent:
+        """What it runs."""
+        ...
 
     @property
     def max_model_len(self) -> int:

@@ -1,8 +1,8 @@
 """Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
 
-`add`, `allow` and `abort` say what came when; `advance` ends every step that is over by then. The clock does not wait for
-whoever reads: as an engine in a process of its own, it begins the next step when one ends, with the requests that had
-come by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
+`add`, `allow` and `abort` say what came when; `advance` ends every step that is over by then. The clock does not wait
+for whoever reads: as an engine in a process of its own, it begins the next step when one ends, with the requests that
+had come by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
 """
 
 from __future__ import annotations
@@ -101,7 +101,10 @@ class StepClock:
         self._begin(now)
 
     def allow(self, request_id: str, tokens: int, now: float, limit: int | None = None) -> None:
-        """More of a request's input came: it can make so many tokens in all. `limit`: what it makes in all, once known."""
+        """More of a request's input came: it can make so many tokens in all.
+
+        `limit`: what it makes in all, once that is known. Unknown ids are ignored.
+        """
         sequence = self._known.get(request_id)
         if sequence is not None:
             sequence.allowed = tokens
@@ -174,7 +177,7 @@ class StepClock:
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """The requests that run each need room for one more token: those that came last give theirs up, and start over."""
+        """Take the KV of those that came last where the cache is over its size; they start over."""
         while len(self.running) > 1 and self._kv_used() > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)

@@ -17,16 +17,17 @@ END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5
 """Its role and its marks in the published chat templates."""
-_WORDS: Final = (
-    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
-    "one you were all her she there would their we him been has when who will no more if out so up said what its about "
-    "than into them can only other time new some could these two may first then do any like my now over such our man "
-    "me even most made after also well did many before must through back years where much your way down should "
-    "because long each just state people those too mister how little good world make very year still see own work men "
-    "day get here between both life being under three never know same last another while us off might great go come "
-    "since against right came take used himself few house use place during high without again home around small "
-    "however found part school every think"
-).split()
+_TEXT: Final = (
+    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they "
+    "which one you were all her she there would their we him been has when who will no more if out so up said "
+    "what its about than into them can only other time new some could these two may first then do any like my now "
+    "over such our man me even most made after also well did many before must through back years where much your "
+    "way down should because long each just state people those too mister how little good world make very year "
+    "still see own work men day get here between both life being under three never know same last another while "
+    "us off might great go come since against right came take used himself few house use place during high "
+    "without again home around small however found part school every think"
+)
+_WORDS: Final = _TEXT.split()
 _BANK: Final = 64
 """Rows that are handed on in turn; what they hold does not matter, that they are finite does."""
 _PITCHES_HZ: Final = dict(zip(VOICES, (196, 330), strict=True))

@@ -1,7 +1,7 @@
 """PacedEngine: a StageEngine whose steps take the time of a table. What it makes comes from the run of each request.
 
-A clock knows which requests make up a step and when it ends; a ticker wakes up then. The engine's time goes on while the
-stage server is busy, as that of an engine in a process of its own: what is late is the server's own doing.
+A clock knows which requests make up a step and when it ends; a ticker wakes up then. The engine's time goes on while
+the stage server is busy, as that of an engine in a process of its own: what is late is the server's own doing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec
 from omni_stage.arrays import Array, to_numpy
-from omni_stage.errors import ModelExecutionError
+from omni_stage.errors import ConfigurationError, ModelExecutionError
 from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.clock import Limits, Made, Sequence, StepClock
@@ -72,7 +72,14 @@ class PacedTokens(PacedEngine):
             max_step_tokens=args.max_num_batched_tokens or DEFAULT_STEP_TOKENS,
             kv_tokens=(args.kv_cache_memory_mib or shape.kv_memory_mib) * _MIB // shape.kv_token_bytes,
         )
-        self.max_streamed = max(1, min(limits.max_seqs, limits.kv_tokens // self.max_model_len))
+        if limits.kv_tokens < self.max_model_len:
+            raise ConfigurationError(
+                f"the KV cache holds {limits.kv_tokens} tokens, fewer than maxModelLen {self.max_model_len}; "
+                "lower that, or raise kvCacheMemoryMib",
+                field="engineArgs.maxModelLen",
+                limit=limits.kv_tokens,
+            )
+        self.max_streamed = min(limits.max_seqs, limits.kv_tokens // self.max_model_len)
         self._clock = StepClock(token_cost(shape), limits)
         self._mail: dict[str, Mailbox[Made]] = {}
         self._ticker = Ticker(lambda: self._clock.next_time, self._advance)

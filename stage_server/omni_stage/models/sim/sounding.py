@@ -111,11 +111,11 @@ class SoundRuns:
         return StageStep(audio=audio, scheduled_ns=int(made.scheduled * 1e9))
 
     def _check(self, frames: int) -> None:
-        if frames > self._component.max_frames:
+        if frames > (most := self._component.max_frames):
             raise InvalidTensorError(
-                f"codes: {frames} frames, at most {self._component.max_frames} can be sounded; lower max_tokens upstream",
+                f"codes: {frames} frames, at most {most} can be sounded; lower max_tokens upstream",
                 field="tensors.codes",
-                limit=self._component.max_frames,
+                limit=most,
             )
 
     def _forget(self, request_id: str) -> None:

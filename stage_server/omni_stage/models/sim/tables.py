@@ -1,7 +1,7 @@
 """The tables: what a step of each stage costs on one kind of GPU, and the shapes of what it hands on.
 
-A table takes a checkpoint's place: a directory with config.json, which spec.model.uri names. Those in `tables/` come from
-published figures and say which; docs/load-tests.md tells how to write one from a GPU of your own.
+A table takes a checkpoint's place: a directory with config.json, which spec.model.uri names. Those in `tables/` come
+from published figures and say which; docs/load-tests.md tells how to write one from a GPU of your own.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def read_table(directory: str | Path) -> Table:
         return Table.model_validate_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"model.path {directory} holds no table for paced engines (config.json: {error.strerror}); the built-in ones "
-            f"({known}) are in {BUILT_IN}",
+            f"model.path {directory} holds no table for paced engines (config.json: {error.strerror}); "
+            f"the built-in ones ({known}) are in {BUILT_IN}",
             field="model.path",
         ) from error
     except ValidationError as error:
@@ -154,7 +154,8 @@ def read_table(directory: str | Path) -> Table:
             for item in error.errors(include_input=False)[:8]
         )
         raise ConfigurationError(
-            f"{file} is no table for paced engines: {wrong}; docs/load-tests.md describes the fields", field="model.path"
+            f"{file} is no table for paced engines: {wrong}; docs/load-tests.md describes the fields",
+            field="model.path",
         ) from error
 
 

@@ -59,7 +59,15 @@ class Thinker:
             begin = sampling.min_tokens or 0
             found = next((at for at in range(begin, tokens) if word_id(seed, at) in stops), None)
             tokens, stopped = (tokens, stopped) if found is None else (found + 1, True)
-        return TextRun(ids, seed, tokens, self._bank, ends_text=ends and tokens == natural, stopped=stopped, rows=request.want_tensors)
+        return TextRun(
+            ids,
+            seed,
+            tokens,
+            self._bank,
+            ends_text=ends and tokens == natural,
+            stopped=stopped,
+            rows=request.want_tensors,
+        )
 
 
 class TextRun:

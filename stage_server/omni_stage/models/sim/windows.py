@@ -1,7 +1,8 @@
 """A decoder's work in virtual time: which windows of sound make up a step, and when it ends. Pure.
 
 Whoever hears silence next comes first: first windows before all others, then the stream whose played sound runs out
-soonest.
+soonest. A step takes more windows as long as that makes a window cheaper: where computing is the limit, whoever comes
+first need not wait for the others.
 """
 
 from __future__ import annotations
@@ -99,8 +100,16 @@ class WindowClock:
         if self._step is not None or not self.waiting:
             return
         self.waiting.sort(key=attrgetter("priority", "due", "arrived"))
-        jobs, self.waiting = self.waiting[: self.max_batch], self.waiting[self.max_batch :]
+        count, cost = 1, self._cost(1)
+        while count < min(self.max_batch, len(self.waiting)) and self._cost(count + 1) < cost * (count + 1) / count:
+            count += 1
+            cost = self._cost(count)
+        jobs, self.waiting = self.waiting[:count], self.waiting[count:]
         for job in jobs:
             job.scheduled = now
-        longest = max(jobs, key=attrgetter("is_whole", "frames"))
-        self._step = (now + self.cost_ms(len(jobs), longest.frames, longest.is_whole) / 1000, jobs)
+        self._step = (now + cost / 1000, jobs)
+
+    def _cost(self, count: int) -> float:
+        """Milliseconds of a step of the first windows that wait."""
+        longest = max(self.waiting[:count], key=attrgetter("is_whole", "frames"))
+        return self.cost_ms(count, longest.frames, longest.is_whole)
