@@ -65,7 +65,7 @@ def require_engine() -> None:
 def read_pipeline(path: Path) -> OmniPipeline:
     """The pipeline in the file. Prints every problem and exits 1 if there is one."""
     from omni_proto.pipeline import PipelineError
-    from omni_proto.pipeline.offline import load_checked
+    from omni_proto.pipeline.read.offline import load_checked
 
     try:
         return load_checked(path)
@@ -245,7 +245,7 @@ def validate(pipeline_file: PipelineFile) -> None:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.component_checks import list_unknown_components
+    from omni_proto.pipeline.rules.component_checks import list_unknown_components
 
     pipeline = read_pipeline(pipeline_file)
     for warning in list_unknown_components(pipeline):

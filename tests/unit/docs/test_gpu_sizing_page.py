@@ -12,7 +12,7 @@ from benchmarks.gpu.tables import PAGE, fill
 from omni_cli.gpus import gpu_environments
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline
-from omni_proto.pipeline.offline import load_checked
+from omni_proto.pipeline.read.offline import load_checked
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 TEXT = PAGE.read_text(encoding="utf-8")
