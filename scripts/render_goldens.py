@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omni_cli.render import format_manifests, render_children
+from omni_cli.commands.render import format_manifests, render_children
 from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.pipeline.read.offline import load_checked
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from omni_cli.render import format_manifests, render_children
+from omni_cli.commands.render import format_manifests, render_children
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError

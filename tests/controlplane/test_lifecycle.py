@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from omni_cli.render import render_children
+from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings
 from omni_proto.pipeline.read.load import type_document
 from support.controlplane.api import Api, Manifest, eventually

@@ -1,10 +1,10 @@
 """The OmniPipeline resource (v1alpha1): its types, how it is read, and how it compiles to stage configurations.
 
-    types/     pydantic models of the spec and of the status
-    rules/     what types cannot say, in CEL; components.py holds the facts of components that some of them judge by
-    read/      from text to a pipeline, and the API server's checks without an API server
-    crd/       the CustomResourceDefinition and the reference page, generated
-    compile.py a pipeline -> one StageConfig a stage
+types/     pydantic models of the spec and of the status
+rules/     what types cannot say, in CEL; components.py holds the facts of components that some of them judge by
+read/      from text to a pipeline, and the API server's checks without an API server
+crd/       the CustomResourceDefinition and the reference page, generated
+compile.py a pipeline -> one StageConfig a stage
 """
 
 from omni_proto.pipeline.compile import (

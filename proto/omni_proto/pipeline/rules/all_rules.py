@@ -1,7 +1,8 @@
 """The rules of the API that types cannot say, in CEL: the API server evaluates them, and `omnipipe` the very same.
 
-Each has a message that names the offender and says what to do. crd/schema.py puts them into the CRD, beside what the types
-say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it allows.
+Each has a message that names the offender and says what to do. crd/schema.py puts them into the CRD, beside what the
+types say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it
+allows.
 """
 
 from __future__ import annotations
