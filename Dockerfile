@@ -111,6 +111,6 @@ COPY --from=code /opt/omnipipeline /opt/omnipipeline
 ENV OMNI_MODEL_INFOS=/opt/model-infos
 RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
 USER 10001:10001
-RUN python -m omni_stage.vllm_adapter.image_check
+RUN python -m omni_stage.vllm_adapter.checks.image
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]

@@ -50,8 +50,8 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         write_termination(TerminationReason.INVALID_CONFIGURATION, str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_stage_logging(config.stage, "json" if log_format == "json" else "text")
-    from omni_stage.vllm_adapter.env import apply_environment
-    from omni_stage.vllm_adapter.model_infos import copy_model_infos
+    from omni_stage.vllm_adapter.checks.model_infos import copy_model_infos
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
     apply_environment()
@@ -82,7 +82,7 @@ def _preload() -> None:
     # Whoever ends the stage meanwhile need not wait, and gets the status of a stage that drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():
-        from omni_stage.vllm_adapter.template import start_template
+        from omni_stage.vllm_adapter.process.template import start_template
 
         start_template()
     adopt_logger("vllm")

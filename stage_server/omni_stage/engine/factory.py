@@ -8,7 +8,7 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.models.component import Component
 from omni_stage.models.placement import check_placement
 from omni_stage.models.registry import FamilyRegistry, installed_families
-from omni_stage.vllm_adapter.env import apply_environment
+from omni_stage.vllm_adapter.process.env import apply_environment
 
 
 def build_component(config: StageConfig) -> Component:

@@ -11,7 +11,12 @@ import pytest
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
-from omni_stage.engine.arguments import CPU_KV_CACHE_BYTES, OmniEngineArgs, build_engine_args, load_model_config
+from omni_stage.engine.arguments.engine_args import (
+    CPU_KV_CACHE_BYTES,
+    OmniEngineArgs,
+    build_engine_args,
+    load_model_config,
+)
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 from omni_stage.models.manifest import describe
@@ -260,7 +265,7 @@ def test_a_diffusion_stages_steps_are_bounded(
 
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
-    from omni_stage.vllm_adapter.scheduler import LIMITS_KEY
+    from omni_stage.vllm_adapter.scheduling.scheduler import LIMITS_KEY
 
     args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))
     assert args.additional_config[LIMITS_KEY] == {"max_tensor_bytes": 2 << 20, "max_payload_bytes": 2 << 20}

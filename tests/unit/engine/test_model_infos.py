@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_stage.vllm_adapter.model_infos import MODEL_INFOS, copy_model_infos
+from omni_stage.vllm_adapter.checks.model_infos import MODEL_INFOS, copy_model_infos
 
 
 @pytest.fixture

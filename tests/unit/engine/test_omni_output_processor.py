@@ -11,8 +11,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
-from omni_stage.vllm_adapter.core import convert_output, join_tensors
-from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.interface import convert_output, join_tensors
+from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.packing import pack_error, pack_tensors
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from omni_stage.vllm_adapter.gpu_driver import explain_cuda_failure, find_driver_problem
+from omni_stage.vllm_adapter.checks.gpu_driver import explain_cuda_failure, find_driver_problem
 
 _SITE = Path(torch.__file__).parents[1]
 LIBRARIES = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omni_stage.vllm_adapter.image_check import Findings, list_problems, try_compiler
+from omni_stage.vllm_adapter.checks.image import Findings, list_problems, try_compiler
 
 DOCKERFILE = (Path(__file__).parents[3] / "Dockerfile").read_text(encoding="utf-8")
 GOOD = Findings(
@@ -54,7 +54,7 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_dockerfile_runs_it_as_the_images_user() -> None:
     stage = DOCKERFILE[DOCKERFILE.index("AS stage-gpu") :]
-    user, check = stage.index("USER 10001:10001"), stage.index("python -m omni_stage.vllm_adapter.image_check")
+    user, check = stage.index("USER 10001:10001"), stage.index("python -m omni_stage.vllm_adapter.checks.image")
     assert user < check
     assert "g++" in stage
     set_lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]

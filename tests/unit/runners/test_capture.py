@@ -9,8 +9,8 @@ import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.vllm_adapter.ar_output import AsyncRowsOutput, StepOutput
-from omni_stage.vllm_adapter.capture import CaptureLedger, Delivery, HostCopy, HostSlice, compute_spans, merge_ranges
+from omni_stage.vllm_adapter.ar.capture import CaptureLedger, Delivery, HostCopy, HostSlice, compute_spans, merge_ranges
+from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.packing import unpack
 
 # One step: request -> (first position, positions, whether it samples).

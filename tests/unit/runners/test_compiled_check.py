@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omni_stage.vllm_adapter.compiled_check import Rehearsed, batch_sizes, find_difference, rate
+from omni_stage.vllm_adapter.ar.compiled_check import Rehearsed, batch_sizes, find_difference, rate
 
 TOLERANCE = 2e-2
 HIDDEN = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from omni_stage.vllm_adapter.env import apply_environment, usable_cpus
-from omni_stage.vllm_adapter.template import _holds_open
+from omni_stage.vllm_adapter.process.env import apply_environment, usable_cpus
+from omni_stage.vllm_adapter.process.template import _holds_open
 
 
 def applied(tmp_path: Path, *devices: str, **given: str) -> dict[str, str]:

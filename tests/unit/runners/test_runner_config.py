@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.config import OmniRunnerConfig
 from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
+from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 
 @pytest.mark.parametrize("additional", [{}, None, {"omni_diffusion": {}}, object()])

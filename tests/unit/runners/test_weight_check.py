@@ -11,8 +11,8 @@ from torch import nn
 from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLayer, WeightsMapper
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.start_errors import collecting_start_errors, reporting_start_errors
-from omni_stage.vllm_adapter.weight_check import load_checked
 
 MAPPER = WeightsMapper(orig_to_new_prefix={"other.": None, "mine.": ""})
 

@@ -11,8 +11,8 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.diffusion_scheduler import DiffusionScheduler, is_diffusion
-from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, is_diffusion
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
 
 
 @pytest.fixture

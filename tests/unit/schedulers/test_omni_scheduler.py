@@ -16,9 +16,9 @@ from vllm.v1.request import RequestStatus
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError
 from omni_stage.payloads import DEFAULT_LIMITS, AdditionalInformationPayload
-from omni_stage.vllm_adapter.diffusion_scheduler import DiffusionScheduler
-from omni_stage.vllm_adapter.scheduler import OmniAsyncScheduler, OmniScheduler
-from omni_stage.vllm_adapter.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
 from omni_stage.vllm_adapter.select import scheduler_cls
 
 BOTH = pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])

@@ -80,7 +80,7 @@ class WindowEmitter:
 def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
     """Raises ModelExecutionError if the audio is not float32 [samples], or of whole codes where that is not known.
 
-    NaN and infinity do not come here: the runner ends such a request (vllm_adapter/diffusion_output.py).
+    NaN and infinity do not come here: the runner ends such a request (vllm_adapter/diffusion/output.py).
     """
     expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
     if audio.shape != (expected,) or audio.dtype != torch.float32:

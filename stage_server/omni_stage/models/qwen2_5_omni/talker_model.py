@@ -25,7 +25,7 @@ from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from omni_stage.vllm_adapter.weight_check import load_checked
+from omni_stage.vllm_adapter.checks.weights import load_checked
 
 
 @support_torch_compile(

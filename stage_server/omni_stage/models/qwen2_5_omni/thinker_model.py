@@ -8,8 +8,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
 
+from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions
-from omni_stage.vllm_adapter.weight_check import load_checked, quantize_what_is_quantized
 
 
 class ThinkerModel(Qwen2_5OmniThinkerForConditionalGeneration):

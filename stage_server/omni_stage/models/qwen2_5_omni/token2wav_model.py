@@ -30,8 +30,8 @@ from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance, cut_window,
 from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.windows import window_blocks
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.diffusion_admission import DiffusionSettings
-from omni_stage.vllm_adapter.weight_check import load_checked
+from omni_stage.vllm_adapter.checks.weights import load_checked
+from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
-from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
+from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import Component, TakesMedia
 from omni_stage.service.edges.input import check_edge
