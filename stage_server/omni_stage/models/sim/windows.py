@@ -101,7 +101,7 @@ class WindowClock:
             return
         self.waiting.sort(key=attrgetter("priority", "due", "arrived"))
         count, cost = 1, self._cost(1)
-        while count < min(self.max_batch, len(self.waiting)) and self._cost(count + 1) < cost * (count + 1) / count:
+        while count < min(self.max_batch, len(self.waiting)) and self._cost(count + 1) < 0.999 * cost * (count + 1) / count:
             count += 1
             cost = self._cost(count)
         jobs, self.waiting = self.waiting[:count], self.waiting[count:]
