@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from omni_proto.stage_config import DownstreamStage, Modality, ModelSource, SamplingDefaults, StageConfig
 from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
-from omni_stage.models.sim.clock import Limits, StepClock
+from omni_stage.models.sim.clock import Limits, Made, StepClock
 from omni_stage.models.sim.clock import Sequence as Queued
 from omni_stage.models.sim.tables import Table, sound_cost, token_cost
 from omni_stage.models.sim.talker import CodecRun, Talker
@@ -45,106 +44,96 @@ class Outcome:
         return self.chunks[-1].time
 
 
+def run_ideal(
+    table: Table, *, streams: bool, prompt_tokens: int, text_tokens: int, frames: int, starts: Sequence[float]
+) -> list[Outcome]:
+    """Returns the outcomes of equal requests that start at these seconds. `streams`: both edges are Stream."""
+    return _Ideal(table, streams, prompt_tokens, text_tokens, frames).run(starts)
+
+
 @dataclass(slots=True)
 class _Request:
     text: TextRun
-    outcome: Outcome
-    codec: CodecRun | None = None
+    codec: CodecRun
+    outcome: Outcome = field(default_factory=Outcome)
+    held: list[EdgeRows] = field(default_factory=list)
+    """Rows on a Full edge, up to the last."""
+    speaks: bool = False
     frames: int = 0
     sounded: int = 0
     ended: bool = False
     window: Window | None = None
-    tensors: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Ideal:
-    """One pipeline. `streams`: both edges are Stream, else Full."""
+class _Ideal:
+    """The three clocks, and the runs of the requests that the real engines have too."""
 
-    table: Table
-    streams: bool
-    _requests: dict[str, _Request] = field(default_factory=dict)
-
-    def run(self, prompt_tokens: int, text_tokens: int, frames: int, starts: Sequence[float]) -> list[Outcome]:
-        """Returns the outcomes of equal requests that start at these seconds."""
-        table = self.table
+    def __init__(self, table: Table, streams: bool, prompt_tokens: int, text_tokens: int, frames: int) -> None:
+        self._table = table
+        self._streams = streams
         self._thinker = StepClock(token_cost(table.thinker), _LIMITS)
         self._talker = StepClock(token_cost(table.talker), _LIMITS)
         self._decoder = WindowClock(sound_cost(table.decoder), table.decoder.max_batch)
-        self._requests = {}
-        maker, speaker = Thinker(table, _config("thinker"), _MODEL_LEN), Talker(table, _config("talker"), _MODEL_LEN)
-        fixed = SamplingDefaults(max_tokens=text_tokens, ignore_eos=True, seed=0)
-        pending = []
-        for number, start in enumerate(starts):
-            source = UserPrompt(token_ids=[0] * prompt_tokens)
-            run = maker.open(StageRequest(f"{number}", source, fixed, want_tensors=True))
-            request = _Request(run, Outcome())
-            request.codec = speaker.open(
-                StageRequest(f"{number}", EdgeStream(), SamplingDefaults(max_tokens=frames, ignore_eos=True))
-            )
-            self._requests[f"{number}"] = request
-            pending.append((start, f"{number}"))
-        pending.sort()
+        self._requests: dict[str, _Request] = {}
+        self._text_maker = Thinker(table, _config("thinker"), _MODEL_LEN)
+        self._code_maker = Talker(table, _config("talker"), _MODEL_LEN)
+        self._prompt = UserPrompt(token_ids=[0] * prompt_tokens)
+        self._text_sampling = SamplingDefaults(max_tokens=text_tokens, ignore_eos=True, seed=0)
+        self._code_sampling = SamplingDefaults(max_tokens=frames, ignore_eos=True)
+
+    def run(self, starts: Sequence[float]) -> list[Outcome]:
+        waiting = sorted((start, f"{number}") for number, start in enumerate(starts))
         while True:
-            clocks = [clock.next_time for clock in (self._thinker, self._talker, self._decoder)]
-            now = min([*(time for time in clocks if time is not None), *(start for start, _ in pending[:1])], default=None)
-            if now is None:
-                return [self._since(request.outcome, start) for request, start in zip(self._requests.values(), starts, strict=True)]
-            # What a step makes is there when the next stage begins its own: downstream last.
-            self._advance(now)
-            while pending and pending[0][0] <= now:
-                _, key = pending.pop(0)
-                text = self._requests[key].text
-                self._thinker.add(
-                    Queued(request_id=key, prompt_tokens=text.prompt_tokens, limit=text.limit, allowed=text.allowed), now
-                )
+            clocks = (self._thinker.next_time, self._talker.next_time, self._decoder.next_time)
+            times = [time for time in clocks if time is not None] + [start for start, _ in waiting[:1]]
+            if not times:
+                break
+            now = min(times)
+            for made in self._thinker.advance(now):
+                self._on_text(made, now)
+            for made in self._talker.advance(now):
+                self._on_frame(made, now)
+            for job, _ in self._decoder.advance(now):
+                self._on_sound(job.request_id, now)
+            while waiting and waiting[0][0] <= now:
+                self._start(waiting.pop(0)[1], now)
+        return [_since(self._requests[f"{number}"].outcome, start) for number, start in enumerate(starts)]
 
-    def _advance(self, now: float) -> None:
-        for made in self._thinker.advance(now):
-            self._on_text(made.request_id, made, now)
-        for made in self._talker.advance(now):
-            self._on_frame(made.request_id, made, now)
-        for job, _ in self._decoder.advance(now):
-            self._on_sound(job.request_id, now)
+    def _start(self, key: str, now: float) -> None:
+        text = self._text_maker.open(StageRequest(key, self._prompt, self._text_sampling, want_tensors=True))
+        self._requests[key] = _Request(
+            text, self._code_maker.open(StageRequest(key, EdgeStream(), self._code_sampling))
+        )
+        self._thinker.add(_queued(key, text), now)
 
-    def _on_text(self, key: str, made: Any, now: float) -> None:
-        request = self._requests[key]
+    def _on_text(self, made: Made, now: float) -> None:
+        request = self._requests[made.request_id]
         step = request.text.step([made])
         request.outcome.first_text = request.outcome.first_text or now
-        codec = request.codec
-        if codec is None:
-            raise RuntimeError("a request has no talker")
-        if not self.streams:
-            request.tensors.append(dict(step.tensors))
-            if not made.last:
-                return
-            for tensors in request.tensors[:-1]:
-                codec.add(EdgeRows(tensors))
-            codec.add(EdgeRows(request.tensors[-1], ended=True))
-        else:
-            codec.add(EdgeRows(step.tensors, step.complete_tensors, ended=made.last))
-        if not codec.is_startable:
+        request.held.append(EdgeRows(step.tensors, step.complete_tensors, ended=made.last))
+        if not (self._streams or made.last):
             return
-        if key in self._started:
-            self._talker.allow(key, codec.allowed, now, codec.limit)
-        else:
-            self._started.add(key)
-            self._talker.add(
-                Queued(request_id=key, prompt_tokens=codec.prompt_tokens, limit=codec.limit, allowed=codec.allowed), now
-            )
+        for rows in request.held:
+            request.codec.add(rows)
+        request.held.clear()
+        codec = request.codec
+        if request.speaks:
+            self._talker.allow(made.request_id, codec.allowed, now, codec.limit)
+        elif codec.is_startable:
+            request.speaks = True
+            self._talker.add(_queued(made.request_id, codec), now)
 
-    def _on_frame(self, key: str, made: Any, now: float) -> None:
-        request = self._requests[key]
+    def _on_frame(self, made: Made, now: float) -> None:
+        request = self._requests[made.request_id]
         request.frames += 1
         request.ended = made.last
-        self._next_window(key, request, now)
+        self._next_window(made.request_id, request, now)
 
     def _on_sound(self, key: str, now: float) -> None:
         request = self._requests[key]
-        window = request.window
-        if window is None:
+        if (window := request.window) is None:
             raise RuntimeError("a sound came that nobody asked for")
-        seconds = (window.until - window.first) / self.table.talker.frames_per_second
+        seconds = (window.until - window.first) / self._table.talker.frames_per_second
         request.outcome.chunks.append(Chunk(now, seconds))
         request.sounded, request.window = window.until, None
         self._next_window(key, request, now)
@@ -152,27 +141,24 @@ class Ideal:
     def _next_window(self, key: str, request: _Request, now: float) -> None:
         if request.window is not None:
             return
-        shape = self.table.decoder
-        if self.streams:
+        if self._streams:
+            shape = self._table.decoder
             request.window = next_window(request.sounded, request.frames, ended=request.ended, shape=shape)
         elif request.ended and request.sounded < request.frames:
             request.window = Window(0, 0, request.frames, request.frames)
         if request.window is not None:
-            played = request.sounded / self.table.talker.frames_per_second
+            played = request.sounded / self._table.talker.frames_per_second
             due = request.outcome.chunks[0].time + played if request.outcome.chunks else -math.inf
-            self._decoder.add(
-                Job(request_id=key, frames=request.window.frames, due=due, is_whole=not self.streams), now
-            )
+            frames = request.window.frames
+            self._decoder.add(Job(request_id=key, frames=frames, due=due, is_whole=not self._streams), now)
 
-    @staticmethod
-    def _since(outcome: Outcome, start: float) -> Outcome:
-        chunks = [Chunk(chunk.time - start, chunk.seconds) for chunk in outcome.chunks]
-        return Outcome(outcome.first_text - start, chunks)
 
-    _thinker: Any = None
-    _talker: Any = None
-    _decoder: Any = None
-    _started: set[str] = field(default_factory=set)
+def _queued(key: str, run: TextRun | CodecRun) -> Queued:
+    return Queued(request_id=key, prompt_tokens=run.prompt_tokens, limit=run.limit, allowed=run.allowed)
+
+
+def _since(outcome: Outcome, start: float) -> Outcome:
+    return Outcome(outcome.first_text - start, [Chunk(chunk.time - start, chunk.seconds) for chunk in outcome.chunks])
 
 
 def longest_gap(chunks: Sequence[Chunk]) -> float:

@@ -251,10 +251,10 @@ async def test_a_closed_request_leaves_nothing_and_an_aborted_one_fails(table: P
             await anext(steps)
             assert one.unfinished_requests == 1
         assert one.unfinished_requests == 0
-        with pytest.raises(ModelExecutionError, match="aborted"):
-            async with aclosing(one.generate(ask(source, "b", ignore_eos=True, max_tokens=3000))) as steps:
-                await anext(steps)
-                await one.abort("b")
+        async with aclosing(one.generate(ask(source, "b", ignore_eos=True, max_tokens=3000))) as steps:
+            await anext(steps)
+            await one.abort("b")
+            with pytest.raises(ModelExecutionError, match="aborted"):
                 await collect(steps)
         await one.abort("nobody")
         assert one.unfinished_requests == 0

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.paced.ideal import Chunk, Ideal, gaps
+from benchmarks.paced.ideal import Chunk, Outcome, gaps, run_ideal
 
 from omni_proto.pipeline import load_pipeline
 from omni_stage.errors import ConfigurationError
@@ -18,6 +18,10 @@ PUBLISHED = ROOT / "tests" / "data" / "published"
 # vllm-omni, docs/design/feature/async_chunk.md (commit 509eee2): Qwen3-Omni on H800, 100 tokens in, 100 out, 27.4 s of
 # audio, which starts when all of it is there. Mean seconds to the end, with its decoder in batches of 64.
 WHOLE_ON_H800 = {1: 6.505, 4: 7.668, 10: 9.516}
+
+
+def run(table: Table, text_tokens: int, frames: int, starts: list[float], *, streams: bool = True) -> list[Outcome]:
+    return run_ideal(table, streams=streams, prompt_tokens=100, text_tokens=text_tokens, frames=frames, starts=starts)
 
 
 @pytest.mark.parametrize("name", list_built_in())
@@ -51,17 +55,14 @@ def test_the_shapes_are_those_of_the_published_configuration(gpu: str) -> None:
 @pytest.mark.parametrize("at_once", WHOLE_ON_H800)
 def test_the_qwen3_table_ends_when_the_published_run_did(at_once: int) -> None:
     table = read_table(BUILT_IN / "qwen3-omni-30b-a3b-h100")
-    outcomes = Ideal(table, streams=False).run(100, 100, 343, [0.0] * at_once)
+    outcomes = run(table, 100, 343, [0.0] * at_once, streams=False)
     mean = sum(outcome.done for outcome in outcomes) / at_once
     assert mean == pytest.approx(WHOLE_ON_H800[at_once], rel=0.16)
 
 
 def test_a_faster_gpu_is_faster() -> None:
     for model, frames in (("qwen2.5-omni-7b", 1000), ("qwen3-omni-30b-a3b", 250)):
-        fast, slow = (
-            Ideal(read_table(BUILT_IN / f"{model}-{gpu}"), streams=True).run(50, 150, frames, [0.0])[0]
-            for gpu in ("h100", "l40s")
-        )
+        fast, slow = (run(read_table(BUILT_IN / f"{model}-{gpu}"), 150, frames, [0.0])[0] for gpu in ("h100", "l40s"))
         assert fast.first_text < slow.first_text
         assert fast.first_audio < slow.first_audio
         for outcome in (fast, slow):
@@ -70,8 +71,8 @@ def test_a_faster_gpu_is_faster() -> None:
 
 def test_requests_that_come_later_do_not_change_what_was_before() -> None:
     table = read_table(BUILT_IN / "qwen3-omni-30b-a3b-h100")
-    alone = Ideal(table, streams=True).run(100, 50, 80, [0.0])[0]
-    first, second = Ideal(table, streams=True).run(100, 50, 80, [0.0, 60.0])
+    alone = run(table, 50, 80, [0.0])[0]
+    first, second = run(table, 50, 80, [0.0, 60.0])
     assert first == alone
     assert second.first_audio == pytest.approx(alone.first_audio)
 
@@ -100,13 +101,13 @@ def test_a_wrong_table_names_its_fields(tmp_path: Path) -> None:
     data["talker"]["framesPerSecond"] = 0
     data["unknown"] = 1
     (tmp_path / "config.json").write_text(json.dumps(data))
-    with pytest.raises(ConfigurationError, match="thinker.stepMs.*talker.framesPerSecond.*unknown") as caught:
+    with pytest.raises(ConfigurationError, match=r"thinker.stepMs.*talker.framesPerSecond.*unknown") as caught:
         read_table(tmp_path)
     assert caught.value.details.field == "model.path"
 
 
 def test_a_missing_table_lists_the_built_in_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="qwen2.5-omni-7b-h100, qwen2.5-omni-7b-l40s"):
+    with pytest.raises(ConfigurationError, match=r"qwen2\.5-omni-7b-h100, qwen2\.5-omni-7b-l40s"):
         read_table(tmp_path)
 
 

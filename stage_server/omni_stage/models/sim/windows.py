@@ -13,6 +13,9 @@ from operator import attrgetter
 
 from omni_stage.models.sim.tables import SoundShape
 
+_CHEAPER = 0.999
+"""What is cheaper by less than that is rounding."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -101,9 +104,10 @@ class WindowClock:
             return
         self.waiting.sort(key=attrgetter("priority", "due", "arrived"))
         count, cost = 1, self._cost(1)
-        while count < min(self.max_batch, len(self.waiting)) and self._cost(count + 1) < 0.999 * cost * (count + 1) / count:
-            count += 1
-            cost = self._cost(count)
+        for more in range(2, min(self.max_batch, len(self.waiting)) + 1):
+            if self._cost(more) / more > cost / count * _CHEAPER:
+                break
+            count, cost = more, self._cost(more)
         jobs, self.waiting = self.waiting[:count], self.waiting[count:]
         for job in jobs:
             job.scheduled = now
