@@ -16,21 +16,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omni_stage.engine.arguments import OmniEngineArgs, OmniModelConfig
-    from omni_stage.engine.omni_llm import AsyncOmniLLM, OmniLLM, OmniResult
-    from omni_stage.engine.requests import OmniEngineCoreRequest, OmniTokensPrompt
-    from omni_stage.engine.stage_llm import StageLLM, StageResult
+    from omni_stage.engine.arguments.engine_args import OmniEngineArgs, OmniModelConfig
+    from omni_stage.engine.offline.omni_llm import AsyncOmniLLM, OmniLLM, OmniResult
+    from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
+    from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
 
 _EXPORTS = {
-    "AsyncOmniLLM": "omni_stage.engine.omni_llm",
-    "OmniEngineArgs": "omni_stage.engine.arguments",
-    "OmniEngineCoreRequest": "omni_stage.engine.requests",
-    "OmniLLM": "omni_stage.engine.omni_llm",
-    "OmniModelConfig": "omni_stage.engine.arguments",
-    "OmniResult": "omni_stage.engine.omni_llm",
-    "OmniTokensPrompt": "omni_stage.engine.requests",
-    "StageLLM": "omni_stage.engine.stage_llm",
-    "StageResult": "omni_stage.engine.stage_llm",
+    "AsyncOmniLLM": "omni_stage.engine.offline.omni_llm",
+    "OmniEngineArgs": "omni_stage.engine.arguments.engine_args",
+    "OmniEngineCoreRequest": "omni_stage.engine.requests.request",
+    "OmniLLM": "omni_stage.engine.offline.omni_llm",
+    "OmniModelConfig": "omni_stage.engine.arguments.engine_args",
+    "OmniResult": "omni_stage.engine.offline.omni_llm",
+    "OmniTokensPrompt": "omni_stage.engine.requests.request",
+    "StageLLM": "omni_stage.engine.offline.stage_llm",
+    "StageResult": "omni_stage.engine.offline.stage_llm",
 }
 
 __all__ = [

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from vllm import SamplingParams
 
-from omni_stage.engine.lowering import Lowering
-from omni_stage.engine.part_plan import PartPlan
+from omni_stage.engine.requests.lowering import Lowering
+from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.steps import engine_step, finish_reason
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError

@@ -22,13 +22,13 @@ from vllm.usage.usage_lib import UsageContext
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.arrays import Array, to_torch
-from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args, load_model_config
-from omni_stage.engine.budgets import PAYLOAD_LIMITS
-from omni_stage.engine.byte_budget import default_byte_budget
-from omni_stage.engine.lowering import Lowering
+from omni_stage.engine.arguments.budgets import PAYLOAD_LIMITS
+from omni_stage.engine.arguments.byte_budget import default_byte_budget
+from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation
-from omni_stage.engine.requests import EngineTraits
-from omni_stage.engine.sampling import check_stage_sampling
+from omni_stage.engine.requests.lowering import Lowering
+from omni_stage.engine.requests.request import EngineTraits
+from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.steps import engine_step, finish_reason
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger

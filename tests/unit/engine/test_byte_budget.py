@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omni_stage.engine.byte_budget import parse_cgroup_limit, parse_memory_total
+from omni_stage.engine.arguments.byte_budget import parse_cgroup_limit, parse_memory_total
 
 
 def test_memory_limits() -> None:

@@ -11,7 +11,12 @@ import pytest
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
-from omni_stage.engine.arguments import CPU_KV_CACHE_BYTES, OmniEngineArgs, build_engine_args, load_model_config
+from omni_stage.engine.arguments.engine_args import (
+    CPU_KV_CACHE_BYTES,
+    OmniEngineArgs,
+    build_engine_args,
+    load_model_config,
+)
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
 from omni_stage.models.manifest import describe

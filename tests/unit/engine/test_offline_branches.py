@@ -11,8 +11,8 @@ import torch
 
 from omni_proto.pipeline import parse_pipeline
 from omni_proto.stage_config import StageConfig
-from omni_stage.engine import stage_llm
-from omni_stage.engine.omni_llm import AsyncOmniLLM
+from omni_stage.engine.offline import stage_llm
+from omni_stage.engine.offline.omni_llm import AsyncOmniLLM
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from support.scripted_stages import EDGE_A, Script, ScriptedComponent, ScriptedEngine, say_hello

@@ -8,8 +8,8 @@ import pytest
 
 from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.engine.part_plan import PartPlan
-from omni_stage.engine.sampling import check_stage_sampling
+from omni_stage.engine.requests.part_plan import PartPlan
+from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.component import FinishReason, StageInput

@@ -8,7 +8,7 @@ import pytest
 
 from omni_proto.pipeline.components import ComponentFacts, EngineKind
 from omni_proto.stage_config import SamplingDefaults
-from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling, sampling_kwargs
+from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling, sampling_kwargs
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.manifest import describe
 
