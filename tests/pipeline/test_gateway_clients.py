@@ -45,7 +45,7 @@ def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenA
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage == whole.usage
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert len(chunks) > 8
+    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,6 @@ def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenA
         ({"temperature": 3.0}, 400, "temperature", "invalid_value"),
         ({"messages": []}, 400, "messages", "invalid_value"),
         ({"extra_body": {"sampling": {}}}, 400, "sampling", "unknown_parameter"),
-        ({"modalities": ["text", "audio"]}, 400, "audio", "missing_required_parameter"),
     ],
 )
 def test_what_is_wrong_is_named(
