@@ -22,13 +22,13 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice, read_voices
-from omni_stage.models.qwen2_5_omni.wave.blocks import count_blocks, pack_blocks
-from omni_stage.models.qwen2_5_omni.wave.graphs import Capture, CudaCapture, GraphedFunction, next_size
-from omni_stage.models.qwen2_5_omni.wave.solver import advance, make_noise, solve, time_points
-from omni_stage.models.qwen2_5_omni.wave.transformer import BlockTransformer, Conditions, VoiceRows
-from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance, cut_window, read_utterance
-from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
-from omni_stage.models.qwen2_5_omni.windows import window_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import count_blocks, pack_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import Capture, CudaCapture, GraphedFunction, next_size
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, make_noise, solve, time_points
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions, VoiceRows
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window, read_utterance
+from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
+from omni_stage.models.qwen2_5_omni.token2wav.windows import window_blocks
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings

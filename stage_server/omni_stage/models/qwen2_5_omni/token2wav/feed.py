@@ -9,7 +9,7 @@ import torch
 from omni_stage.errors import ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageStep
 from omni_stage.models.edge_stream import EdgeRows, InputPart
-from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window, next_window
+from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window, next_window
 
 
 class SoundFeed:

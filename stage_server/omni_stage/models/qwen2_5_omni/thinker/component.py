@@ -24,11 +24,16 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
-from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
-from omni_stage.models.qwen2_5_omni.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder, read_audio_limit
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
-from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.qwen2_5_omni.thinker.media_cost import MediaCosts
+from omni_stage.models.qwen2_5_omni.thinker.prompts import (
+    MAX_ASPECT_RATIO,
+    SOUND_RATE_HZ,
+    PromptBuilder,
+    read_audio_limit,
+)
+from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.shared.voices import pick_voice
 
 _WARMUP_TOKENS = 4

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
-from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES
+from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES
 from omni_stage.payloads import AdditionalInformationPayload
 
 _LEAST_GUIDANCE = 1e-5

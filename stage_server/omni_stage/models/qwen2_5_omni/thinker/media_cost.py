@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import MediaCost
-from omni_stage.models.qwen2_5_omni.prompts import check_aspect, check_sound_length
+from omni_stage.models.qwen2_5_omni.thinker.prompts import check_aspect, check_sound_length
 
 PATCH: Final = 28
 """Sides of the square that becomes one token."""

@@ -23,7 +23,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
-from omni_stage.models.qwen2_5_omni.wave.blocks import BlockPack
+from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack
 
 
 class VoiceRows(NamedTuple):

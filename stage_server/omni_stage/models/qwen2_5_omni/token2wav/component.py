@@ -25,8 +25,8 @@ from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
 from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
-from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, check_audio
-from omni_stage.models.qwen2_5_omni.windows import CODE_SAMPLES, FADE_SAMPLES, Window
+from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, check_audio
+from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.payloads import AdditionalInformationPayload
 

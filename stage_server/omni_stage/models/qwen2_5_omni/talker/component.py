@@ -30,7 +30,7 @@ from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
-from omni_stage.models.qwen2_5_omni.talker_feed import TalkerFeed
+from omni_stage.models.qwen2_5_omni.talker.feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
 
 # The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
