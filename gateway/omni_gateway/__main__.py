@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from omni_gateway.clock import unix_seconds
 from omni_gateway.pipelines import ServedPipeline, StaticPipelines
 from omni_gateway.server import Listen, serve
 from omni_gateway.settings import load_settings
@@ -21,7 +21,7 @@ def parse_endpoint(text: str, ca: str | None) -> ServedPipeline:
     if not (name and equals and endpoint.startswith(("grpc://", "grpcs://"))):
         raise ValueError(f"{text!r} is not NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")
     tls = ClientTls(ca=ca) if ca and endpoint.startswith("grpcs://") else None
-    return ServedPipeline(name=name, endpoint=endpoint, created=int(time.time()), tls=tls)
+    return ServedPipeline(name=name, endpoint=endpoint, created=unix_seconds(), tls=tls)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
@@ -15,6 +14,7 @@ from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
 from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.audio.encode import encode_whole
+from omni_gateway.clock import unix_seconds
 from omni_gateway.entries import EntryFacts
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
@@ -50,8 +50,8 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
     answer = ChatAnswer(
         id=f"chatcmpl-{call.id.removeprefix('req_')}",
         model=key,
-        created=int(time.time()),
-        audio_expires_at=int(time.time()) if "audio" in (body.modalities or ()) else 0,
+        created=unix_seconds(),
+        audio_expires_at=unix_seconds() if "audio" in (body.modalities or ()) else 0,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
     )
     arguments = await read_arguments(gateway, pipeline, facts, body)
