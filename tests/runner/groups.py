@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
             "tests/pipeline/test_canaries",
             "tests/pipeline/test_cli_generate",
             "tests/pipeline/test_foreign_clients",
+            "tests/pipeline/test_gateway",
             "tests/pipeline/test_parity_grpc",
             "tests/pipeline/test_prometheus",
             "tests/pipeline/test_sockets",

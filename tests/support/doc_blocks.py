@@ -73,6 +73,7 @@ USES = (
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
+    Use("README.md", "console", "v1/chat/completions", reason="port; pipeline/test_gateway_clients.py does it"),
     Use("README.md", "console", "omnipipe run", reason="fixed port; pipeline/test_cli_run.py runs it on free ones"),
     Use("README.md", "console", "grpcurl", reason="fixed port; pipeline/test_foreign_clients.py runs it on free ones"),
     Use("README.md", "console", "samples/qwen25-omni.yaml", reason="needs GPUs and the model hub"),
