@@ -22,7 +22,7 @@ _LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Sound as it comes: seconds since the request, and of playing."""
+    """Audio as it comes: seconds since the request, and of playing."""
 
     time: float
     seconds: float
@@ -132,7 +132,7 @@ class _Ideal:
     def _on_sound(self, key: str, now: float) -> None:
         request = self._requests[key]
         if (window := request.window) is None:
-            raise RuntimeError("a sound came that nobody asked for")
+            raise RuntimeError("audio came that nobody asked for")
         seconds = (window.until - window.first) / self._table.talker.frames_per_second
         request.outcome.chunks.append(Chunk(now, seconds))
         request.sounded, request.window = window.until, None
