@@ -264,6 +264,14 @@ class TakesMedia(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsVoices(Protocol):
+    """A Component that knows the voices of the stages below it."""
+
+    known_voices: Sequence[str]
+    """The default first; empty where no stage below speaks."""
+
+
 class ComponentFactory(Protocol):
     """What the registry holds under an id: makes the component from a validated configuration.
 
