@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from omni_cli.generate import GenerateOptions, InputFileError, ask, read_prompt, save_answer
-from omni_cli.guard import ProcessId, list_running
-from omni_cli.local import LocalOptions, LocalPipeline, LocalRunError
-from omni_cli.progress import make_progress
+from omni_cli.commands.generate import GenerateOptions, InputFileError, ask, read_prompt, save_answer
+from omni_cli.local.guard import ProcessId, list_running
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
+from omni_cli.local.progress import make_progress
 from omni_proto.client import GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 SEED = 0
 IMAGE_SIZE = 112
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from omni_proto.pipeline import kubernetes as k8s
+from omni_proto.pipeline.types import kubernetes as k8s
 
 _KEY: Final = {"pattern": k8s.LABEL_KEY_PATTERN.removesuffix("$") + r"\Z", "maxLength": 317}
 _VALUE: Final = {"type": "string", "pattern": k8s.LABEL_VALUE_PATTERN.removesuffix("$") + r"\Z", "maxLength": 63}

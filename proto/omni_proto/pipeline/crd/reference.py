@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from omni_proto.pipeline.crd import COLUMNS, SHORT_NAME
-from omni_proto.pipeline.forms import FORMS
-from omni_proto.pipeline.graph_rules import OBJECT_RULES
-from omni_proto.pipeline.resource import API_VERSION, KIND, NAME_PATTERN, PipelineSpec
-from omni_proto.pipeline.rule import Rule
-from omni_proto.pipeline.rules import RULES, TEXT_RULES
-from omni_proto.pipeline.schema import Schema, exact_bound, resolve, whole
-from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pipeline.crd.crd import COLUMNS, SHORT_NAME
+from omni_proto.pipeline.crd.schema import Schema, exact_bound, resolve, whole
+from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.graph import OBJECT_RULES
+from omni_proto.pipeline.rules.rule import Rule
+from omni_proto.pipeline.types.forms import FORMS
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, NAME_PATTERN, PipelineSpec
+from omni_proto.pipeline.types.status import PipelineStatus
 
 _INTRO: Final = f"""# {KIND}
 

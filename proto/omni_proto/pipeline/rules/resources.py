@@ -6,8 +6,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from omni_proto.pipeline import kubernetes as k8s
-from omni_proto.pipeline.rule import Rule, quote
+from omni_proto.pipeline.rules.rule import Rule, quote
+from omni_proto.pipeline.types import kubernetes as k8s
 from omni_proto.stage_config import Limits, MediaLimits
 
 MAX_GPUS: Final = 64

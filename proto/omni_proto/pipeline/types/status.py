@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from omni_proto.pipeline.kubernetes import list_map
+from omni_proto.pipeline.types.kubernetes import list_map
 from omni_proto.stage_config import ConfigModel, StageName
 
 MAX_STAGE_MESSAGE: Final = 4096

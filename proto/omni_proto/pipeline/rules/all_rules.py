@@ -1,7 +1,8 @@
 """The rules of the API that types cannot say, in CEL: the API server evaluates them, and `omnipipe` the very same.
 
-Each has a message that names the offender and says what to do. schema.py puts them into the CRD, beside what the types
-say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it allows.
+Each has a message that names the offender and says what to do. crd/schema.py puts them into the CRD, beside what the
+types say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it
+allows.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from omni_proto.pipeline import kubernetes as k8s
-from omni_proto.pipeline import resource as api
-from omni_proto.pipeline.component_rules import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
-from omni_proto.pipeline.forms import FORMS
-from omni_proto.pipeline.graph_rules import GRAPH_RULES
-from omni_proto.pipeline.resource_rules import (
+from omni_proto.pipeline.rules.components import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
+from omni_proto.pipeline.rules.graph import GRAPH_RULES
+from omni_proto.pipeline.rules.resources import (
     LIMITS_RULES,
     MEDIA_BUDGET_RULES,
     RESOURCE_RULES,
     STAGE_BUDGET_RULES,
 )
-from omni_proto.pipeline.rule import Rule, matches, quote
+from omni_proto.pipeline.rules.rule import Rule, matches, quote
+from omni_proto.pipeline.types import kubernetes as k8s
+from omni_proto.pipeline.types import resource as api
+from omni_proto.pipeline.types.forms import FORMS
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
 
 _URI_HINT: Final = (

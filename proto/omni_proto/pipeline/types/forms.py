@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from omni_proto.pipeline import kubernetes as k8s
-from omni_proto.pipeline import resource as api
+from omni_proto.pipeline.types import kubernetes as k8s
+from omni_proto.pipeline.types import resource as api
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN
 
 KEY_FORM: Final = "such as team or example.com/team"

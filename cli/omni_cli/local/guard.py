@@ -1,8 +1,8 @@
 """The guard: a process that outlives `omnipipe` by a moment to end what it left behind.
 
-Run as `python -m omni_cli.guard`. Reads lines from stdin: +SESSION begins to watch a session, -SESSION forgets it. When
-stdin ends, because `omnipipe` ended in whatever way, it kills the sessions that it still watches, and what descends
-from them. Stage servers have PR_SET_PDEATHSIG besides, and bind their engines to themselves the same way.
+Run as `python -m omni_cli.local.guard`. Reads lines from stdin: +SESSION begins to watch a session, -SESSION forgets
+it. When stdin ends, because `omnipipe` ended in whatever way, it kills the sessions that it still watches, and what
+descends from them. Stage servers have PR_SET_PDEATHSIG besides, and bind their engines to themselves the same way.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any, Final
 import jsonschema
 from pydantic.alias_generators import to_camel
 
-from omni_proto.pipeline.forms import FORMS
 from omni_proto.pipeline.problems import FieldPath
+from omni_proto.pipeline.types.forms import FORMS
 
 _TYPE_WORDS: Final = {
     "string": "text",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_proto.pipeline.rule import Rule
+from omni_proto.pipeline.rules.rule import Rule
 
 MAX_JOINED_NAME: Final = 54
 """Most characters of PIPELINE-STAGE: a Service is named PIPELINE-STAGE-REVISION, in 63 of which REVISION takes 8."""

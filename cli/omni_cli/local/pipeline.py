@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from omni_cli.gpus import gpu_environments, list_gpus
-from omni_cli.guard import ProcessId
-from omni_cli.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
-from omni_cli.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
-from omni_cli.progress import StartProgress
+from omni_cli.local.gpus import gpu_environments, list_gpus
+from omni_cli.local.guard import ProcessId
+from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
+from omni_cli.local.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
+from omni_cli.local.progress import StartProgress
 from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
 from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import yaml
 
-from omni_proto.pipeline.graph_rules import OBJECT_RULES
-from omni_proto.pipeline.resource import API_VERSION, KIND, Metadata, OmniPipeline, PipelineSpec
-from omni_proto.pipeline.schema import Schema, structural_schema
-from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pipeline.crd.schema import Schema, structural_schema
+from omni_proto.pipeline.rules.graph import OBJECT_RULES
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, Metadata, OmniPipeline, PipelineSpec
+from omni_proto.pipeline.types.status import PipelineStatus
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "omnipipelines"

@@ -1,7 +1,7 @@
 """The OmniPipeline resource, omnipipeline.io/v1alpha1: an any-to-any model as a graph of stages.
 
 One source: the CRD, its reference page, `omnipipe validate` and `omnipipe run` all come from these classes and from the
-rules between their fields in rules.py. Status is in status.py: only the operator writes it.
+rules between their fields in rules/. Status is in status.py: only the operator writes it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from omni_proto.pipeline.kubernetes import (
+from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     SERVER_DEFAULT,
     Affinity,
@@ -225,7 +225,7 @@ class PipelineSpec(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:
-        # The one rule between fields that is here as well as in rules.py: what walks the graph relies on it to end.
+        # The one rule between fields that is here as well as in rules/: what walks the graph relies on it to end.
         if not _is_tree(self.stages):
             raise ValueError(
                 "stages must be a tree: names used once, one stage without inputs, all others below it; "

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from omni_proto.pipeline.components import ComponentFacts, Refusal, When, built_in_components
-from omni_proto.pipeline.resource import StageTimeouts
-from omni_proto.pipeline.rule import Rule, quote
+from omni_proto.pipeline.rules.rule import Rule, quote
+from omni_proto.pipeline.types.resource import StageTimeouts
 from omni_proto.stage_config import EngineArgs, Modality, SamplingDefaults
 
 

@@ -1,7 +1,7 @@
 """Reads an OmniPipeline from YAML or JSON text into its types.
 
 Types hold the form of each field, as strictly as the API server does. The rules between fields are CEL and need the CEL
-library: `offline.py`, which every command of `omnipipe` goes through; a stage server's image does without.
+library: `read/offline.py`, which every command of `omnipipe` goes through; a stage server's image does without.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import yaml
 from pydantic import ValidationError
 
 from omni_proto.pipeline.problems import PipelineError, Problem, format_path
-from omni_proto.pipeline.resource import KIND, OmniPipeline
-from omni_proto.pipeline.strict_yaml import StrictLoader
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
+from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 
 MAX_PIPELINE_BYTES = 256 << 10
 """Most bytes of a pipeline file, comments and blanks included."""

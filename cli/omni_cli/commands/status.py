@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from omni_cli.status_view import draw_status
+from omni_cli.views.status import draw_status
 from omni_proto.pipeline import API_VERSION
 
 Document = dict[str, Any]

@@ -16,14 +16,14 @@ from typing import Any
 
 import jsonschema
 
-from omni_proto.pipeline.cel import evaluate
-from omni_proto.pipeline.crd import object_schema
-from omni_proto.pipeline.explain import explain
-from omni_proto.pipeline.load import parse_document, read_file, type_document
-from omni_proto.pipeline.object_meta import OBJECT_META_SCHEMA
+from omni_proto.pipeline.crd.crd import object_schema
+from omni_proto.pipeline.crd.schema import Schema
 from omni_proto.pipeline.problems import FieldPath, PipelineError, Problem, format_path
-from omni_proto.pipeline.resource import API_VERSION, KIND, OmniPipeline
-from omni_proto.pipeline.schema import Schema
+from omni_proto.pipeline.read.cel import evaluate
+from omni_proto.pipeline.read.explain import explain
+from omni_proto.pipeline.read.load import parse_document, read_file, type_document
+from omni_proto.pipeline.types.object_meta import OBJECT_META_SCHEMA
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline
 
 
 def load_checked(path: str | Path) -> OmniPipeline:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from omni_cli.guard import ProcessId, end_tree, list_running, list_tree
+from omni_cli.local.guard import ProcessId, end_tree, list_running, list_tree
 from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
 
 PR_SET_PDEATHSIG = 1
@@ -53,7 +53,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "omni_cli.guard"],
+            [sys.executable, "-m", "omni_cli.local.guard"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

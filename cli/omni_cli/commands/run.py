@@ -10,8 +10,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from omni_cli.local import LocalOptions, LocalPipeline, LocalRunError
-from omni_cli.progress import make_progress
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
+from omni_cli.local.progress import make_progress
 from omni_proto.pipeline import OmniPipeline, order_stages
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

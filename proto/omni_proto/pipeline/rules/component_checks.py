@@ -1,6 +1,6 @@
 """What is wrong with a typed pipeline by the facts of its components, without CEL: for the operator.
 
-The API server and `omnipipe validate` refuse the same by the rules of component_rules.py. The operator meets such a
+The API server and `omnipipe validate` refuse the same by the rules of components.py. The operator meets such a
 spec where an older CRD let it in. Pure.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
-from omni_proto.pipeline.component_rules import list_edges
 from omni_proto.pipeline.components import (
     ComponentFacts,
     Objection,
@@ -19,7 +18,8 @@ from omni_proto.pipeline.components import (
     refuse_timeouts,
 )
 from omni_proto.pipeline.problems import Problem
-from omni_proto.pipeline.resource import OmniPipeline, Stage
+from omni_proto.pipeline.rules.components import list_edges
+from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import EdgeMode, Timeouts
 
 

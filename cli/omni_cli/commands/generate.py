@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from omni_cli.timeline import compute_timeline
+from omni_cli.views.timeline import compute_timeline
 from omni_proto.client import (
     ArgumentError,
     ChatMessage,
@@ -163,7 +163,7 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
     elif options.out is not None:
         lines.append(f"the response holds no audio; {options.out} was not written")
     if options.timeline is not None:
-        from omni_cli.timeline_plot import draw_timeline
+        from omni_cli.views.timeline_plot import draw_timeline
 
         timings = {stage.stage: stage.timings for stage in list_finished(answer)}
         draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")

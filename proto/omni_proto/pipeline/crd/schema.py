@@ -9,9 +9,9 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from omni_proto.pipeline.forms import KEY_FORM
-from omni_proto.pipeline.rule import Rule, keys_match
-from omni_proto.pipeline.rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.rule import Rule, keys_match
+from omni_proto.pipeline.types.forms import KEY_FORM
 
 Schema: TypeAlias = dict[str, Any]
 
