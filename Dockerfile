@@ -51,6 +51,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY kube kube
 COPY operator operator
 COPY stage_server stage_server
+COPY gateway gateway
 COPY proto proto
 COPY cli cli
 # The sample that `omnipipe demo` runs is a link to here.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from omni_gateway.pipelines import ServedPipeline
+from support.gateways import serve_gateway
 from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 
@@ -27,3 +29,13 @@ def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
     pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
     with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_gateway(tiny_pipeline: RunningPipeline) -> Iterator[str]:
+    """URL of a gateway in front of the tiny pipeline, which it calls "tiny-omni"."""
+    pipeline = ServedPipeline(
+        "tiny-omni", f"grpc://{tiny_pipeline.endpoint}", aliases=("tts-1",), voice_aliases={"alloy": "Ethan"}
+    )
+    with serve_gateway(pipeline) as url:
+        yield url
