@@ -58,10 +58,10 @@ RULES: tuple[Rule, ...] = (
     Rule("engine-streams", ("tests/engine/test_stream", "tests/engine/test_hostile")),
     Rule("engine-runners", ("tests/engine/",)),
     Rule("processes", ("tests/processes/",)),
-    Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/runners/", "tests/unit/schedulers/")),
+    Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/vllm_adapter/")),
     Rule(
         "unit-control-plane",
-        tuple(f"tests/unit/{name}/" for name in ("kube", "operator", "pipeline_api", "cli", "helm")),
+        tuple(f"tests/unit/{name}/" for name in ("kube", "operator", "proto/pipeline", "cli", "helm")),
     ),
     Rule("unit", ("tests/unit/",)),
 )

@@ -100,8 +100,10 @@ class Thinker:
         ends = () if request.sampling.ignore_eos else self._end_token_ids
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
-        prompt = self._prompts.build(request.source, speaks=request.want_tensors)
-        return StageInput(prompt=prompt, stop_token_ids=ends)
+        reply = request.source.reply
+        tokens = None if reply is None else self._prompts.encode_reply(reply, self._end_token_ids)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens)
+        return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""

@@ -26,7 +26,7 @@ from omni_proto.stage_config import (
     parse_stage_config,
 )
 
-SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
+SAMPLES = Path(__file__).parents[4] / "manifests" / "samples"
 GOLDEN = Path(__file__).parent / "golden"
 
 TREE = """

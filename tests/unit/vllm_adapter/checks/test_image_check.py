@@ -11,7 +11,7 @@ import pytest
 
 from omni_stage.vllm_adapter.checks.image import Findings, list_problems, try_compiler
 
-DOCKERFILE = (Path(__file__).parents[3] / "Dockerfile").read_text(encoding="utf-8")
+DOCKERFILE = (Path(__file__).parents[4] / "Dockerfile").read_text(encoding="utf-8")
 GOOD = Findings(
     cuda="13.0",
     required="cuda>=13.0",
@@ -62,7 +62,7 @@ def test_the_dockerfile_runs_it_as_the_images_user() -> None:
 
 
 def test_the_required_driver_is_that_of_the_pinned_torch() -> None:
-    constraints = (Path(__file__).parents[3] / "constraints" / "gpu.txt").read_text(encoding="utf-8")
+    constraints = (Path(__file__).parents[4] / "constraints" / "gpu.txt").read_text(encoding="utf-8")
     runtime = re.search(r"^nvidia-cuda-runtime==(\d+)\.(\d+)", constraints, re.MULTILINE)
     required = re.search(r'NVIDIA_REQUIRE_CUDA="cuda>=(\d+)\.(\d+)"', DOCKERFILE)
     assert runtime is not None

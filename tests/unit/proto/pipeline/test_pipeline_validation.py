@@ -21,7 +21,7 @@ from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
 from support.spec_table import BAD, BAD_FIELDS, GOOD, make
 
-SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))
+SAMPLES = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
 
 
 def dump(*edits: Edit) -> str:

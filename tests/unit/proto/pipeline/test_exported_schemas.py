@@ -11,7 +11,7 @@ from typing import Any
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.stage_config import StageConfig
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def test_exported_schemas_are_not_stale() -> None:
