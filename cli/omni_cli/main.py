@@ -177,6 +177,9 @@ def generate(
         int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
+    reply: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Speak this text, instead of a reply that the model writes.")
+    ] = None,
     modality: Annotated[
         list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
     ] = None,
@@ -206,6 +209,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
@@ -237,6 +241,7 @@ def generate(
             sampling=parse_sampling(sampling or []),
             priority=priority,
             cache_salt=cache_salt,
+            reply=reply,
             modalities=tuple(item.value for item in modality or ()),
             out=out,
             timeline=timeline,

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
-from omni_gateway.api import chat, health, models
+from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
 from omni_gateway.api.errors import add_error_handlers
 from omni_gateway.entries import Entries
@@ -52,7 +52,7 @@ def create_app(pipelines: Pipelines, settings: GatewaySettings | None = None) ->
     )
     app.state.gateway = gateway
     add_error_handlers(app)
-    for part in (health, models, chat):
+    for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
     if (PAGE / "index.html").is_file():
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")

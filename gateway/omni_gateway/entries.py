@@ -33,6 +33,12 @@ class EntryFacts:
     voices: tuple[str, ...]
     """The default first; empty if nothing speaks."""
     max_model_len: int
+    speaks_given_text: bool
+    """Whether a reply can be given, to be spoken as it stands."""
+    structures_text: bool
+    """Whether the form of the text can be asked for."""
+    calls_tools: bool
+    """Whether tools can be offered."""
 
 
 def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
@@ -40,7 +46,7 @@ def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts
     outputs = tuple(
         name
         for value, name in ((sampling_pb2.MODALITY_TEXT, "text"), (sampling_pb2.MODALITY_AUDIO, "audio"))
-        if value in answer.outputs
+        if value in (answer.pipeline_outputs or answer.outputs)
     )
     return EntryFacts(
         stage=answer.stage,
@@ -48,6 +54,9 @@ def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts
         modalities=pipeline.modalities or outputs,
         voices=pipeline.voices or tuple(answer.voices),
         max_model_len=answer.limits.max_model_len,
+        speaks_given_text=answer.text.given_reply,
+        structures_text=answer.text.structured_output,
+        calls_tools=bool(answer.text.tool_call_parser),
     )
 
 

@@ -44,6 +44,8 @@ class GatewaySettings(_Model):
     """Longest time that a request's body may take to arrive."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
+    max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    """Most characters that one request may have spoken; OpenAI's own limit is 4,096."""
     media: MediaSettings = MediaSettings()
     """Bounds of images and audio."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0

@@ -17,6 +17,7 @@ from omni_gateway.audio.encode import encode_whole
 from omni_gateway.clock import unix_seconds
 from omni_gateway.entries import EntryFacts
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.media.read import read_media
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, VoiceId, find_unsupported
@@ -26,7 +27,6 @@ from omni_proto.client import (
     AudioChunk,
     Event,
     GenerateArguments,
-    MediaPart,
     ResultBuilder,
     StageFinished,
     Summary,
@@ -87,9 +87,7 @@ async def read_arguments(
             code="string_above_max_length",
         )
     modalities = check_modalities(body, facts)
-    media: list[MediaPart] = []
-    if found := list_media(body.messages):
-        raise UnsupportedError("Images and audio are not supported yet.", param=found[0][0])
+    media = await read_media(list_media(body.messages), gateway.settings.media)
     arguments = GenerateArguments(
         chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
     )
