@@ -190,8 +190,8 @@ class Emitter(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+class ServedComponent(Protocol):
+    """What the stage server reads of a component, whichever engine runs it."""
 
     facts: ComponentFacts
     """What is true of it whatever checkpoint it serves, as its family's manifest says."""
@@ -202,6 +202,10 @@ class Component(Protocol):
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
+
+
+class Component(ServedComponent, Protocol):
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
