@@ -12,6 +12,6 @@ from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """thinker, talker and token2wav as processes of their own, from the sample file."""
-    with run_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")) as running:
+    """thinker, talker and token2wav as processes of their own, from the sample with Full edges."""
+    with run_pipeline(SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")) as running:
         yield running

@@ -45,13 +45,10 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The sample that streams from thinker to talker, streaming from talker to token2wav too."""
-    folder = tmp_path_factory.mktemp("stream-pipeline")
-    sample = (SAMPLES / "tiny-omni-stream.yaml").read_text()
-    assert "{from: talker, mode: Full}" in sample
-    pipeline = folder / "pipeline.yaml"
-    pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
-    with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
+    """The sample: both edges stream."""
+    with run_pipeline(
+        SAMPLES / "tiny-omni.yaml", tiny_checkpoint, tmp_path_factory.mktemp("stream-pipeline")
+    ) as running:
         yield running
 
 
