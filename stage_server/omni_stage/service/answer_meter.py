@@ -20,11 +20,16 @@ class AnswerMeter:
     audio_s: float = 0.0
     """Length of the audio in seconds, as it plays."""
 
+    def note_text(self) -> None:
+        """A text was handed to the caller's connection."""
+        if self.first_text_s is None:
+            self.first_text_s = time.monotonic() - self.began
+
     def note(self, response: stage_service_pb2.GenerateResponse) -> None:
         """A message was handed to the caller's connection."""
         kind = response.WhichOneof("message")
-        if kind == "text" and self.first_text_s is None:
-            self.first_text_s = time.monotonic() - self.began
+        if kind == "text":
+            self.note_text()
         elif kind == "audio" and response.audio.data:
             self.last_audio_s = time.monotonic() - self.began
             self.first_audio_s = self.first_audio_s or self.last_audio_s
