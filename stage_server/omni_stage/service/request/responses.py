@@ -54,6 +54,8 @@ class ResponseWriter:
         self,
         *,
         tokens: events_pb2.TokenDelta | None = None,
+        tool_call: events_pb2.ToolCallDelta | None = None,
+        reasoning: events_pb2.ReasoningDelta | None = None,
         audio: events_pb2.AudioChunk | None = None,
         finished: events_pb2.StageFinished | None = None,
         summary: events_pb2.Summary | None = None,
@@ -63,6 +65,8 @@ class ResponseWriter:
             stage_service_pb2.GenerateResponse(
                 stage=self._stage,
                 tokens=tokens,
+                tool_call=tool_call,
+                reasoning=reasoning,
                 audio=audio,
                 finished=finished,
                 summary=summary,

@@ -169,6 +169,8 @@ class RequestRun:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         if step.text and self._sends_text:
             await self._writer.send_text(step.text)
+        if (step.reasoning or step.tool_calls) and self._sends_text:
+            await self._send_parsed(step)
         if self._sends_tokens and (step.token_ids or step.prompt_token_ids):
             await self._send_tokens(step)
         if self._sends_audio:
@@ -187,6 +189,13 @@ class RequestRun:
         has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
         prompt = step.prompt_token_ids if has_ids else None
         await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
+
+    async def _send_parsed(self, step: StageStep) -> None:
+        if step.reasoning:
+            await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
+        for piece in step.tool_calls:
+            delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+            await self._writer.send(tool_call=delta)
 
     async def _finish(self, last: StageStep) -> None:
         """Wait until the rows are handed over, then report the end of this stage's own work."""

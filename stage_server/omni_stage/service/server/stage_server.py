@@ -14,7 +14,7 @@ import prometheus_client
 
 from omni_proto.pod_contract import ExitCode, TerminationReason
 from omni_proto.stage_config import StageConfig
-from omni_stage.engine.byte_budget import default_byte_budget
+from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import OmniStageError
 from omni_stage.models.component import TakesMedia
