@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from omni_cli.ports import pick_ports
 
 START_S = 120.0

@@ -286,6 +286,26 @@ def gateway(
     raise typer.Exit(serve_gateway(arguments))
 
 
+@app.command("gateway-key")
+def gateway_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
+) -> None:
+    """Make an API key of a gateway: prints the key, and its entry for the gateway's file of keys.
+
+    The key itself is kept nowhere.
+
+    \b
+    Example:
+      omnipipe gateway-key alice
+    """
+    require_gateway()
+    from omni_gateway.guard.keys import make_key
+
+    key, digest = make_key()
+    sys.stderr.write(f"key: {key}\n")
+    print(f"- {{name: {name}, sha256: {digest}}}")
+
+
 @app.command()
 def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.

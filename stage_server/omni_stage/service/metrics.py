@@ -192,6 +192,25 @@ class EntryMetrics:
             buckets=REAL_TIME_FACTORS,
             registry=registry,
         )
+        self._spoken = Counter(
+            StageMetric.PIPELINE_SPOKEN_ANSWERS,
+            "Answers with audio, by whether a listener who plays from the first audio on ever waited for more.",
+            ("continuous",),
+            registry=registry,
+        )
+        for continuous in ("true", "false"):
+            self._spoken.labels(continuous)
+        self._underruns = Counter(
+            StageMetric.PIPELINE_AUDIO_UNDERRUNS,
+            "Times that such a listener ran out of audio, for 20 ms or longer.",
+            registry=registry,
+        )
+        self._silence = Counter(
+            StageMetric.PIPELINE_SILENCE_SECONDS,
+            "How long such listeners waited for more audio.",
+            unit="seconds",
+            registry=registry,
+        )
 
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
         """Count a request."""
@@ -208,6 +227,9 @@ class EntryMetrics:
         if meter.audio_s:
             self._audio.inc(meter.audio_s)
             self._real_time_factor.observe(meter.last_audio_s / meter.audio_s)
+            self._spoken.labels(str(not meter.underruns).lower()).inc()
+            self._underruns.inc(meter.underruns)
+            self._silence.inc(meter.silence_s)
 
 
 _KNOWN = documented_errors()
