@@ -32,7 +32,7 @@ TABLE = "engine"
 def measure(options: Options) -> Report:
     """One row a side: tokens a second and the ratio to stock."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,7 @@ def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from omni_stage.payloads.keys import OMNI_ROWS_KEY
-    from omni_stage.vllm_adapter.output_processor import OmniOutputProcessor
+    from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
     from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
 
     extra: dict[str, Any] = {}

@@ -18,26 +18,29 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_tiny_checkpoint(seed, shape) -> directory; each is written once a session.
+    """make_tiny_checkpoint(seed, shape, family) -> directory; each is written once a session.
 
     Its config.json names float32, so that tokens can be compared exactly: in bfloat16 sums depend on the batch. All
     else is as published, and the weights, which are stored in bfloat16, mean the same in both.
     """
-    written: dict[tuple[int, str], Path] = {}
+    written: dict[tuple[int, str, str], Path] = {}
 
-    def make(seed: int = 0, shape: str = "small") -> Path:
-        if (seed, shape) not in written:
-            from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+    def make(seed: int = 0, shape: str = "small", family: str = "qwen2_5_omni") -> Path:
+        key = (seed, shape, family)
+        if key not in written:
+            from omni_stage.models.registry import resolve, tiny_checkpoints
 
-            directory = tmp_path_factory.mktemp(f"tiny-{shape}-{seed}")
-            written[seed, shape] = write_tiny_checkpoint(directory, seed=seed, shape=shape, dtype="float32")
-        return written[seed, shape]
+            write: Any = resolve(tiny_checkpoints()[family].writer, what="the writer")
+            directory = tmp_path_factory.mktemp(f"tiny-{family}-{shape}-{seed}")
+            written[key] = write(directory, seed=seed, shape=shape, dtype="float32")
+        return written[key]
 
     return make
 

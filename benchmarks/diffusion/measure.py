@@ -32,10 +32,10 @@ from benchmarks.report import Options, Report
 
 if TYPE_CHECKING:
     from omni_proto.stage_config import StageConfig
-    from omni_stage.engine.stage_llm import StageLLM
+    from omni_stage.engine.offline.stage_llm import StageLLM
 
 ROUNDS = 5
-SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.yaml"
 PROMPT_ROWS, REPLY_ROWS = 32, 8
 """Of the talker's input."""
 ANY_CODE = 100
@@ -53,7 +53,7 @@ Ask = Callable[[], Awaitable[object]]
 
 def measure(options: Options) -> Report:
     """One row for each side and number at once."""
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     apply_environment()
@@ -69,9 +69,9 @@ def measure(options: Options) -> Report:
 
 async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[StageLLM, int]]:
     """token2wav and the talker on a checkpoint of their own, each with its engine's process id. `stack` ends them."""
-    from omni_cli.local import compile_local
+    from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
-    from omni_stage.engine.stage_llm import StageLLM
+    from omni_stage.engine.offline.stage_llm import StageLLM
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
     write_tiny_checkpoint(folder / "model", seed=0)

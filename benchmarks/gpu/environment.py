@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.checks import Context, Finding
-from omni_stage.vllm_adapter.gpu_driver import find_driver_problem
-from omni_stage.vllm_adapter.image_check import try_compiler
+from omni_stage.vllm_adapter.checks.gpu_driver import find_driver_problem
+from omni_stage.vllm_adapter.checks.image import try_compiler
 
 LEAST_CAPABILITY = (8, 0)
 """bfloat16 and FlashAttention 2."""
@@ -64,7 +64,7 @@ def compilers(context: Context) -> Iterator[Finding]:
 
 def flashinfer(_: Context) -> Finding:
     """Who samples: PyTorch, FlashInfer's precompiled kernels, or FlashInfer with a compiler that must be there."""
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
     from vllm import envs
@@ -101,7 +101,7 @@ def read_only(_: Context) -> Finding:
 def fork(context: Context) -> Finding:
     """Whether engines are forked from the template, or spawned and why."""
     code = (
-        "from omni_stage.vllm_adapter.env import apply_environment as a; a()\n"
+        "from omni_stage.vllm_adapter.process.env import apply_environment as a; a()\n"
         "from omni_stage.vllm_adapter import template as t; t.import_shared(); print(t._find_hindrance() or 'forked')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)

@@ -40,8 +40,8 @@ def answers(context: Context) -> Iterator[Finding]:
 async def _run(context: Context) -> dict[str, Any]:
     """Our three stages, one engine at a time: text, codes, audio."""
     from omni_proto.stage_config import SamplingDefaults
-    from omni_stage.engine.offline_inputs import compile_offline, parse_prompt
-    from omni_stage.engine.stage_llm import StageLLM
+    from omni_stage.engine.offline.inputs import compile_offline, parse_prompt
+    from omni_stage.engine.offline.stage_llm import StageLLM
     from omni_stage.models.component import EdgeInput
 
     pipeline, checkpoint = load_sample(context)
@@ -100,8 +100,8 @@ def golden(context: Context) -> Iterator[Finding]:
 
 
 async def _speak(context: Context, audio: Any) -> np.ndarray:
-    from omni_stage.engine.offline_inputs import compile_offline
-    from omni_stage.engine.stage_llm import StageLLM
+    from omni_stage.engine.offline.inputs import compile_offline
+    from omni_stage.engine.offline.stage_llm import StageLLM
     from omni_stage.models.component import EdgeInput
 
     pipeline, checkpoint = load_sample(context)

@@ -153,7 +153,7 @@ class _poison:
         self._wanted = wanted
 
     def __enter__(self) -> None:
-        from omni_stage.vllm_adapter.input_rows import InputRowStore
+        from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
 
         self._original = InputRowStore.fill
         if not self._wanted:
@@ -168,7 +168,7 @@ class _poison:
         InputRowStore.fill = fill
 
     def __exit__(self, *_: object) -> None:
-        from omni_stage.vllm_adapter.input_rows import InputRowStore
+        from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
 
         InputRowStore.fill = self._original
 

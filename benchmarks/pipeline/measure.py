@@ -21,11 +21,11 @@ from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, star
 from benchmarks.pipeline.work import PROMPTS, TALKER_TOKENS, THINKER_TOKENS
 from benchmarks.report import Options, Report, Row
 from benchmarks.verdict import Ratio
-from omni_cli.local import LocalPipeline
+from omni_cli.local.pipeline import LocalPipeline
 
 ROUNDS = 5
 AT_ONCE = (1, 4, 8)
-SAMPLES = {"omni, Full": "tiny-omni", "omni, Stream": "tiny-omni-stream"}
+SAMPLES = {"omni, Full": "tiny-omni-full", "omni, Stream": "tiny-omni"}
 REFERENCE = "transformers"
 JOBS, STAGES, EDGES = "jobs", "where a request's time goes", "edges"
 FLAME_SECONDS = 15

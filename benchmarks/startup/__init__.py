@@ -21,12 +21,12 @@ START_LIMIT_S = 900.0
 STAGES = ("thinker", "talker", "token2wav")
 TOTALS, BY_PART = "start to ready", "seconds by part"
 TRACER = Path(__file__).parent / "tracer"
-SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.yaml"
 
 
 def measure(options: Options) -> Report:
     """Starts every stage a few times, in turn; the first, uncounted start of the thinker fills the caches."""
-    from omni_cli.local import compile_local
+    from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
 
     starts: dict[str, list[tuple[dict[str, float], float]]] = {stage: [] for stage in STAGES}

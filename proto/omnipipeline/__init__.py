@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ArgumentError,
         AsyncOmniClient,
         AudioChunk,
+        CallTool,
         ChatMessage,
         ClientTls,
         Event,
@@ -31,15 +32,21 @@ if TYPE_CHECKING:
         OmniClient,
         OmniRequestError,
         ProtocolError,
+        ReasoningDelta,
         StageFailed,
         StageFinished,
+        StructuredOutput,
         Summary,
         TextDelta,
         TokenDelta,
+        Tool,
+        ToolCall,
+        ToolCallDelta,
         assistant,
         audio_part,
         image_part,
         system,
+        tool_result,
         user,
         write_wav,
     )
@@ -51,6 +58,7 @@ __all__ = [
     "ArgumentError",
     "AsyncOmniClient",
     "AudioChunk",
+    "CallTool",
     "ChatMessage",
     "ClientTls",
     "Event",
@@ -63,11 +71,16 @@ __all__ = [
     "PipelineError",
     "Problem",
     "ProtocolError",
+    "ReasoningDelta",
     "StageFailed",
     "StageFinished",
+    "StructuredOutput",
     "Summary",
     "TextDelta",
     "TokenDelta",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "__version__",
     "assistant",
     "audio_part",
@@ -75,6 +88,7 @@ __all__ = [
     "load_pipeline",
     "parse_pipeline",
     "system",
+    "tool_result",
     "user",
     "validate_pipeline",
     "write_wav",
@@ -95,7 +109,7 @@ def validate_pipeline(path: str | Path) -> OmniPipeline:
     extra to install, without omnipipeline[cli].
     """
     try:
-        from omni_proto.pipeline.offline import load_checked
+        from omni_proto.pipeline.read.offline import load_checked
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}; the rules need a CEL library: pip install 'omnipipeline[cli]'") from error
     return load_checked(path)

@@ -7,7 +7,7 @@
         result.text, result.audio, result.sample_rate_hz, result.stages["talker"].token_ids
 
 The names below are imported when they are asked for, after the environment that vLLM reads at its import was set
-(vllm_adapter/env.py).
+(vllm_adapter/process/env.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from omni_stage.engine.arguments import OmniEngineArgs, OmniModelConfig
-    from omni_stage.engine.omni_llm import AsyncOmniLLM, OmniLLM, OmniResult
-    from omni_stage.engine.requests import OmniEngineCoreRequest, OmniTokensPrompt
-    from omni_stage.engine.stage_llm import StageLLM, StageResult
+    from omni_stage.engine.arguments.engine_args import OmniEngineArgs, OmniModelConfig
+    from omni_stage.engine.offline.omni_llm import AsyncOmniLLM, OmniLLM, OmniResult
+    from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
+    from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
 
 _EXPORTS = {
-    "AsyncOmniLLM": "omni_stage.engine.omni_llm",
-    "OmniEngineArgs": "omni_stage.engine.arguments",
-    "OmniEngineCoreRequest": "omni_stage.engine.requests",
-    "OmniLLM": "omni_stage.engine.omni_llm",
-    "OmniModelConfig": "omni_stage.engine.arguments",
-    "OmniResult": "omni_stage.engine.omni_llm",
-    "OmniTokensPrompt": "omni_stage.engine.requests",
-    "StageLLM": "omni_stage.engine.stage_llm",
-    "StageResult": "omni_stage.engine.stage_llm",
+    "AsyncOmniLLM": "omni_stage.engine.offline.omni_llm",
+    "OmniEngineArgs": "omni_stage.engine.arguments.engine_args",
+    "OmniEngineCoreRequest": "omni_stage.engine.requests.request",
+    "OmniLLM": "omni_stage.engine.offline.omni_llm",
+    "OmniModelConfig": "omni_stage.engine.arguments.engine_args",
+    "OmniResult": "omni_stage.engine.offline.omni_llm",
+    "OmniTokensPrompt": "omni_stage.engine.requests.request",
+    "StageLLM": "omni_stage.engine.offline.stage_llm",
+    "StageResult": "omni_stage.engine.offline.stage_llm",
 }
 
 __all__ = [
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Before torch and vLLM are imported, which read it then.
-    from omni_stage.vllm_adapter.env import apply_environment
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
     return getattr(import_module(_EXPORTS[name]), name)

@@ -50,12 +50,12 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         write_termination(TerminationReason.INVALID_CONFIGURATION, str(error))
         return ExitCode.BAD_CONFIGURATION
     configure_stage_logging(config.stage, "json" if log_format == "json" else "text")
-    from omni_stage.vllm_adapter.env import apply_environment
-    from omni_stage.vllm_adapter.model_infos import copy_model_infos
+    from omni_stage.vllm_adapter.checks.model_infos import copy_model_infos
+    from omni_stage.vllm_adapter.process.env import apply_environment
 
     # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
     apply_environment()
-    from omni_stage.engine.factory import check_known_component
+    from omni_stage.engine.factory import check_known_component, needs_vllm
 
     try:
         # Before vLLM is imported, which takes seconds.
@@ -63,10 +63,11 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         check_known_component(config)
     except ConfigurationError as error:
         return report_start_failure(error)
-    copy_model_infos()
-    # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    _preload()
+    if needs_vllm(config):
+        copy_model_infos()
+        # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        _preload()
     from omni_stage.process.malloc import tune_malloc
     from omni_stage.service.server.stage_server import run_stage
 
@@ -82,7 +83,7 @@ def _preload() -> None:
     # Whoever ends the stage meanwhile need not wait, and gets the status of a stage that drained.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():
-        from omni_stage.vllm_adapter.template import start_template
+        from omni_stage.vllm_adapter.process.template import start_template
 
         start_template()
     adopt_logger("vllm")

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from omni_stage.vllm_adapter.env import apply_environment
+from omni_stage.vllm_adapter.process.env import apply_environment
 
 apply_environment()

@@ -17,7 +17,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
-from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
 from support.toy_models import register_toy_models
 

@@ -19,7 +19,7 @@ from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, PromptTooLongError
 from omni_stage.models.component import FinishReason, StageRequest, StageStep, UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
-from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from support.generic_checkpoint import write_tiny_text_checkpoint
 from support.polling import until
 

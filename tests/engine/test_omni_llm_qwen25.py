@@ -12,7 +12,7 @@ import torch
 
 from omni_proto.stage_config import Modality
 from omni_stage import OmniLLM
-from omni_stage.engine.omni_llm import OmniResult
+from omni_stage.engine.offline.omni_llm import OmniResult
 from omni_stage.errors import InvalidRequestError
 from support.media import make_image, make_sound
 from support.omni_stages import SOUND_TOLERANCE

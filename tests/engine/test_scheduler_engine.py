@@ -57,7 +57,7 @@ def build(model_dir: Path, scheduler: str, **kwargs: Any) -> Any:
 def autoregressive(request: pytest.FixtureRequest, model_dir: Path) -> Iterator[Any]:
     asynchronous = request.param == "OmniAsyncScheduler"
     with async_scheduling() if asynchronous else nullcontext():
-        engine = build(model_dir, f"scheduler.{request.param}", async_scheduling=asynchronous)
+        engine = build(model_dir, f"scheduling.scheduler.{request.param}", async_scheduling=asynchronous)
         assert (engine.engine_core.engine_core.batch_queue is not None) is asynchronous
         yield engine
         engine.engine_core.shutdown()
@@ -68,7 +68,7 @@ def pooling(model_dir: Path) -> Iterator[Any]:
     settings = {"omni_diffusion": {"max_batch": 3, "queue_timeout_s": 60.0}}
     engine = build(
         model_dir,
-        "diffusion_scheduler.DiffusionScheduler",
+        "diffusion.scheduler.DiffusionScheduler",
         runner="pooling",
         async_scheduling=False,
         additional_config=settings,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from omni_stage.vllm_adapter.image_check import MODULES
+from omni_stage.vllm_adapter.checks.image import MODULES
 from omni_stage.vllm_adapter.select import worker_cls
 
 _LOOK = """
@@ -23,9 +23,9 @@ _UNTOUCHED = ["Stream Event torch.cuda", "pin_memory record_stream", "False"]
 _GPU_MODULES = (
     *MODULES,
     *(worker_cls(kind, "cuda").rpartition(".")[0] for kind in ("autoregressive", "diffusion")),
-    "omni_stage.vllm_adapter.template",
-    "omni_stage.models.qwen2_5_omni.thinker_model",
-    "omni_stage.models.qwen2_5_omni.talker_model",
+    "omni_stage.vllm_adapter.process.template",
+    "omni_stage.models.qwen2_5_omni.thinker.model",
+    "omni_stage.models.qwen2_5_omni.talker.model",
 )
 
 

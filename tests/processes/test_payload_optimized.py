@@ -16,10 +16,10 @@ PROBE = """
 import sys
 assert False, "asserts are on"
 from omni_stage.errors import CorruptTensorError, InvalidRequestError, InvalidTensorError, NonFiniteTensorError
-from omni_stage.engine.request_conflicts import Feature, check_conflicts
+from omni_stage.engine.requests.conflicts import Feature, check_conflicts
 from omni_stage.payloads import AdditionalInformationEntry, AdditionalInformationPayload, PayloadLimits
 from omni_stage.payloads.checks import check_name, compute_checksum
-from omni_stage.vllm_adapter.diffusion_admission import DiffusionSettings
+from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 from omni_stage.errors import ConfigurationError
 
 form = {"tensor_shape": [1], "tensor_dtype": "float32"}
@@ -61,9 +61,9 @@ def test_validation_holds_without_asserts():
 def test_no_assert_and_no_unsafe_reader_in_these_parts():
     files = [
         *(SOURCE / "payloads").glob("*.py"),
-        *(SOURCE / "vllm_adapter").glob("*scheduler*.py"),
-        *(SOURCE / "vllm_adapter").glob("diffusion_*.py"),
-        *(SOURCE / "engine").glob("request*.py"),
+        *(SOURCE / "vllm_adapter" / "scheduling").glob("*.py"),
+        *(SOURCE / "vllm_adapter" / "diffusion").glob("*.py"),
+        *(SOURCE / "engine" / "requests").glob("*.py"),
     ]
     assert len(files) > 10
     for file in files:

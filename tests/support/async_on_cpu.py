@@ -28,10 +28,10 @@ from vllm.platforms.cpu import CpuPlatform
 
 from omni_proto.pipeline.components import EngineKind
 from omni_stage.engine import vllm_engine
-from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args
-from omni_stage.vllm_adapter import host_memory
-from omni_stage.vllm_adapter.ar_runner import OmniARRunnerMixin
-from omni_stage.vllm_adapter.input_rows import InputRowStore
+from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args
+from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
+from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
+from omni_stage.vllm_adapter.worker import host_memory
 from support.tiny_text import TextEngine
 
 GARBAGE_ID = 3

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 
-from omni_stage.vllm_adapter.env import apply_environment
+from omni_stage.vllm_adapter.process.env import apply_environment
 from support.sockets import list_listeners
 
 

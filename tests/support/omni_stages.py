@@ -23,7 +23,7 @@ from omni_proto.stage_config import (
 )
 from omni_stage.engine.factory import build_stage_engine
 from omni_stage.engine.protocol import StageEngine
-from omni_stage.engine.sampling import resolve_sampling
+from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
 from support.reference import Reference, ReferencePrompt, ReferenceSettings
 

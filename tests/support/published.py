@@ -1,4 +1,4 @@
-"""The published Qwen2.5-Omni checkpoints as far as they are known without their weights: tests/data/published.
+"""The published Qwen-Omni checkpoints as far as they are known without their weights: tests/data/published.
 
 Names, shapes and dtypes of every tensor, the sizes of the shards, and config.json byte for byte. From these a
 checkpoint directory can be made whose shards are files of zeros with the published headers, and the tensors of its
@@ -22,6 +22,10 @@ import torch
 
 DATA = Path(__file__).parents[1] / "data" / "published"
 SIZES = ("7b", "3b")
+"""Of Qwen2.5-Omni."""
+QWEN3 = "30b-a3b"
+"""Qwen3-Omni-30B-A3B-Instruct."""
+_FILES = {"7b": "qwen25_omni_7b", "3b": "qwen25_omni_3b", QWEN3: "qwen3_omni_30b_a3b"}
 VOICES = {"Chelsie": 151872, "Ethan": 151870}
 """Start tokens by speaker, in the order of spk_dict.pt."""
 INDEX = "model.safetensors.index.json"
@@ -52,7 +56,7 @@ class PublishedTensor:
 
 def read_table(size: str) -> dict[str, Any]:
     """All that is known of the checkpoint's shards; see the README beside the files."""
-    table: dict[str, Any] = json.loads((DATA / f"qwen25_omni_{size}_tensors.json").read_text())
+    table: dict[str, Any] = json.loads((DATA / f"{_FILES[size]}_tensors.json").read_text())
     return table
 
 
@@ -90,6 +94,14 @@ def write_published(directory: Path, size: str) -> Path:
         for name, bos in VOICES.items()
     }
     torch.save(speakers, directory / "spk_dict.pt")
+    return directory
+
+
+def write_published_qwen3(directory: Path) -> Path:
+    """The published config.json, generation_config.json and preprocessor_config.json of Qwen3-Omni; no weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("config", "generation_config", "preprocessor_config"):
+        shutil.copy(DATA / f"{_FILES[QWEN3]}.{name}.json", directory / f"{name}.json")
     return directory
 
 

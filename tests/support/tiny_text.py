@@ -16,7 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind
 
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, OMNI_ROWS_KEY, AdditionalInformationPayload
-from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.select import scheduler_cls, worker_cls
 
 HIDDEN = 128

@@ -6,7 +6,7 @@ import gc
 
 import setproctitle
 
-from omni_stage.vllm_adapter.env import apply_environment
+from omni_stage.vllm_adapter.process.env import apply_environment
 
 apply_environment()
 # Processes can be renamed only by who looked at the environment before anything changed it.
@@ -14,7 +14,7 @@ setproctitle.getproctitle()
 gc.disable()
 
 from omni_stage import __main__ as _server  # noqa: E402, F401
-from omni_stage.vllm_adapter.template import import_shared  # noqa: E402
+from omni_stage.vllm_adapter.process.template import import_shared  # noqa: E402
 
 import_shared()
 gc.freeze()

@@ -14,11 +14,11 @@ import sys
 import time
 
 MARKS = {
-    "omni_stage.vllm_adapter.template": ("start_template",),
+    "omni_stage.vllm_adapter.process.template": ("start_template",),
     "omni_stage.service.server.stage_server": (),
     "omni_stage.engine.factory": ("build_stage_engine",),
     "omni_stage.engine.vllm_engine": ("VllmStageEngine._create_vllm_config", "VllmStageEngine._start"),
-    "omni_stage.vllm_adapter.async_llm": ("AsyncEngineCore.start",),
+    "omni_stage.vllm_adapter.core.async_llm": ("AsyncEngineCore.start",),
     "vllm.v1.engine.core": ("EngineCore.__init__", "EngineCore._initialize_kv_caches"),
     "vllm.v1.worker.gpu_worker": ("Worker.load_model",),
     "vllm.v1.worker.cpu_worker": ("CPUWorker.init_device",),

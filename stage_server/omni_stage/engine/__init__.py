@@ -1,4 +1,6 @@
-"""Engines of stages: StageEngine and its vLLM implementation, the way of a request into it, and offline use.
+"""Engines of stages: StageEngine (`protocol`) and its vLLM implementation.
 
-Nothing is imported here: `arguments`, `sampling` and `protocol` stay free of vLLM.
+`arguments/` makes vLLM's arguments of a StageConfig, `requests/` makes vLLM's inputs of a request, and `offline/` runs
+whole pipelines in this process. Nothing is imported here: `arguments`, `requests.sampling` and `protocol` stay free of
+vLLM.
 """

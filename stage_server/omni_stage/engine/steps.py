@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omni_proto.pipeline.components import EngineKind
 from omni_stage.models.component import EngineStep, FinishReason
-from omni_stage.vllm_adapter.core import CoreOutput
+from omni_stage.vllm_adapter.core.interface import CoreOutput
 
 # vLLM's "repetition": a token was written as often in a row as the component allows. The stop reason says so.
 _FINISH_REASONS = {"repetition": FinishReason.STOP} | {reason.value: reason for reason in FinishReason}

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 from vllm import SamplingParams
 
-from omni_stage.engine.lowering import Lowering
-from omni_stage.engine.part_plan import PartPlan
+from omni_stage.engine.requests.lowering import Lowering
+from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.steps import engine_step, finish_reason
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
 from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
-from omni_stage.vllm_adapter.core import CorePart, EngineCore
+from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ from vllm.usage.usage_lib import UsageContext
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.arrays import Array, to_torch
-from omni_stage.engine.arguments import OmniEngineArgs, build_engine_args, load_model_config
-from omni_stage.engine.budgets import PAYLOAD_LIMITS
-from omni_stage.engine.byte_budget import default_byte_budget
-from omni_stage.engine.lowering import Lowering
+from omni_stage.engine.arguments.budgets import PAYLOAD_LIMITS
+from omni_stage.engine.arguments.byte_budget import default_byte_budget
+from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation
-from omni_stage.engine.requests import EngineTraits
-from omni_stage.engine.sampling import check_stage_sampling
+from omni_stage.engine.requests.given_reply import as_if_sampled
+from omni_stage.engine.requests.lowering import Lowering
+from omni_stage.engine.requests.request import EngineTraits
+from omni_stage.engine.requests.sampling import check_stage_sampling
 from omni_stage.engine.steps import engine_step, finish_reason
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
@@ -47,10 +48,10 @@ from omni_stage.models.component import (
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
 from omni_stage.vllm_adapter import select
-from omni_stage.vllm_adapter.async_llm import AsyncEngineCore
-from omni_stage.vllm_adapter.core import EngineCore
-from omni_stage.vllm_adapter.gpu_driver import check_gpu, explain_cuda_failure
-from omni_stage.vllm_adapter.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
+from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
+from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
+from omni_stage.vllm_adapter.core.interface import EngineCore
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +200,8 @@ class VllmStageEngine:
                 output = await preparation.within(anext(outputs, None))
                 while output is not None:
                     self._work.note_step()
-                    yield emitter.emit(engine_step(output, finish_reason(output, self.component.facts.kind)))
+                    step = engine_step(output, finish_reason(output, self.component.facts.kind))
+                    yield emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:

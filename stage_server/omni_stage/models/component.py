@@ -19,6 +19,7 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
+from omni_stage.models.reply_form import CalledTool, GivenReply, ReplyTokens, StructuredText, ToolCallPiece, Tools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +66,15 @@ class ChatMessage:
 
     role: str
     parts: Sequence[TextPart | ImagePart | AudioPart]
+    tool_calls: Sequence[CalledTool] = ()
+    """Tools that the assistant called in this message."""
+    tool_call_id: str = ""
+    """The call that a message of the role "tool" answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserPrompt:
-    """The input of an entry stage. Exactly one of the four is set."""
+    """The input of an entry stage. Exactly one of the first four is set."""
 
     text: str | None = None
     messages: Sequence[ChatMessage] | None = None
@@ -77,6 +82,12 @@ class UserPrompt:
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
     them as StageInput.prompt_embeds."""
+    reply: GivenReply | None = None
+    """The reply, in place of one that is sampled. Only where the component's facts say takes_reply."""
+    tools: Tools | None = None
+    """Tools that the model may call. Only where the component's facts say takes_tools."""
+    structured: StructuredText | None = None
+    """The form of the text. Only where the component's facts say structures_text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,9 @@ class StageInput:
     repeat_limit: int | None = None
     """Times in a row that one token may be written; the last one of them ends the output, with the stop reason
     "repetition_detected"."""
+    reply: ReplyTokens | None = None
+    """The last tokens of the prompt, if they are a given reply: nothing is sampled, and the emitter gets one step, as
+    if they had been."""
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no sound codes): the engine is not asked, and the request
     ends at once with this reason."""
@@ -152,6 +166,9 @@ class StageStep:
     """One output of a stage for one request: what goes to the client and what goes downstream. Deltas."""
 
     text: str = ""
+    reasoning: str = ""
+    """What the model wrote before its text, where a parser tells the two apart."""
+    tool_calls: Sequence[ToolCallPiece] = ()
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     tensors: Mapping[str, Array] = field(default_factory=dict)
@@ -173,8 +190,8 @@ class Emitter(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+class ServedComponent(Protocol):
+    """What the stage server reads of a component, whichever engine runs it."""
 
     facts: ComponentFacts
     """What is true of it whatever checkpoint it serves, as its family's manifest says."""
@@ -185,6 +202,10 @@ class Component(Protocol):
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
+
+
+class Component(ServedComponent, Protocol):
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
@@ -248,6 +269,14 @@ class TakesMedia(Protocol):
         """Of a sound of so many samples at audio_rate_hz. Raises InvalidMediaError where it is longer than the model
         hears at once."""
         ...
+
+
+@runtime_checkable
+class KnowsVoices(Protocol):
+    """A Component that knows the voices of the stages below it."""
+
+    known_voices: Sequence[str]
+    """The default first; empty where no stage below speaks."""
 
 
 class ComponentFactory(Protocol):

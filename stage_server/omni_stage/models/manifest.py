@@ -34,8 +34,11 @@ class ComponentEntry:
     """One component of a family."""
 
     facts: ComponentFacts
-    factory: str
-    """"module:function": a ComponentFactory."""
+    factory: str = ""
+    """"module:function": a ComponentFactory, whose component vLLM runs."""
+    engine: str = ""
+    """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. A stage server
+    of such a component imports neither torch nor vLLM."""
     weight_prefixes: tuple[str, ...] = ()
     """Prefixes of the names of the tensors that it reads, so that its pod fetches no shard that it does not need; empty
     means all of them."""
@@ -75,7 +78,11 @@ class FamilyManifest:
         if len(set(ids)) != len(ids):
             raise _malformed(self.name, "two of its components have one id")
         tiny = [] if self.tiny_checkpoint is None else [self.tiny_checkpoint.writer]
-        for reference in (*(entry.factory for entry in self.components), *self.model_classes.values(), *tiny):
+        for entry in self.components:
+            if bool(entry.factory) == bool(entry.engine):
+                raise _malformed(self.name, f"component {entry.facts.id!r} needs a factory, or an engine of its own")
+        code = [entry.factory or entry.engine for entry in self.components]
+        for reference in (*code, *self.model_classes.values(), *tiny):
             if not _REFERENCE.fullmatch(reference):
                 raise _malformed(self.name, f"{reference!r} must be written module:attribute")
         object.__setattr__(self, "model_classes", MappingProxyType(dict(self.model_classes)))
@@ -103,6 +110,9 @@ def describe(
     streams_input: bool = False,
     writes_text: bool = False,
     takes_prompt_embeds: bool = False,
+    takes_reply: bool = False,
+    structures_text: bool = False,
+    takes_tools: bool = False,
     voices: tuple[str, ...] = (),
     sample_rate_hz: int = 0,
     step_timeout_s: float = 30.0,
@@ -125,6 +135,9 @@ def describe(
         media=media,
         streams_input=streams_input,
         writes_text=writes_text,
+        takes_reply=takes_reply,
+        structures_text=structures_text,
+        takes_tools=takes_tools,
         voices=voices,
         sample_rate_hz=sample_rate_hz,
         step_timeout_s=step_timeout_s,
@@ -133,6 +146,7 @@ def describe(
         refused_engine_args=(
             *_engine_args_of_kind(kind),
             *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
+            *_parsers(takes_tools),
             *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
             *refused_engine_args,
         ),
@@ -197,6 +211,15 @@ def _prompt_embeds(reads: str | None, takes: bool, publishes_rows: bool) -> tupl
             when=When.READ,
             allows_empty=True,
         ),
+    )
+
+
+def _parsers(takes_tools: bool) -> tuple[Refusal, ...]:
+    if takes_tools:
+        return ()
+    return tuple(
+        Refusal(field=name, why="this component does not look for tool calls or reasoning in what it writes")
+        for name in ("reasoning_parser", "tool_call_parser")
     )
 
 

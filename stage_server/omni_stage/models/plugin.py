@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omni_stage.models.registry import installed_families
-from omni_stage.vllm_adapter.children import bind_to_parent
+from omni_stage.vllm_adapter.process.children import bind_to_parent
 
 
 def list_model_classes() -> dict[str, str]:

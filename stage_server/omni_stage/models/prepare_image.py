@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from omni_stage.models.registry import installed_families
-from omni_stage.vllm_adapter.model_infos import write_model_infos
+from omni_stage.vllm_adapter.checks.model_infos import write_model_infos
 
 
 def list_architectures() -> frozenset[str]:

@@ -2,18 +2,16 @@
 
 By where it runs::
 
-    front end    core, async_llm, inproc, output_processor, env        the engine as the stage server sees it
-                 engine_properties                                     what both kinds of cores show of it
-    scheduler    scheduler, diffusion_scheduler, diffusion_admission   which requests make up a step
-    worker       ar_worker, ar_runner, input_rows                      autoregressive: rows in
-                 ar_publish, ar_output, capture                        autoregressive: rows out, acting on tokens
-                 diffusion_worker, diffusion_runner, diffusion_output  one shot: one step is one generation
-                 cpu_workers                                           their siblings on CPUs, never beside a GPU
-                 weight_check                                          a checkpoint's tensors against a model
-                 device_failure                                        is a failure the request's or the device's
-    between      scheduler_output (scheduler to worker), packing and start_errors (worker to front end)
-    models       hooks (what a model class may do around a step), model_hooks (which ones it has)
-    settings     config (of the runner), select (names of the worker and scheduler classes)
+    front end    core/        the engine as the stage server sees it: one interface, its own process or this one
+                 process/     the engine's process: environment, template, its end
+    scheduler    scheduling/  which requests make up a step, and what the workers get of them
+    worker       ar/          autoregressive stages: rows in, rows out, acting on sampled tokens
+                 diffusion/   one-shot stages, their scheduler included: one step is one generation
+                 worker/      what both runners share
+                 cpu_workers  their siblings on CPUs, never beside a GPU
+    start-up     checks/      image, GPU driver, the checkpoint's tensors against a model
+    between      packing and start_errors (worker to front end), hooks (what a model class may do around a step)
+    settings     select       names of the worker and scheduler classes
 
 vLLM gets the classes by name (`select`) and builds them itself: no module of vLLM is patched, no object's class is
 exchanged. This package imports nothing when it is imported.

@@ -3,7 +3,7 @@
 `vllm.v1.worker.cpu.shm`, which vLLM's CPU worker imports first, puts placeholders in place of torch.cuda's streams and
 events, `torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d`, in the whole process. With a GPU
 nothing works after that: graphs cannot be captured, tensors stay on the host. So these classes are not in the modules
-of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports, image_check).
+of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports, checks/image.py).
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
@@ -18,10 +18,11 @@ from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip - first, as vLLM'
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from omni_stage.vllm_adapter.ar_runner import OmniARRunnerMixin
-from omni_stage.vllm_adapter.ar_worker import ComparesWithEager, check_runner_version
-from omni_stage.vllm_adapter.diffusion_runner import GPUDiffusionModelRunner
-from omni_stage.vllm_adapter.diffusion_worker import warm_up
+from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
+from omni_stage.vllm_adapter.ar.worker import ComparesWithEager
+from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.diffusion.worker import warm_up
+from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
 class CPUARModelRunner(OmniARRunnerMixin, CPUModelRunner):

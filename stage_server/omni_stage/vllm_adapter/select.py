@@ -16,15 +16,15 @@ Device = Literal["cpu", "cuda"]
 _PACKAGE = "omni_stage.vllm_adapter"
 _WORKERS: dict[tuple[str, str], str] = {
     ("autoregressive", "cpu"): f"{_PACKAGE}.cpu_workers.CPUARWorker",
-    ("autoregressive", "cuda"): f"{_PACKAGE}.ar_worker.GPUARWorker",
+    ("autoregressive", "cuda"): f"{_PACKAGE}.ar.worker.GPUARWorker",
     ("diffusion", "cpu"): f"{_PACKAGE}.cpu_workers.CPUDiffusionWorker",
-    ("diffusion", "cuda"): f"{_PACKAGE}.diffusion_worker.GPUDiffusionWorker",
+    ("diffusion", "cuda"): f"{_PACKAGE}.diffusion.worker.GPUDiffusionWorker",
 }
 _SCHEDULERS: dict[tuple[str, bool], str] = {
-    ("autoregressive", False): f"{_PACKAGE}.scheduler.OmniScheduler",
-    ("autoregressive", True): f"{_PACKAGE}.scheduler.OmniAsyncScheduler",
+    ("autoregressive", False): f"{_PACKAGE}.scheduling.scheduler.OmniScheduler",
+    ("autoregressive", True): f"{_PACKAGE}.scheduling.scheduler.OmniAsyncScheduler",
     # A diffusion request is one step: there is no sampled token whose copy the next step could overlap.
-    ("diffusion", False): f"{_PACKAGE}.diffusion_scheduler.DiffusionScheduler",
+    ("diffusion", False): f"{_PACKAGE}.diffusion.scheduler.DiffusionScheduler",
 }
 
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from omni_proto.stage.v1 import sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import EdgeAssembler, TensorSpec
-from omni_stage.engine.sampling import check_stage_sampling, resolve_sampling
+from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import Component, TakesMedia
+from omni_stage.models.component import ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.planning import MediaRules
 from omni_stage.service.request import modalities
 from omni_stage.service.request.modalities import plan_modalities
 from omni_stage.service.request.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.request.reply_form import bound_reply, check_reply_form
 from omni_stage.service.request.sampling import check_sampling_names, sampling_from_proto
 
 _ENCODINGS = frozenset(
@@ -71,7 +72,7 @@ class RequestPlan:
 def plan_request(
     start: stage_service_pb2.Start,
     config: StageConfig,
-    component: Component,
+    component: ServedComponent,
     max_model_len: int,
     prompt_embeds: TensorSpec | None = None,
 ) -> RequestPlan:
@@ -79,13 +80,17 @@ def plan_request(
 
     Raises OmniStageError with the path of the wrong field; touches nothing.
     """
+    plan = plan_modalities(config, start.modalities)
+    check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
     _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)
     if start.HasField("seed") and start.seed > MAX_SEED:
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
     sampling = _resolve(start, config, component)
-    plan = plan_modalities(config, start.modalities)
+    if prompt is not None and prompt.reply is not None:
+        # As long as the reply can be, whatever would be sampled.
+        sampling = sampling.model_copy(update={"max_tokens": bound_reply(prompt.reply, max_model_len)})
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
     prompt_rows = prompt.max_prompt_tokens if prompt else max((h.max_rows for h in start.tensors.tensors), default=0)
@@ -111,7 +116,7 @@ def plan_request(
     )
 
 
-def media_rules(config: StageConfig, component: Component, max_model_len: int) -> MediaRules | None:
+def media_rules(config: StageConfig, component: ServedComponent, max_model_len: int) -> MediaRules | None:
     """The limits for media; None if its model takes none."""
     if not isinstance(component, TakesMedia):
         return None
@@ -177,7 +182,7 @@ def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
 def _plan_input(
     start: stage_service_pb2.Start,
     config: StageConfig,
-    component: Component,
+    component: ServedComponent,
     max_model_len: int,
     prompt_embeds: TensorSpec | None,
 ) -> tuple[PromptPlan | None, EdgeAssembler | None]:
@@ -196,7 +201,7 @@ def _plan_input(
     return None, check_edge(start, config.input.source, component.input_schema)
 
 
-def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Component) -> SamplingDefaults:
+def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: ServedComponent) -> SamplingDefaults:
     path = f"start.sampling[{config.stage}]"
     own = start.sampling.get(config.stage) if config.stage in start.sampling else None
     sampling = resolve_sampling(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 from functools import cache
 
+from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
+from omni_stage.models.component import KnowsVoices
 from omni_stage.service.request import modalities
 from omni_stage.service.request.admission import Admission
 
@@ -61,6 +63,19 @@ def describe_stage(
             max_media_bytes=config.limits.max_media_bytes,
             max_message_bytes=config.limits.max_message_bytes,
         ),
-        voices=component.voices,
+        voices=component.known_voices if isinstance(component, KnowsVoices) else component.voices,
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
+        text=_describe_text(config, component.facts),
+        pipeline_outputs=modalities.to_proto(modalities.declared(config)),
+    )
+
+
+def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_pb2.TextAbilities | None:
+    if config.input is not None or not facts.writes_text:
+        return None
+    return stage_service_pb2.TextAbilities(
+        given_reply=facts.takes_reply,
+        structured_output=facts.structures_text,
+        tool_call_parser=config.engine_args.tool_call_parser or "",
+        reasoning_parser=config.engine_args.reasoning_parser or "",
     )

@@ -14,9 +14,13 @@ from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape, check_
 from omni_stage.models.qwen2_5_omni.tiny.tokenizer import make_processor
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPEAKER_BOS_TOKENS
 from omni_stage.models.shared.quiet import quiet_transformers
+from omni_stage.models.shared.tiny.shards import write_json, write_shards
+from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 
 _SHARD_BYTES = 1_000_000
 """Small enough for several shards, as large checkpoints have."""
+_UNSTORED_BYTES = 96
+"""By how much the index counts too much. Any number: nobody may rely on it."""
 
 
 def write_tiny_checkpoint(
@@ -44,11 +48,11 @@ def write_tiny_checkpoint(
     tokenizer = processor.tokenizer
     speakers = _make_speakers(tokenizer, model.config.token2wav_config.dit_config, seed)
     weights.fill_weights(model, seed)
-    weights.make_text_legible(model.thinker, _legible_token_ids(tokenizer))
+    weights.make_text_legible(model.thinker, legible_token_ids(tokenizer))
     weights.silence_unused_codes(model.talker, sizes.sound_codes)
     weights.make_audible(model.token2wav, speakers["Chelsie"], sizes.sound_codes, seed)
-    release.write_shards(directory, release.release_weights(model), _SHARD_BYTES)
-    release.write_json(directory / "config.json", release.release_config(values, dtype))
+    write_shards(directory, release.release_weights(model), _SHARD_BYTES, unstored_bytes=_UNSTORED_BYTES)
+    write_json(directory / "config.json", release.release_config(values, dtype))
     release.write_generation_config(directory)
     with quiet_transformers():
         release.write_processor(directory, processor)
@@ -70,14 +74,3 @@ def _make_speakers(tokenizer: Any, dit_config: Any, seed: int) -> dict[str, dict
         name: weights.make_speaker(tokenizer.convert_tokens_to_ids(token), dit_config, generator)
         for name, token in SPEAKER_BOS_TOKENS.items()
     }
-
-
-def _legible_token_ids(tokenizer: Any) -> set[int]:
-    """Tokens that read as a word or a mark on their own, and the two that end a text."""
-    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-    legible = {
-        token_id
-        for token_id in range(len(tokenizer))
-        if token_id not in special and (text := tokenizer.decode([token_id])) and text.isascii() and text.isprintable()
-    }
-    return legible | {tokenizer.eos_token_id}

@@ -12,26 +12,23 @@ Written by an older transformers than ours, so that what loads ours also loads t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+
+from omni_stage.models.shared.tiny.shards import old_rope, write_json
 
 TRANSFORMERS_VERSION: Final = "4.50.0.dev0"
 """What the published files say."""
 ROTARY_TABLE: Final = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
 """A buffer that the published shards hold, and transformers 5 computes."""
-_INDEX = "model.safetensors.index.json"
 _SOUND_SETTINGS = (
     *("chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples", "nb_max_frames", "padding_side"),
     *("padding_value", "return_attention_mask", "sampling_rate"),
 )
 _IMAGE_SETTINGS = ("image_mean", "image_std", "merge_size", "patch_size", "temporal_patch_size")
-_UNSTORED_BYTES = 96
-"""By how much the index counts too much. Any number: nobody may rely on it."""
 
 
 def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
@@ -43,11 +40,11 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "architectures": ["Qwen2OmniNaViTThinkerForConditionalGeneration"],
         "model_type": "qwen2_5_omni_thinker",
         "torch_dtype": dtype,
-        "text_config": {"model_type": "qwen2_5_omni_text", **_old_rope(thinker["text_config"])},
+        "text_config": {"model_type": "qwen2_5_omni_text", **old_rope(thinker["text_config"])},
         "audio_config": {"model_type": "qwen2_5_omni_audio_encoder", **thinker["audio_config"]},
         "vision_config": {"model_type": "qwen2_5_omni_vision_encoder", **thinker["vision_config"]},
     }
-    talker = _old_rope(talker) | {
+    talker = old_rope(talker) | {
         "architectures": ["Qwen2OmniTalkerForConditionalGeneration"],
         "model_type": "qwen2_5_omni_talker",
         "torch_dtype": dtype,
@@ -77,11 +74,6 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         "transformers_version": TRANSFORMERS_VERSION,
     }
-
-
-def write_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Write the values as JSON with two blanks of indentation, in their order, as the published files are."""
-    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def write_generation_config(directory: Path) -> None:
@@ -118,35 +110,3 @@ def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             if name.startswith(f"{part}."):
                 yield name, tensor.to(dtype).contiguous()
     yield ROTARY_TABLE, model.token2wav.code2wav_dit_model.rotary_embed.inv_freq.float().contiguous()
-
-
-def write_shards(directory: Path, weights: Iterator[tuple[str, torch.Tensor]], shard_bytes: int) -> None:
-    """Write the weights, in their order, into shards of about shard_bytes, and the index. Shards of before go."""
-    for old in directory.glob("model-*-of-*.safetensors"):
-        old.unlink()
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = total = 0
-    for name, tensor in weights:
-        if size and size + tensor.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        # A copy: safetensors refuses tensors that share memory.
-        shards[-1][name] = tensor.clone()
-        size += tensor.nbytes
-        total += tensor.nbytes
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = directory / f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, file)
-        # safetensors writes for its user only; a pod's user is another.
-        file.chmod(0o644)
-        weight_map |= dict.fromkeys(shard, file.name)
-    index = {"metadata": {"total_size": total + _UNSTORED_BYTES}, "weight_map": dict(sorted(weight_map.items()))}
-    write_json(directory / _INDEX, index)
-
-
-def _old_rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    rope = dict(values["rope_parameters"])
-    theta = rope.pop("rope_theta")
-    kept = {name: value for name, value in values.items() if name != "rope_parameters"}
-    return kept | {"rope_scaling": {**rope, "type": rope["rope_type"]}, "rope_theta": theta}

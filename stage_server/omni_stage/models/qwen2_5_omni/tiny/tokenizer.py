@@ -1,10 +1,10 @@
-"""Trains the tiny checkpoint's byte-level BPE tokenizer and makes its processor."""
+"""Makes the tiny checkpoint's processor."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5OmniProcessor,
@@ -13,46 +13,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE, CORPUS, END_OF_TEXT, PADDING, SPECIAL_TOKENS
-
-_SPLIT = "|".join(
-    (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    )
-)
-"""Words with their leading blank, digits one by one, runs of punctuation and of blanks: what merges may not cross."""
-
-
-def train_tokenizer(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
-
-    Where the corpus runs out of merges, the ids up to the special tokens are left to filler tokens.
-    """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    first_special = vocab_size - len(SPECIAL_TOKENS)
-    trainer = trainers.BpeTrainer(
-        vocab_size=first_special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        special_tokens=[],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    filler = [f"<|extra_{index}|>" for index in range(first_special - tokenizer.get_vocab_size())]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*filler, *SPECIAL_TOKENS)])
-    return tokenizer
+from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE, END_OF_TEXT, PADDING, SPECIAL_TOKENS
+from omni_stage.models.shared.tiny.tokenizer import train_tokenizer
 
 
 def make_processor(vocab_size: int) -> Any:
@@ -60,7 +22,7 @@ def make_processor(vocab_size: int) -> Any:
 
     Images are scaled to at most 64 tokens and sounds cut at 30 seconds, so that prompts stay short.
     """
-    return wrap_tokenizer(train_tokenizer(vocab_size))
+    return wrap_tokenizer(train_tokenizer(vocab_size, SPECIAL_TOKENS))
 
 
 def wrap_tokenizer(core: Tokenizer) -> Any:

@@ -1,4 +1,4 @@
-"""The tiny checkpoint's words: special tokens, chat template, and the text that its tokenizer is trained on."""
+"""The tiny checkpoint's words: special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -62,25 +62,3 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 """Chat messages to the model's prompt, in the form of the real model's template."""
-
-CORPUS = (
-    "system user assistant You are a helpful assistant.",
-    "The sea is calm tonight and the moon stands over the harbour.",
-    "A ship leaves in the morning with salt, wool and letters for the islands.",
-    "People on the shore watch until the last white sail is gone.",
-    "What do you see in this picture? What do you hear in this recording?",
-    "I hear a voice that reads a short story about rain, rivers and bridges.",
-    "Tell me what the weather is like, how far the road goes, and when the train arrives.",
-    "The road goes through the hills, past the mill and the old stone bridge, to the town.",
-    "Bread, water, fire and light: small words that every language has.",
-    "When the wind turns, the birds turn with it and fly along the coast.",
-    "Read the sentence slowly, then say it again with a clear and quiet voice.",
-    "Three stages work together: one thinks, one talks, one makes the sound.",
-    "Hello and good morning. Thank you, and good night.",
-    "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve.",
-    "It was late in the year; the leaves were red and the fields were empty.",
-    "She opened the window and listened to the street, the bells and the market.",
-    "Where does the river start? It starts in the mountains, under the snow.",
-    "He wrote the numbers down, counted them twice, and closed the book.",
-)
-"""English sentences, written for this file."""

@@ -1,0 +1,265 @@
+"""OmniEngineArgs and OmniModelConfig: from a StageConfig and its component to the arguments of vLLM's engine.
+
+A closed list on both sides: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and a component may
+set only what `OmniEngineArgs` has a field for. Worker, scheduler, remote code and paths are never a user's choice.
+Pure but for `load_model_config`, which reads the checkpoint's config.json. vLLM is not imported here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omni_proto.pipeline.components import EngineKind, refuse_engine_args, refuse_timeouts
+from omni_proto.stage_config import EngineArgs, StageConfig
+from omni_stage.engine.arguments.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.component import Component
+
+CPU_KV_CACHE_BYTES = 512 << 20
+"""Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class OmniModelConfig:
+    """What the engine layer reads of a checkpoint's config.json, validated."""
+
+    path: Path
+    model_type: str
+    architectures: tuple[str, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    """The whole config.json."""
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint says it is, for messages."""
+        return ", ".join(self.architectures) or self.model_type
+
+
+def load_model_config(path: Path) -> OmniModelConfig:
+    """Read config.json of the checkpoint directory.
+
+    Raises ConfigurationError (field "model.path"): no such directory, no config.json, not JSON, no model_type, weights
+    that this process may not read.
+    """
+    file = path / "config.json"
+    if not path.is_dir():
+        raise _bad_checkpoint(f"model.path {path} is not a directory; fetch the checkpoint or correct the path")
+    if not file.is_file():
+        raise _bad_checkpoint(
+            f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it"
+        )
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise _bad_checkpoint(
+            f"{file} cannot be read as JSON ({type(error).__name__}); fetch the checkpoint again"
+        ) from error
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise _bad_checkpoint(f"{file} names no model_type; it is no model configuration")
+    architectures = data.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
+        raise _bad_checkpoint(f"{file}: architectures must be a list of names")
+    # safetensors reports such a file as missing, from within the engine's process.
+    for weights in sorted(path.glob("*.safetensors")):
+        if not os.access(weights, os.R_OK):
+            raise _bad_checkpoint(
+                f"{weights} is a link to nowhere, or user {os.getuid()} may not read it; mount what it points to, or "
+                "let that user read it (chmod a+r)"
+            )
+    return OmniModelConfig(path, data["model_type"], tuple(architectures), data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OmniEngineArgs:
+    """Every argument of vLLM's AsyncEngineArgs that a stage sets. None leaves vLLM's default."""
+
+    model: str
+    kind: EngineKind
+    # The component's.
+    tokenizer: str | None = None
+    skip_tokenizer_init: bool | None = None
+    hf_overrides: Any = None
+    hf_config_path: str | None = None
+    generation_config: str | None = None
+    language_model_only: bool | None = None
+    limit_mm_per_prompt: Mapping[str, int] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None
+    additional_config: Mapping[str, Any] = field(default_factory=dict)
+    # The user's, with the component's as default.
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    mm_processor_cache_gb: float = 0.0
+    """GiB of processed media kept by the engine's process (vLLM 0.32: 4 by default, in none of our budgets)."""
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    enable_prompt_embeds: bool | None = None
+    load_format: str | None = None
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    async_scheduling: bool | None = None
+    scheduling_policy: str = "priority"
+    """Requests of one priority keep the order in which they came, as under vLLM's default, "fcfs"."""
+
+    @property
+    def captures_rows(self) -> bool:
+        """Whether the runner captures hidden rows (additional_config, see vllm_adapter)."""
+        omni = self.additional_config.get("omni", {})
+        return isinstance(omni, Mapping) and omni.get("capture_rows") is True
+
+    def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
+        """Keyword arguments of vLLM's AsyncEngineArgs."""
+        kwargs = {
+            name: value
+            for name in (item.name for item in dataclasses.fields(self))
+            if name != "kind" and (value := getattr(self, name)) is not None
+        }
+        kwargs["runner"] = "pooling" if self.kind.is_one_shot else "generate"
+        return kwargs | {
+            "worker_cls": worker_cls,
+            "scheduler_cls": scheduler_cls,
+            "trust_remote_code": False,
+            "use_tqdm_on_load": False,
+        }
+
+
+def build_engine_args(
+    config: StageConfig, component: Component, *, on_cpu: bool, byte_budget: int | None = None
+) -> OmniEngineArgs:
+    """Lay the user's engineArgs over the component's arguments and apply what the stage's kind demands.
+
+    `byte_budget`: what the stage may hold where limits.maxInflightBytes does not say; None bounds no payload by it.
+
+    Raises ConfigurationError naming the field and the remedy.
+    """
+    component_args = _component_args(component)
+    chosen: dict[str, Any] = {"model": config.model.path, **component_args, **_user_args(config.engine_args)}
+    chosen["tensor_parallel_size"] = config.tensor_parallel_size
+    chosen.setdefault("load_format", "safetensors")
+    # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
+    chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
+    if on_cpu:
+        # Compiling takes a C++ compiler and a minute, for little: a CPU's steps are not bound by launching kernels.
+        chosen.setdefault("enforce_eager", True)
+    if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
+        chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
+    byte_budget = config.limits.max_inflight_bytes or byte_budget
+    if byte_budget is not None:
+        additional = chosen.get("additional_config", {})
+        chosen["additional_config"] = {PAYLOAD_LIMITS: payload_limits(byte_budget), **additional}
+    args = OmniEngineArgs(kind=component.facts.kind, **chosen)
+    _check(config, args, component, component_args)
+    if component.facts.kind.is_one_shot:
+        return _with_diffusion(args, config, component, component_args, byte_budget)
+    if args.captures_rows:
+        # A cached prefix is not computed, so its rows would be missing.
+        return dataclasses.replace(args, enable_prefix_caching=False)
+    return args
+
+
+_COMPONENT_FIELDS = frozenset(item.name for item in dataclasses.fields(OmniEngineArgs)) - {
+    "kind",
+    "tensor_parallel_size",
+    "enable_prompt_embeds",
+    "scheduling_policy",
+}
+
+
+def _component_args(component: Component) -> dict[str, Any]:
+    given, facts = component.engine_kwargs(), component.facts
+    runner = given.pop("runner", None)
+    expected = "pooling" if component.facts.kind.is_one_shot else "generate"
+    if runner not in (None, "auto", expected):
+        raise ConfigurationError(
+            f"component {facts.id} requests runner {runner!r}, but a stage of kind {facts.kind.value} "
+            f"runs with {expected!r}",
+            field="component",
+        )
+    unknown = sorted(given.keys() - _COMPONENT_FIELDS)
+    if unknown:
+        raise ConfigurationError(
+            f"component {component.facts.id} sets engine arguments that a component may not set: {', '.join(unknown)}",
+            field="component",
+        )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _user_args(args: EngineArgs) -> dict[str, Any]:
+    given = args.model_dump(exclude_none=True)
+    mib = given.pop("kv_cache_memory_mib", None)
+    if mib is not None:
+        given["kv_cache_memory_bytes"] = mib << 20
+    cache_mib = given.pop("mm_processor_cache_mib", None)
+    if cache_mib is not None:
+        given["mm_processor_cache_gb"] = cache_mib / 1024
+    return given
+
+
+def _with_diffusion(
+    args: OmniEngineArgs,
+    config: StageConfig,
+    component: Component,
+    component_args: Mapping[str, Any],
+    byte_budget: int | None,
+) -> OmniEngineArgs:
+    """What a diffusion stage says otherwise: its own scheduler bounds a step, and its model captures its own graphs."""
+    queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
+    settings = diffusion_settings(
+        args.additional_config.get(DIFFUSION_SETTINGS, {}),
+        config.engine_args,
+        max_num_seqs=args.max_num_seqs,
+        queue_timeout_s=queue_timeout_s,
+        byte_budget=byte_budget,
+    )
+    # vLLM's own bound must let the longest request through, which runs alone if it is over the scheduler's.
+    tokens = (args.max_num_batched_tokens, component_args.get("max_num_batched_tokens"), args.max_model_len)
+    return dataclasses.replace(
+        args,
+        # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
+        enable_prefix_caching=False,
+        enforce_eager=component_args.get("enforce_eager"),
+        max_num_batched_tokens=max((count for count in tokens if count is not None), default=None),
+        additional_config={**args.additional_config, DIFFUSION_SETTINGS: settings},
+    )
+
+
+def _check(config: StageConfig, args: OmniEngineArgs, component: Component, component_args: Mapping[str, Any]) -> None:
+    user, facts = config.engine_args, component.facts
+    for objection in refuse_engine_args(facts, user, is_read=bool(config.downstream) or args.captures_rows):
+        raise _bad_argument(objection.field, objection.why, objection.remedy)
+    for objection in refuse_timeouts(facts, config.timeouts):
+        path = f"timeouts.{objection.alias}"
+        raise ConfigurationError(f"{path}: {objection.why}; {objection.remedy}", field=path)
+    if user.enforce_eager is False and component_args.get("enforce_eager") and not args.kind.is_one_shot:
+        raise _bad_argument("enforce_eager", "this component runs without CUDA graphs", "leave it out")
+    if (
+        not args.kind.is_one_shot
+        and args.max_num_batched_tokens is not None
+        and args.max_num_seqs is not None
+        and args.max_num_batched_tokens < args.max_num_seqs
+    ):
+        raise _bad_argument(
+            "max_num_batched_tokens",
+            f"{args.max_num_batched_tokens} is below maxNumSeqs ({args.max_num_seqs})",
+            "raise it",
+        )
+
+
+def _bad_argument(name: str, problem: str, remedy: str) -> ConfigurationError:
+    alias = EngineArgs.model_fields[name].alias or name
+    return ConfigurationError(f"engineArgs.{alias}: {problem}; {remedy}", field=f"engineArgs.{alias}")
+
+
+def _bad_checkpoint(message: str) -> ConfigurationError:
+    return ConfigurationError(message, field="model.path")

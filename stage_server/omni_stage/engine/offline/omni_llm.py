@@ -1,0 +1,244 @@
+"""OmniLLM: a whole pipeline offline, every stage's engine in this process.
+
+It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
+processors as the stage servers do; only gRPC is missing. Edges are Full: a stage starts when its input is complete.
+Stages that read the same one run side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+
+from omni_proto.pipeline import OmniPipeline, stages_for_outputs
+from omni_proto.stage_config import Modality, StageConfig
+from omni_stage.engine.offline.inputs import (
+    Prompt,
+    StageSampling,
+    check_edges,
+    compile_offline,
+    pair_sampling,
+    parse_prompt,
+    parse_sampling,
+    read_pipeline,
+)
+from omni_stage.engine.offline.stage_llm import StageLLM, StageResult
+from omni_stage.errors import InvalidRequestError, OmniStageError
+from omni_stage.models.component import EdgeInput, UserPrompt
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class OmniResult:
+    """What a pipeline made of one prompt."""
+
+    stages: Mapping[str, StageResult]
+    """By stage name, in the order of the graph; stages that nobody needed are absent."""
+    text: str = ""
+    """Of the stages that return text."""
+    audio: torch.Tensor | None = None
+    """float32 [samples] in [-1, 1]; None if no stage that was called returns audio."""
+    sample_rate_hz: int = 0
+
+
+class AsyncOmniLLM:
+    """A pipeline offline, for asyncio. `await start()` first, `await shutdown()` at the end, on one event loop."""
+
+    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
+        """Read and check everything; nothing is loaded before `start`.
+
+        pipeline: an OmniPipeline or the path of its file. model_dir: the checkpoint's directory, in place of the
+        resource's uri. Raises ConfigurationError, EdgeSchemaMismatchError.
+        """
+        self.pipeline = read_pipeline(pipeline)
+        self.configs = compile_offline(self.pipeline, model_dir)
+        self._stages = {config.stage: StageLLM(config) for config in self.configs}
+        components = {name: stage.engine.component for name, stage in self._stages.items()}
+        check_edges(self.configs, components)
+        limit = min(config.limits.max_concurrent_requests for config in self.configs)
+        self._slots = asyncio.Semaphore(limit)
+
+    async def start(self) -> None:
+        """Load every stage's model, one after another. Raises ConfigurationError, EngineDeadStageError."""
+        try:
+            for stage in self._stages.values():
+                await stage.start()
+        except BaseException:
+            await self.shutdown()
+            raise
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: StageSampling | None = None,
+        *,
+        seed: int | None = None,
+        modalities: Sequence[Modality | str] = (),
+        voice: str = "",
+    ) -> OmniResult:
+        """Run one prompt through the pipeline; many may run at once.
+
+        sampling: by stage name. seed: of every stage that has none of its own. modalities: what is wanted, all that
+        the pipeline declares by default; stages that nobody needs are not called. Raises OmniStageError; a note on it
+        names the stage.
+        """
+        source = parse_prompt(prompt)
+        chosen = parse_sampling(sampling, list(self._stages))
+        needed = self._needed_stages(modalities)
+        speaks = [name for name in needed if self._stages[name].engine.component.voices]
+        if voice and not speaks:
+            raise InvalidRequestError("no stage of this request speaks; leave the voice out", field="voice")
+        results: dict[str, StageResult] = {}
+
+        async def run(config: StageConfig, stage_source: UserPrompt | EdgeInput) -> None:
+            name = config.stage
+            readers = [edge.stage for edge in config.downstream if edge.stage in needed]
+            try:
+                results[name] = await self._stages[name].generate(
+                    stage_source,
+                    chosen.get(name),
+                    seed=seed,
+                    voice=voice if name in speaks else "",
+                    want_tensors=bool(readers),
+                )
+            except OmniStageError as error:
+                error.add_note(f"in stage {name}")
+                raise
+            edge_input = EdgeInput(self._published(name, results[name])) if readers else None
+            if edge_input is not None:
+                # Side by side; the first that fails ends the others.
+                await _gather(run(self._stages[reader].config, edge_input) for reader in readers)
+
+        async with self._slots:
+            await run(self.configs[0], source)
+        return self._result(needed, results)
+
+    async def shutdown(self) -> None:
+        """Free every model. Idempotent."""
+        for stage in self._stages.values():
+            await stage.shutdown()
+
+    def _needed_stages(self, modalities: Sequence[Modality | str]) -> list[str]:
+        try:
+            outputs = [Modality(item) for item in modalities]
+            return [stage.name for stage in stages_for_outputs(self.pipeline, outputs)]
+        except ValueError as error:
+            raise InvalidRequestError(str(error), field="modalities") from error
+
+    def _published(self, name: str, result: StageResult) -> dict[str, torch.Tensor]:
+        """The stage's tensors, with an empty one for each of its schema that got no row."""
+        schema = self._stages[name].engine.component.output_schema
+        if schema is None:
+            return dict(result.tensors)
+        missing = (spec for spec in schema.tensors if spec.name not in result.tensors)
+        empty = {spec.name: torch.empty((0, *spec.row_shape), dtype=getattr(torch, spec.dtype)) for spec in missing}
+        return {**result.tensors, **empty}
+
+    def _result(self, needed: Sequence[str], results: Mapping[str, StageResult]) -> OmniResult:
+        ordered = {name: results[name] for name in needed}
+        declared = {config.stage: config.outputs for config in self.configs}
+        text = "".join(result.text for name, result in ordered.items() if Modality.TEXT in declared[name])
+        spoken = [result for name, result in ordered.items() if Modality.AUDIO in declared[name]]
+        audio = next((result for result in spoken if result.audio is not None), None)
+        if audio is None:
+            return OmniResult(ordered, text)
+        return OmniResult(ordered, text, audio.audio, audio.sample_rate_hz)
+
+
+class OmniLLM:
+    """A pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
+
+    Loads on construction; a context manager. Its event loop runs in a thread of its own.
+    """
+
+    def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
+        """Read, check and load the pipeline; see AsyncOmniLLM. Raises OmniStageError."""
+        self._llm = AsyncOmniLLM(pipeline, model_dir=model_dir)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="omni-llm", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._llm.start())
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    @property
+    def configs(self) -> Sequence[StageConfig]:
+        """The stages, in the order of the graph."""
+        return self._llm.configs
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        sampling: StageSampling | Sequence[StageSampling | None] | None = None,
+        *,
+        seed: int | None = None,
+        modalities: Sequence[Modality | str] = (),
+        voice: str = "",
+    ) -> list[OmniResult]:
+        """Run a batch; results come in the order of the prompts.
+
+        sampling: by stage name, for all prompts, or one such mapping a prompt. Raises OmniStageError of the first
+        prompt that fails; the others are aborted.
+        """
+        if not self._thread.is_alive():
+            raise InvalidRequestError("this OmniLLM was shut down; make a new one")
+        batch = [prompts] if isinstance(prompts, str) else list(prompts)
+        samplings = pair_sampling(batch, sampling)
+
+        async def run_all() -> list[OmniResult]:
+            calls = (
+                self._llm.generate(prompt, chosen, seed=seed, modalities=modalities, voice=voice)
+                for prompt, chosen in zip(batch, samplings, strict=True)
+            )
+            return await _gather(calls)
+
+        return self._run(run_all())
+
+    def shutdown(self) -> None:
+        """Free every model and end the thread. Idempotent."""
+        if self._thread.is_alive():
+            self._run(self._llm.shutdown())
+            self._stop_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results in order; on the first failure the others are cancelled and awaited."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

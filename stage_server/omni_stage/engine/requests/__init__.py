@@ -1,0 +1,1 @@
+"""One request, from what a caller says to what vLLM takes: checks, sampling, parts. Pure."""

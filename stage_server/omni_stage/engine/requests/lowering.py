@@ -1,0 +1,74 @@
+"""From a stage's request to what vLLM takes: one place for whole requests and for those that come in parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import PoolingParams, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from omni_stage.engine.requests.given_reply import check_room
+from omni_stage.engine.requests.part_plan import PlannedPart
+from omni_stage.engine.requests.request import EngineTraits, OmniEngineCoreRequest
+from omni_stage.engine.requests.sampling import lower_sampling
+from omni_stage.models.component import Component, StageInput, StageRequest
+from omni_stage.vllm_adapter.core.interface import CorePart, Params
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lowering:
+    """How requests of one started engine are lowered."""
+
+    component: Component
+    traits: EngineTraits
+    generation_defaults: Mapping[str, Any]
+    captures_rows: bool
+    """Whether the runner captures hidden rows."""
+
+    def params(self, request: StageRequest, prepared: StageInput) -> Params:
+        """vLLM's parameters of the whole request."""
+        if self.component.facts.kind.is_one_shot:
+            return PoolingParams()
+        return self.sampling_params(request, prepared)
+
+    def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
+        """The same, of an autoregressive request; max_tokens is set where the prompt's length is known."""
+        if prepared.reply is not None:
+            check_room(prepared, self.traits.max_model_len)
+            return SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, max_tokens=1, detokenize=False)
+        token_ids = prepared.prompt.get("prompt_token_ids")
+        # Placeholders of media grow in the engine, so the length is not known here.
+        has_media = bool(prepared.prompt.get("multi_modal_data"))
+        prompt_len = None if token_ids is None or has_media else len(token_ids)
+        if prepared.prompt_embeds is not None:
+            prompt_len = prepared.prompt_embeds.shape[0]
+        return lower_sampling(
+            request.sampling,
+            generation_defaults=self.generation_defaults,
+            max_model_len=self.traits.max_model_len,
+            prompt_len=prompt_len,
+            writes_text=self.component.facts.writes_text,
+            stop_token_ids=prepared.stop_token_ids,
+        )
+
+    def lower(
+        self, request: StageRequest, prepared: StageInput, params: Params, *, streamed: bool = False
+    ) -> tuple[dict[str, Any], Params]:
+        """vLLM's prompt and parameters. Raises InvalidRequestError and its kin."""
+        lowered = OmniEngineCoreRequest.from_stage_input(
+            request.request_id,
+            prepared,
+            params,
+            want_rows=request.want_tensors and self.captures_rows,
+            cache_salt=request.cache_salt,
+        )
+        return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
+
+    def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
+        """One part of a request whose parameters are these. Raises InvalidRequestError and its kin."""
+        own = params.clone()
+        own.max_tokens = part.max_tokens
+        prompt, lowered = self.lower(request, part.input, own, streamed=True)
+        return CorePart(prompt, lowered, part.last)

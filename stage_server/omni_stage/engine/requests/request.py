@@ -1,0 +1,311 @@
+"""OmniEngineCoreRequest: one request to an engine, validated, and lowered to what vLLM takes.
+
+vLLM's own EngineCoreRequest cannot be extended: its decoder in the engine's process knows one fixed type, and Request
+drops further fields. So this is a plain object on our side of the engine; `lower` gives vLLM's prompt and parameters,
+with the payload as bytes in the parameters' free field, which vLLM carries to the scheduler and the worker as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import torch
+from vllm.inputs import TokensPrompt
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
+
+from omni_stage.engine.requests.conflicts import Feature, check_conflicts
+from omni_stage.errors import (
+    InvalidRequestError,
+    InvalidTensorError,
+    NonFiniteTensorError,
+    PromptTooLongError,
+    RequestTooLargeError,
+)
+from omni_stage.models.component import StageInput
+from omni_stage.payloads import (
+    DEFAULT_LIMITS,
+    OMNI_PAYLOAD_KEY,
+    OMNI_ROWS_KEY,
+    AdditionalInformationPayload,
+    PayloadLimits,
+    PromptEmbedsPayload,
+)
+
+PLACEHOLDER_PROMPT: Final = (0,)
+"""Prompt of a diffusion request that has none: scheduling needs one token, the model never looks at it."""
+
+_PROMPT_KEYS: Final = frozenset(
+    {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "additional_information"}
+)
+
+
+class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-arg]  # vLLM counts as untyped
+    """vLLM's TokensPrompt with what rides along to the engine's process.
+
+    For code that makes an OmniEngineCoreRequest by itself. Our own stages do not use it: their components hand over
+    prompt and payload side by side, in a StageInput.
+    """
+
+    additional_information: AdditionalInformationPayload
+    """Tensors and lists for the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """What validation must know of the engine."""
+
+    max_model_len: int
+    """Longest sequence in tokens, prompt and output together."""
+    vocab_size: int | None = None
+    """Token ids are below this; None skips the check."""
+    hidden_size: int | None = None
+    """Of the model's embeddings; None refuses prompt embeddings."""
+    embeds_dtype: torch.dtype | None = None
+    """What prompt embeddings are cast to; None leaves them as they came."""
+    stream_fed: bool = False
+    """Whether the request's input comes in parts."""
+    limits: PayloadLimits = DEFAULT_LIMITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OmniEngineCoreRequest:
+    """One request to an engine. `validate` checks it against the engine, `lower` gives what vLLM takes."""
+
+    request_id: str
+    prompt: Mapping[str, Any]
+    """A vLLM prompt of `prompt_token_ids`, or of `prompt` text, and `multi_modal_data`."""
+    sampling_params: SamplingParams | None = None
+    pooling_params: PoolingParams | None = None
+    prompt_embeds: PromptEmbedsPayload | None = None
+    """In place of token ids."""
+    additional_information: AdditionalInformationPayload | None = None
+    suppress_token_ids: Sequence[int] = field(default=())
+    """Token ids that must not be sampled."""
+    stop_token_ids: Sequence[int] = field(default=())
+    """Token ids that end the output, beside those of sampling_params."""
+    repeat_limit: int | None = None
+    """Times in a row that one token may be written, at least 2."""
+    want_rows: bool = False
+    """Whether the runner shall return the rows that it captures."""
+    cache_salt: str = ""
+    """Separates the prefix cache of this request from that of other salts; empty: the cache without a salt."""
+
+    @classmethod
+    def from_stage_input(
+        cls,
+        request_id: str,
+        prepared: StageInput,
+        params: SamplingParams | PoolingParams,
+        *,
+        want_rows: bool = False,
+        cache_salt: str = "",
+    ) -> OmniEngineCoreRequest:
+        """Make the request of what a component prepared."""
+        is_sampling = isinstance(params, SamplingParams)
+        return cls(
+            request_id=request_id,
+            prompt=prepared.prompt,
+            sampling_params=params if is_sampling else None,
+            pooling_params=None if is_sampling else params,
+            prompt_embeds=prepared.prompt_embeds,
+            additional_information=prepared.additional_information,
+            suppress_token_ids=prepared.suppress_token_ids,
+            stop_token_ids=prepared.stop_token_ids,
+            repeat_limit=prepared.repeat_limit,
+            want_rows=want_rows,
+            cache_salt=cache_salt,
+        )
+
+    def validate(self, traits: EngineTraits) -> None:
+        """Refuse what the engine cannot run, or what would end it.
+
+        Raises InvalidRequestError, InvalidTensorError, NonFiniteTensorError, PromptTooLongError, RequestTooLargeError.
+        """
+        self._check_form()
+        self._check_prompt(traits)
+        self._check_token_ids("suppress_token_ids", self.suppress_token_ids, traits)
+        self._check_token_ids("stop_token_ids", self.stop_token_ids, traits)
+        self._check_payload(traits)
+        check_conflicts(self.features(traits))
+
+    def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
+        """Validate, then give vLLM's prompt and parameters. Neither is shared with this request's own.
+
+        Raises what `validate` raises.
+        """
+        self.validate(traits)
+        prompt = {name: value for name, value in self.prompt.items() if name != "additional_information"}
+        if self.prompt_embeds is not None:
+            prompt = {"prompt_embeds": _cast_embeds(self.prompt_embeds.to_tensor(), traits.embeds_dtype)}
+        elif self.pooling_params is not None and not prompt.get("prompt_token_ids"):
+            prompt["prompt_token_ids"] = list(PLACEHOLDER_PROMPT)
+        elif "prompt_token_ids" in prompt:
+            # A list of its own: vLLM's output processor and scheduler both extend the one they are given.
+            prompt["prompt_token_ids"] = list(prompt["prompt_token_ids"])
+        if self.cache_salt:
+            prompt["cache_salt"] = self.cache_salt
+        extra = self._build_extra()
+        if self.pooling_params is not None:
+            pooling = self.pooling_params.clone()
+            pooling.extra_kwargs = extra or None
+            return prompt, pooling
+        if self.sampling_params is None:
+            raise InvalidRequestError("a request needs sampling_params or pooling_params", field="params")
+        sampling = self.sampling_params.clone()
+        if self.stop_token_ids:
+            stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
+            # Made again: the parameters derive further fields from their stop tokens when they are made.
+            sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
+        if self.repeat_limit is not None:
+            sampling.repetition_detection = RepetitionDetectionParams(
+                max_pattern_size=1, min_pattern_size=1, min_count=self.repeat_limit
+            )
+        sampling.extra_args = extra or None
+        if self.suppress_token_ids:
+            banned = dict.fromkeys(self.suppress_token_ids, float("-inf"))
+            sampling.logit_bias = {**(sampling.logit_bias or {}), **banned}
+        return prompt, sampling
+
+    def features(self, traits: EngineTraits) -> set[Feature]:
+        """What the request and its engine use, as far as combinations matter."""
+        sampling = self.sampling_params
+        uses = {
+            Feature.PROMPT_EMBEDS: self.prompt_embeds is not None,
+            Feature.MULTIMODAL: bool(self.prompt.get("multi_modal_data")),
+            Feature.POOLING: self.pooling_params is not None,
+            Feature.CAPTURED_ROWS: self.want_rows,
+            Feature.STREAM_FED: traits.stream_fed,
+        }
+        if sampling is not None:
+            output_penalties = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+            uses |= {
+                Feature.PENALTIES: output_penalties or sampling.repetition_penalty != 1,
+                Feature.OUTPUT_PENALTIES: output_penalties,
+                Feature.MULTIPLE_SAMPLES: sampling.n != 1,
+                Feature.MIN_TOKENS: sampling.min_tokens > 0,
+                Feature.STOP_STRINGS: bool(sampling.stop),
+                Feature.PROMPT_LOGPROBS: sampling.prompt_logprobs is not None,
+            }
+        return {feature for feature, used in uses.items() if used}
+
+    def _check_form(self) -> None:
+        if not self.request_id:
+            raise InvalidRequestError("request_id must not be empty", field="request_id")
+        if (self.sampling_params is None) == (self.pooling_params is None):
+            raise InvalidRequestError("exactly one of sampling_params and pooling_params must be set", field="params")
+        if unknown := sorted(set(self.prompt) - _PROMPT_KEYS):
+            raise InvalidRequestError(
+                f"the prompt has {len(unknown)} unknown keys; known are {', '.join(sorted(_PROMPT_KEYS))}",
+                field="prompt",
+            )
+        params = self.sampling_params if self.sampling_params is not None else self.pooling_params
+        # vLLM reads handles of KV transfers and cache controls from here: nothing that a caller could have set passes.
+        if getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None):
+            raise InvalidRequestError(
+                "extra_args and extra_kwargs belong to the stage; leave them out", field="extra_args"
+            )
+
+    def _check_prompt(self, traits: EngineTraits) -> None:
+        token_ids, text = self.prompt.get("prompt_token_ids"), self.prompt.get("prompt")
+        if self.prompt_embeds is not None:
+            if token_ids is not None or text is not None:
+                raise InvalidRequestError("prompt_embeds take the place of text and token ids", field="prompt_embeds")
+            self._check_embeds(self.prompt_embeds, traits)
+        elif "prompt_embeds" in self.prompt:
+            raise InvalidRequestError(
+                "embeddings go into the request as a PromptEmbedsPayload, not into the prompt", field="prompt_embeds"
+            )
+        elif token_ids is not None:
+            self._check_token_ids("prompt_token_ids", token_ids, traits)
+            self._check_length(len(token_ids), "prompt_token_ids", traits)
+        elif text is None and self.pooling_params is None:
+            raise InvalidRequestError("the prompt needs text, token ids or embeddings", field="prompt")
+
+    def _check_embeds(self, embeds: PromptEmbedsPayload, traits: EngineTraits) -> None:
+        if traits.hidden_size is None:
+            raise InvalidRequestError("this stage does not take prompt embeddings", field="prompt_embeds")
+        embeds.check(traits.limits)
+        rows, hidden_size = embeds.shape
+        if hidden_size != traits.hidden_size:
+            raise InvalidTensorError(
+                f"prompt_embeds: rows have {hidden_size} values, the model takes {traits.hidden_size}",
+                field="prompt_embeds",
+                limit=traits.hidden_size,
+            )
+        self._check_length(rows, "prompt_embeds", traits)
+
+    def _check_length(self, tokens: int, name: str, traits: EngineTraits) -> None:
+        if tokens == 0 and self.pooling_params is None:
+            raise InvalidRequestError(f"{name} must not be empty", field=name)
+        # An autoregressive request needs room for one token of output.
+        most = traits.max_model_len - (0 if self.pooling_params is not None else 1)
+        if tokens > most:
+            raise PromptTooLongError(
+                f"{name}: {tokens} tokens, at most {most} fit; shorten the prompt", field=name, limit=f"{most} tokens"
+            )
+
+    @staticmethod
+    def _check_token_ids(name: str, token_ids: Sequence[int], traits: EngineTraits) -> None:
+        end = traits.vocab_size if traits.vocab_size is not None else 1 << 31
+        for token_id in token_ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < end:
+                raise InvalidRequestError(
+                    f"{name}: every id must be an integer of 0 to {end - 1}", field=name, limit=end
+                )
+
+    def _check_payload(self, traits: EngineTraits) -> None:
+        payload = self._payload()
+        if payload is None:
+            return
+        most = traits.limits.max_payload_bytes
+        if payload.nbytes > most:
+            raise RequestTooLargeError(
+                f"additional_information: {payload.nbytes} bytes, at most {most} are allowed; shorten the input",
+                field="additional_information",
+                limit=f"{most} bytes",
+            )
+        payload.check(traits.limits)
+
+    def _payload(self) -> AdditionalInformationPayload | None:
+        inner = self.prompt.get("additional_information")
+        if inner is None:
+            return self.additional_information
+        if self.additional_information is not None:
+            raise InvalidRequestError(
+                "additional_information is set in the request and in its prompt; set it once",
+                field="additional_information",
+            )
+        if not isinstance(inner, AdditionalInformationPayload):
+            raise InvalidRequestError(
+                "additional_information of the prompt must be an AdditionalInformationPayload",
+                field="additional_information",
+            )
+        return inner
+
+    def _build_extra(self) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        payload = self._payload()
+        if payload is not None:
+            extra[OMNI_PAYLOAD_KEY] = payload.to_bytes()
+        if self.want_rows:
+            extra[OMNI_ROWS_KEY] = True
+        return extra
+
+
+def _cast_embeds(embeds: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The embeddings as the engine holds them. Raises NonFiniteTensorError where a value is beyond its dtype."""
+    if dtype is None or embeds.dtype == dtype:
+        return embeds
+    cast = embeds.to(dtype)
+    if dtype == torch.float16 and not bool(torch.isfinite(cast).all()):
+        raise NonFiniteTensorError(
+            "prompt_embeds: a value is beyond float16, the engine's dtype; scale the embeddings, or set "
+            "engineArgs.dtype to bfloat16",
+            field="prompt_embeds",
+            limit="65504",
+        )
+    return cast

@@ -1,0 +1,249 @@
+"""What the components need to know of a Qwen3-Omni checkpoint: token ids, sizes, speakers. Reads config.json alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from transformers import Qwen3OmniMoeConfig
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.shared.config_file import find_dtype, one_line, read_config
+from omni_stage.models.shared.quiet import quiet_transformers
+
+DEFAULT_VOICE: Final = "ethan"
+EMBEDDING: Final = "thinker.model.embed_tokens.weight"
+_MODEL_TYPE: Final = "qwen3_omni_moe"
+_PARTS: Final = {
+    "thinker_config": ("text_config", "audio_config", "vision_config"),
+    "talker_config": ("text_config", "code_predictor_config"),
+    "code2wav_config": (),
+}
+"""What config.json must hold: for a part that is not there transformers takes sizes of some other model."""
+_SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
+"""Which a checkpoint without speech, such as Thinking, leaves out."""
+_UNSOUNDED_IDS: Final = 1024
+"""Last ids of the talker's vocabulary that are no sound: transformers' generate() suppresses as many, but the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Token ids of the thinker's vocabulary."""
+
+    message_start: int
+    """<|im_start|>"""
+    message_end: int
+    """<|im_end|>: ends a message, and so the thinker's reply."""
+    user: int
+    assistant: int
+    speech_start: int
+    """tts_bos: stands before the first text that the talker speaks."""
+    speech_end: int
+    """tts_eos: stands behind the last."""
+    speech_padding: int
+    """tts_pad"""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecTokens:
+    """Token ids of the talker's vocabulary."""
+
+    padding: int
+    start: int
+    end: int
+    no_think: int
+    think_start: int
+    think_end: int
+    vocab_size: int
+    speakers: Mapping[str, int]
+    """By name in lower case, the default first."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Every id that config.json names."""
+        named = (self.padding, self.start, self.end, self.no_think, self.think_start, self.think_end)
+        return frozenset((*named, *self.speakers.values()))
+
+    @property
+    def never_sampled(self) -> range:
+        """Ids that are not sampled, the end of the stream apart."""
+        return range(self.vocab_size - _UNSOUNDED_IDS, self.vocab_size)
+
+    @property
+    def placeholders(self) -> tuple[int, int]:
+        """Two ids that mean nothing: they stand in our prompts for "text here" and "a medium's hidden state here".
+
+        Of those that are never sampled, so that no repetition penalty on them touches a sound.
+        """
+        free = (token for token in reversed(self.never_sampled) if token not in self.special_ids)
+        return next(free), next(free)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechFacts:
+    """What a checkpoint says of its talker and code2wav."""
+
+    codec: CodecTokens
+    groups: int
+    """Codes of a frame: the talker's own and those of its code predictor."""
+    codebook_size: int
+    """Codes are below this."""
+    accept_hidden_layer: int
+    """The thinker's layer, counted from the embeddings as 0, whose hidden states the talker reads of media."""
+    talker_positions: int
+    """Positions that the talker's rotary embedding is made for."""
+    frame_samples: int
+    """Samples of a frame: 1,920 in the published model, 80 ms."""
+    lookahead_samples: int
+    """Samples at the end of the sound that would need a further frame: 555 in the published model."""
+    max_frames: int
+    """Most frames of one sound: positions of code2wav's rotary embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class OmniCheckpoint:
+    """The facts of one checkpoint."""
+
+    path: Path
+    dtype: str
+    """Of the weights, and of rows between thinker and talker: bfloat16, float16 or float32."""
+    hidden_size: int
+    """Of the thinker."""
+    vocab_size: int
+    """Of the thinker."""
+    placeholder_ids: tuple[int, int, int]
+    """Token ids that stand for audio, images and video in prompts."""
+    text: TextTokens
+    speech: SpeechFacts | None
+    """None of a checkpoint that only writes."""
+
+
+def read_checkpoint(path: str | Path) -> OmniCheckpoint:
+    """Read the checkpoint at path. Raises ConfigurationError if it is missing or no Qwen3-Omni checkpoint."""
+    directory = Path(path)
+    raw = read_config(directory)
+    speaks = raw.get("enable_audio_output", True) is not False
+    config = _parse_config(directory, raw, speaks=speaks)
+    thinker = config.thinker_config
+    return OmniCheckpoint(
+        path=directory,
+        dtype=find_dtype((raw, raw["thinker_config"], raw["thinker_config"]["text_config"])),
+        hidden_size=thinker.text_config.hidden_size,
+        vocab_size=thinker.text_config.vocab_size,
+        placeholder_ids=(thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id),
+        text=TextTokens(
+            message_start=config.im_start_token_id,
+            message_end=config.im_end_token_id,
+            user=config.user_token_id,
+            assistant=config.assistant_token_id,
+            speech_start=config.tts_bos_token_id,
+            speech_end=config.tts_eos_token_id,
+            speech_padding=config.tts_pad_token_id,
+        ),
+        speech=_speech_facts(directory, config) if speaks else None,
+    )
+
+
+def read_speaking_checkpoint(path: str | Path) -> tuple[OmniCheckpoint, SpeechFacts]:
+    """The same of a checkpoint that has talker and code2wav. Raises ConfigurationError if it has none."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint.speech is None:
+        raise ConfigurationError(
+            f"the checkpoint at model.path {checkpoint.path} only writes (enable_audio_output is false): it has "
+            "neither talker nor code2wav; take an Instruct checkpoint, or leave these stages out",
+            field="model.path",
+        )
+    return checkpoint, checkpoint.speech
+
+
+def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
+    file, talker, code2wav = directory / "config.json", config.talker_config, config.code2wav_config
+    text = talker.text_config
+    if talker.thinker_hidden_size != config.thinker_config.text_config.hidden_size:
+        raise ConfigurationError(
+            f"{file}: talker_config.thinker_hidden_size ({talker.thinker_hidden_size}) must equal the thinker's "
+            f"hidden_size ({config.thinker_config.text_config.hidden_size})",
+            field="model.path",
+        )
+    groups = {talker.num_code_groups, talker.code_predictor_config.num_code_groups, code2wav.num_quantizers}
+    if len(groups) != 1:
+        raise ConfigurationError(
+            f"{file}: num_code_groups of talker_config and code_predictor_config and num_quantizers of "
+            "code2wav_config must be equal",
+            field="model.path",
+        )
+    if not talker.speaker_id:
+        raise ConfigurationError(f"{file}: talker_config.speaker_id names no speaker", field="model.path")
+    if not 0 <= talker.accept_hidden_layer <= config.thinker_config.text_config.num_hidden_layers:
+        raise ConfigurationError(
+            f"{file}: talker_config.accept_hidden_layer is no layer of the thinker",
+            field="model.path",
+            limit=config.thinker_config.text_config.num_hidden_layers,
+        )
+    speakers = {str(name).lower(): int(token) for name, token in talker.speaker_id.items()}
+    ordered = dict(sorted(speakers.items(), key=lambda item: item[0] != DEFAULT_VOICE))
+    codec = CodecTokens(
+        padding=talker.codec_pad_id,
+        start=talker.codec_bos_id,
+        end=talker.codec_eos_token_id,
+        no_think=talker.codec_nothink_id,
+        think_start=talker.codec_think_bos_id,
+        think_end=talker.codec_think_eos_id,
+        vocab_size=text.vocab_size,
+        speakers=MappingProxyType(ordered),
+    )
+    if code2wav.codebook_size > codec.never_sampled.start:
+        raise ConfigurationError(
+            f"{file}: code2wav_config.codebook_size must be at most {codec.never_sampled.start}, the ids that the "
+            "talker can say",
+            field="model.path",
+            limit=codec.never_sampled.start,
+        )
+    return SpeechFacts(
+        codec=codec,
+        groups=groups.pop(),
+        codebook_size=code2wav.codebook_size,
+        accept_hidden_layer=talker.accept_hidden_layer,
+        talker_positions=text.max_position_embeddings,
+        frame_samples=math.prod((*code2wav.upsample_rates, *code2wav.upsampling_ratios)),
+        lookahead_samples=count_lookahead(code2wav.upsample_rates),
+        max_frames=code2wav.max_position_embeddings,
+    )
+
+
+def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
+    """Samples at the end of a sound that a further frame would complete.
+
+    Each of the decoder's transposed convolutions, of kernel 2r and stride r, gives the r values of one input only with
+    the next input, so N inputs give (N - 1) r outputs.
+    """
+    missing = 0
+    for rate in rates:
+        missing = (missing + 1) * rate
+    return missing
+
+
+def _parse_config(directory: Path, raw: Mapping[str, Any], *, speaks: bool) -> Qwen3OmniMoeConfig:
+    """The configuration as transformers reads it. Raises ConfigurationError naming the field."""
+    file = directory / "config.json"
+    if raw.get("model_type") != _MODEL_TYPE:
+        raise ConfigurationError(
+            f"{file} is not a Qwen3-Omni configuration: its model_type is not {_MODEL_TYPE}", field="model.path"
+        )
+    for part, inner in _PARTS.items():
+        if part in _SPEECH_PARTS and not speaks:
+            continue
+        for where, values in ((part, raw), *((f"{part}.{name}", raw.get(part)) for name in inner)):
+            if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
+                raise ConfigurationError(
+                    f"{file} is not a Qwen3-Omni configuration: {where} is missing", field="model.path"
+                )
+    try:
+        with quiet_transformers():
+            return Qwen3OmniMoeConfig.from_dict(dict(raw))
+    except Exception as error:  # its validation raises several classes, of huggingface_hub too
+        raise ConfigurationError(f"{file}: {one_line(error)}", field="model.path") from error

@@ -1,0 +1,170 @@
+"""The files of a published Qwen3-Omni checkpoint in the form in which they were released.
+
+- config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`.
+- The experts are stored one by one, all in bfloat16; transformers 5 fuses them when it loads.
+- vocab.json, merges.txt and tokenizer_config.json, and no tokenizer.json.
+- preprocessor_config.json without `chunk_length`, chat_template.json.
+- generation_config.json has the talker's values and nothing for the thinker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from tokenizers import Tokenizer
+
+from omni_stage.models.qwen3_omni.tiny.vocabulary import (
+    CHAT_TEMPLATE,
+    END_OF_TEXT,
+    PADDING,
+    PROCESSOR_TOKENS,
+)
+from omni_stage.models.shared.tiny.shards import old_rope, write_json
+
+TRANSFORMERS_VERSION: Final = "4.57.0.dev0"
+"""What the published config.json says."""
+_MODEL_TYPES: Final = {
+    "thinker_config": "qwen3_omni_moe_thinker",
+    "talker_config": "qwen3_omni_moe_talker",
+}
+_EXPERTS: Final = "mlp.experts."
+
+
+def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """config.json in the release's form, of the arguments of Qwen3OmniMoeConfig. `dtype`: what it names."""
+    thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
+    thinker |= {
+        "dtype": dtype,
+        "text_config": {"model_type": "qwen3_omni_moe_text", **old_rope(thinker["text_config"])},
+        "audio_config": {"model_type": "qwen3_omni_moe_audio_encoder", **thinker["audio_config"]},
+        "vision_config": {"model_type": "qwen3_omni_moe_vision_encoder", **thinker["vision_config"]},
+    }
+    predictor = dict(talker["code_predictor_config"])
+    theta = predictor.pop("rope_parameters")["rope_theta"]
+    talker |= {
+        "text_config": old_rope(talker["text_config"]),
+        "code_predictor_config": {
+            "model_type": "qwen3_omni_moe_talker_code_predictor",
+            **predictor,
+            "rope_scaling": None,
+            "rope_theta": theta,
+        },
+    }
+    code2wav = dict(values["code2wav_config"])
+    code2wav["rope_theta"] = code2wav.pop("rope_parameters")["rope_theta"]
+    rest = {name: value for name, value in values.items() if not name.endswith("_config")}
+    return {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        **rest,
+        "code2wav_config": {"model_type": "", **code2wav},
+        "dtype": dtype,
+        "model_type": "qwen3_omni_moe",
+        "talker_config": {"model_type": _MODEL_TYPES["talker_config"], **talker},
+        "thinker_config": {"model_type": _MODEL_TYPES["thinker_config"], **thinker},
+        "transformers_version": TRANSFORMERS_VERSION,
+    }
+
+
+def write_generation_config(directory: Path) -> None:
+    """generation_config.json, equal to the published one."""
+    write_json(
+        directory / "generation_config.json",
+        {
+            "talker_max_new_tokens": 4096,
+            "talker_repetition_penalty": 1.05,
+            "talker_temperature": 0.9,
+            "talker_top_k": 50,
+            "talker_top_p": 1.0,
+        },
+    )
+
+
+def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
+    """vocab.json, merges.txt, tokenizer_config.json and chat_template.json of a byte-level BPE tokenizer."""
+    state = json.loads(tokenizer.to_str())
+    added = {item["content"]: item["id"] for item in state["added_tokens"]}
+    vocab = {token: token_id for token, token_id in state["model"]["vocab"].items() if token not in added}
+    write_json(directory / "vocab.json", vocab)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in state["model"]["merges"]]
+    (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    fixed = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    write_json(
+        directory / "tokenizer_config.json",
+        {
+            "add_bos_token": False,
+            "add_prefix_space": False,
+            "added_tokens_decoder": {
+                str(token_id): {"content": token, **fixed, "special": True} for token, token_id in added.items()
+            },
+            **PROCESSOR_TOKENS,
+            "bos_token": None,
+            "clean_up_tokenization_spaces": False,
+            "eos_token": END_OF_TEXT,
+            "errors": "replace",
+            "extra_special_tokens": PROCESSOR_TOKENS,
+            "model_max_length": 131_072,
+            "pad_token": PADDING,
+            "split_special_tokens": False,
+            "tokenizer_class": "Qwen2Tokenizer",
+            "unk_token": None,
+        },
+    )
+    write_json(directory / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+
+
+def write_preprocessor_config(directory: Path, *, max_pixels: int, min_pixels: int) -> None:
+    """preprocessor_config.json with the published values, but the bounds of images."""
+    thirds = [0.5, 0.5, 0.5]
+    write_json(
+        directory / "preprocessor_config.json",
+        {
+            "dither": 0.0,
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "feature_size": 128,
+            "hop_length": 160,
+            "image_mean": thirds,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "image_std": thirds,
+            "max_pixels": max_pixels,
+            "merge_size": 2,
+            "min_pixels": min_pixels,
+            "n_fft": 400,
+            "n_samples": 4_800_000,
+            "nb_max_frames": 30_000,
+            "padding_side": "right",
+            "padding_value": 0.0,
+            "patch_size": 16,
+            "processor_class": "Qwen3OmniMoeProcessor",
+            "return_attention_mask": True,
+            "sampling_rate": 16_000,
+            "temporal_patch_size": 2,
+        },
+    )
+
+
+def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and bfloat16 tensors as the shards hold them: thinker, talker, code2wav, each expert by itself."""
+    state = model.state_dict()
+    for part in ("thinker", "talker", "code2wav"):
+        for name, tensor in state.items():
+            if name.startswith(f"{part}."):
+                for own, value in _release_tensor(name, tensor):
+                    yield own, value.to(torch.bfloat16).contiguous()
+
+
+def _release_tensor(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    layer, fused, projection = name.partition(_EXPERTS)
+    if not fused:
+        yield name, tensor
+        return
+    for index, expert in enumerate(tensor):
+        if projection == "gate_up_proj":
+            gate, up = expert.chunk(2)
+            yield f"{layer}{_EXPERTS}{index}.gate_proj.weight", gate
+            yield f"{layer}{_EXPERTS}{index}.up_proj.weight", up
+        else:
+            yield f"{layer}{_EXPERTS}{index}.{projection}.weight", expert

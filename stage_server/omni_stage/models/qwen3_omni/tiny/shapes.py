@@ -1,0 +1,246 @@
+"""Sizes of the tiny checkpoint, and the model configuration made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen3_omni.tiny.vocabulary import SPECIAL_TOKENS
+
+HEAD_DIM = 32
+"""Smallest head that vLLM's CPU attention kernels take."""
+_CODEC_EXTRA_IDS = 1024
+"""Ids of the talker above the sounds, as many as in the published model: what generate() suppresses."""
+_ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
+
+
+@dataclass(frozen=True, slots=True)
+class TinyShape:
+    """Sizes that may be chosen; the rest follows. Attention heads are 32 wide everywhere."""
+
+    vocab_size: int = 640
+    """Rows of the thinker's embedding: bytes, merges and special tokens."""
+    thinker_heads: int = 4
+    """Query heads of the thinker; its hidden size is 32 times this."""
+    thinker_kv_heads: int = 2
+    thinker_layers: int = 3
+    thinker_experts: int = 4
+    """Of which two work for a token."""
+    accept_hidden_layer: int = 2
+    """Whose hidden states the talker reads of media; above the vision encoder's deep features."""
+    talker_hidden_size: int = 96
+    talker_heads: int = 4
+    talker_kv_heads: int = 2
+    talker_layers: int = 2
+    talker_experts: int = 4
+    """Of which two work for a token, beside the shared one."""
+    predictor_layers: int = 2
+    groups: int = 4
+    """Codes of a frame; 16 in the published models."""
+    sound_codes: int = 64
+    """Codes of a codebook."""
+    encoder_layers: int = 2
+    """Layers of the audio encoder and of the vision encoder."""
+    code2wav_layers: int = 2
+    window: int = 12
+    """Frames that code2wav's attention sees; 72 in the published models."""
+    max_position_embeddings: int = 8192
+
+
+SHAPES: Mapping[str, TinyShape] = MappingProxyType(
+    {
+        "small": TinyShape(),
+        "wide": TinyShape(
+            vocab_size=768,
+            thinker_heads=6,
+            thinker_kv_heads=2,
+            thinker_layers=4,
+            thinker_experts=6,
+            accept_hidden_layer=3,
+            talker_hidden_size=160,
+            talker_heads=6,
+            talker_kv_heads=1,
+            talker_layers=3,
+            talker_experts=6,
+            predictor_layers=3,
+            groups=16,
+            sound_codes=96,
+            code2wav_layers=3,
+            window=20,
+        ),
+    }
+)
+"""Shapes by name. "wide" differs in every size, and has as many code groups as the published models."""
+
+
+def check_shape(shape: TinyShape) -> None:
+    """Refuse sizes that do not fit together. Raises ConfigurationError naming the field."""
+    for heads, kv_heads, name in (
+        (shape.thinker_heads, shape.thinker_kv_heads, "thinker"),
+        (shape.talker_heads, shape.talker_kv_heads, "talker"),
+    ):
+        if kv_heads < 1 or heads % kv_heads:
+            raise ConfigurationError(
+                f"{name}_heads ({heads}) must be a multiple of {name}_kv_heads ({kv_heads})", field=f"{name}_kv_heads"
+            )
+    least = 256 + len(SPECIAL_TOKENS) + 64
+    if shape.vocab_size < least:
+        raise ConfigurationError(f"vocab_size must be at least {least}, got {shape.vocab_size}", field="vocab_size")
+
+
+def config_dict(shape: TinyShape, role_ids: Mapping[str, int]) -> dict[str, Any]:
+    """The configuration of the whole model, as keyword arguments of Qwen3OmniMoeConfig."""
+    first_special = shape.vocab_size - len(SPECIAL_TOKENS)
+    ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
+    media = {
+        "audio_token_id": ids["<|audio_pad|>"],
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "audio_start_token_id": ids["<|audio_start|>"],
+        "audio_end_token_id": ids["<|audio_end|>"],
+        "vision_start_token_id": ids["<|vision_start|>"],
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
+    }
+    return {
+        "enable_audio_output": True,
+        "thinker_config": {
+            **media,
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "user_token_id": role_ids["user"],
+            "audio_config": _audio_config(shape),
+            "vision_config": _vision_config(shape),
+            "text_config": _thinker_text(shape),
+        },
+        "talker_config": {**media, **_talker_config(shape)},
+        "code2wav_config": _code2wav_config(shape),
+        "im_start_token_id": ids["<|im_start|>"],
+        "im_end_token_id": ids["<|im_end|>"],
+        "tts_pad_token_id": ids["<tts_pad>"],
+        "tts_bos_token_id": ids["<tts_text_bos>"],
+        "tts_eos_token_id": ids["<tts_text_eod>"],
+        **{f"{role}_token_id": token_id for role, token_id in role_ids.items()},
+    }
+
+
+def _thinker_text(shape: TinyShape) -> dict[str, Any]:
+    return {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": HEAD_DIM * shape.thinker_heads,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "num_experts": shape.thinker_experts,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "shared_expert_intermediate_size": 0,
+        "num_hidden_layers": shape.thinker_layers,
+        "num_attention_heads": shape.thinker_heads,
+        "num_key_value_heads": shape.thinker_kv_heads,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rope_parameters": {**_ROPE, "mrope_interleaved": True},
+        "tie_word_embeddings": False,
+    }
+
+
+def _talker_config(shape: TinyShape) -> dict[str, Any]:
+    hidden, codes = shape.talker_hidden_size, shape.sound_codes
+    heads = {
+        "num_attention_heads": shape.talker_heads,
+        "num_key_value_heads": shape.talker_kv_heads,
+        "head_dim": HEAD_DIM,
+        "hidden_size": hidden,
+        "max_position_embeddings": shape.max_position_embeddings,
+    }
+    return {
+        "accept_hidden_layer": shape.accept_hidden_layer,
+        "thinker_hidden_size": HEAD_DIM * shape.thinker_heads,
+        "num_code_groups": shape.groups,
+        # As far above the codes as in the published model.
+        "codec_pad_id": codes + 100,
+        "codec_bos_id": codes + 101,
+        "codec_eos_token_id": codes + 102,
+        "codec_nothink_id": codes + 107,
+        "codec_think_bos_id": codes + 108,
+        "codec_think_eos_id": codes + 109,
+        "speaker_id": {"chelsie": codes + 253, "ethan": codes + 254, "aiden": codes + 255},
+        "spatial_merge_size": 2,
+        "text_config": {
+            **heads,
+            "vocab_size": codes + _CODEC_EXTRA_IDS,
+            "intermediate_size": hidden + 32,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 96,
+            "num_experts": shape.talker_experts,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "num_hidden_layers": shape.talker_layers,
+            "rope_parameters": dict(_ROPE),
+        },
+        "code_predictor_config": {
+            **heads,
+            "vocab_size": codes,
+            "intermediate_size": hidden + 64,
+            "num_hidden_layers": shape.predictor_layers,
+            "num_code_groups": shape.groups,
+            "layer_types": ["full_attention"] * shape.predictor_layers,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+        },
+    }
+
+
+def _audio_config(shape: TinyShape) -> dict[str, Any]:
+    return {
+        "num_mel_bins": 128,
+        "encoder_layers": shape.encoder_layers,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "d_model": 64,
+        "max_source_positions": 1500,
+        "n_window": 50,
+        "n_window_infer": 800,
+        "conv_chunksize": 500,
+        "downsample_hidden_size": 32,
+        "output_dim": HEAD_DIM * shape.thinker_heads,
+    }
+
+
+def _vision_config(shape: TinyShape) -> dict[str, Any]:
+    return {
+        "depth": shape.encoder_layers,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "out_hidden_size": HEAD_DIM * shape.thinker_heads,
+        "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0],
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+
+
+def _code2wav_config(shape: TinyShape) -> dict[str, Any]:
+    # The real rates: 1,920 samples a frame, 12.5 frames a second.
+    return {
+        "codebook_size": shape.sound_codes,
+        "num_quantizers": shape.groups,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": shape.code2wav_layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": shape.window,
+        "decoder_dim": 64,
+        "max_position_embeddings": 8000,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }

@@ -1,0 +1,92 @@
+"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and sound are neither constant nor mute."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_PEAK = 0.6
+"""Largest sample of the trial utterance after scaling; full scale is 1."""
+
+
+def fill_weights(model: Any, seed: int) -> None:
+    """Draw every parameter of a Qwen3OmniMoeForConditionalGeneration from one generator, in place.
+
+    Matrices keep the variance of what passes through them; norms are near one, so that a norm left out shows; the
+    scales of code2wav's residual branches are large enough that the branches count.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(_shape_draw(name, parameter, drawn))
+
+
+def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
+    """Zero the output rows of tokens that are no word or end of text, so that greedy replies consist of words."""
+    _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
+
+
+def silence_unused_codes(talker: Any, sound_codes: int) -> None:
+    """Zero the output rows of ids that are neither sound nor the end."""
+    _keep_rows(talker.codec_head.weight, [*range(sound_codes), talker.config.codec_eos_token_id])
+
+
+def make_audible(code2wav: Any, seed: int) -> None:
+    """Scale the last layer so that a trial utterance of random codes peaks at about half scale."""
+    generator = torch.Generator().manual_seed(seed)
+    config = code2wav.config
+    codes = torch.randint(config.codebook_size, (1, config.num_quantizers, 24), generator=generator)
+    last = code2wav.decoder[-1].conv
+    with torch.no_grad():
+        last.bias.zero_()
+        peaks: list[float] = []
+        hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
+        code2wav(codes)
+        hook.remove()
+        last.weight.mul_(_PEAK / max(peaks[0], 1e-9))
+
+
+def _keep_rows(weight: torch.Tensor, rows: list[int]) -> None:
+    with torch.no_grad():
+        keep = torch.zeros(weight.shape[0], 1)
+        keep[rows] = 1.0
+        weight.mul_(keep)
+
+
+def _shape_draw(name: str, parameter: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+    last = name.rpartition(".")[2]
+    if last == "bias":
+        return 0.05 * drawn
+    if last in ("alpha", "beta"):
+        return 0.2 * drawn
+    if last in ("scale", "gamma"):
+        return 0.5 + 0.1 * drawn
+    if parameter.dim() == 1:
+        return 1.0 + 0.05 * drawn  # norms
+    if "embed" in name and "patch_embed" not in name:
+        return (0.7 if "pos_embed" not in name else 0.1) * drawn
+    return drawn * _gain(name) / math.sqrt(_fan_in(name, parameter))
+
+
+def _gain(name: str) -> float:
+    if "lm_head" in name or "codec_head" in name:
+        return 3.0  # clear winners: greedy decoding must not hang on rounding
+    if "mlp.gate.weight" in name:
+        return 2.0  # a router with clear choices
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        return 1.3
+    return 1.2
+
+
+def _fan_in(name: str, parameter: torch.Tensor) -> int:
+    shape = parameter.shape
+    if ".experts." in name:
+        return shape[-1]  # [experts, out, in]
+    if name.startswith("code2wav.") and len(shape) == 3 and ".block.1." in name:
+        return 2 * shape[0]  # a transposed convolution: each output has two taps of every input channel
+    if name.startswith("code2wav.upsample.") and name.endswith(".0.conv.weight"):
+        return shape[0]
+    return max(1, math.prod(shape[1:]))

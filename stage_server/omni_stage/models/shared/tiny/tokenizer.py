@@ -1,0 +1,82 @@
+"""Trains a tiny checkpoint's byte-level BPE tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+_SPLIT = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""Words with their leading blank, digits one by one, runs of punctuation and of blanks: what merges may not cross."""
+
+
+def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
+
+    `corpus`: sentences to learn from beside CORPUS. Where they run out of merges, the ids up to the special tokens are
+    left to filler tokens.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    first_special = vocab_size - len(special_tokens)
+    trainer = trainers.BpeTrainer(
+        vocab_size=first_special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((*CORPUS, *corpus), trainer)
+    filler = [f"<|extra_{index}|>" for index in range(first_special - tokenizer.get_vocab_size())]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*filler, *special_tokens)])
+    return tokenizer
+
+
+def legible_token_ids(tokenizer: Any) -> set[int]:
+    """Tokens that read as a word or a mark on their own, and the one that ends a text."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    legible = {
+        token_id
+        for token_id in range(len(tokenizer))
+        if token_id not in special and (text := tokenizer.decode([token_id])) and text.isascii() and text.isprintable()
+    }
+    return legible | {tokenizer.eos_token_id}
+
+
+CORPUS = (
+    "system user assistant You are a helpful assistant.",
+    "The sea is calm tonight and the moon stands over the harbour.",
+    "A ship leaves in the morning with salt, wool and letters for the islands.",
+    "People on the shore watch until the last white sail is gone.",
+    "What do you see in this picture? What do you hear in this recording?",
+    "I hear a voice that reads a short story about rain, rivers and bridges.",
+    "Tell me what the weather is like, how far the road goes, and when the train arrives.",
+    "The road goes through the hills, past the mill and the old stone bridge, to the town.",
+    "Bread, water, fire and light: small words that every language has.",
+    "When the wind turns, the birds turn with it and fly along the coast.",
+    "Read the sentence slowly, then say it again with a clear and quiet voice.",
+    "Three stages work together: one thinks, one talks, one makes the sound.",
+    "Hello and good morning. Thank you, and good night.",
+    "One, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve.",
+    "It was late in the year; the leaves were red and the fields were empty.",
+    "She opened the window and listened to the street, the bells and the market.",
+    "Where does the river start? It starts in the mountains, under the snow.",
+    "He wrote the numbers down, counted them twice, and closed the book.",
+)
+"""English sentences, written for this file."""

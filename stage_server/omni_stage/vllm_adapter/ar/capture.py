@@ -1,0 +1,229 @@
+"""Rows that leave an autoregressive stage: exactly one per position, in order, whatever the scheduler does.
+
+A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
+request is computed again from its start, so positions come back. The ledger remembers per request the first position
+that has not been captured yet; a span gives only the rows from there on. Rows of prefill chunks wait here until the
+step that samples a token, since vLLM forwards nothing to the front end before that.
+
+The planning part is plain data in, plain data out. `HostCopy` is the only part that touches a device: it lets one
+batched device-to-host copy a step run beside the next step's work.
+
+Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
+refuses both settings beside capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from omni_stage.errors import ModelExecutionError
+from omni_stage.vllm_adapter.worker import host_memory
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSpan:
+    """The positions [start, start + length) of one request, at rows [offset, offset + length) of the step's batch."""
+
+    request_id: str
+    start: int
+    length: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreshRows:
+    """Rows [begin, end) of the step's batch that a request has not given before."""
+
+    request_id: str
+    begin: int
+    end: int
+    position: int = 0
+    """Of the first row, in its request."""
+
+
+def select_rows(
+    fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
+) -> list[FreshRows]:
+    """The rows in the ranges that `select` names, relative to each one's first row. Raises ValueError on others."""
+    selected: list[FreshRows] = []
+    for rows in fresh:
+        reached = 0
+        for begin, end in select(rows):
+            if not reached <= begin <= end <= rows.end - rows.begin:
+                raise ValueError(f"[{begin}, {end}) is no range of {rows.end - rows.begin} positions that follows")
+            reached = end
+            if begin < end:
+                first = rows.begin + begin
+                selected.append(FreshRows(rows.request_id, first, rows.begin + end, rows.position + begin))
+    return selected
+
+
+def compute_spans(
+    request_ids: Sequence[str], num_scheduled_tokens: Mapping[str, int], starts: Mapping[str, int]
+) -> list[ScheduledSpan]:
+    """The spans of a step's batch, in batch order. `starts`: first computed position per request."""
+    spans: list[ScheduledSpan] = []
+    offset = 0
+    for request_id in request_ids:
+        length = num_scheduled_tokens[request_id]
+        spans.append(ScheduledSpan(request_id, starts[request_id], length, offset))
+        offset += length
+    return spans
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ascending ranges with neighbours joined: a batch that is wanted whole becomes one slice."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if merged and merged[-1][1] == begin:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+class HostCopy:
+    """A tensor on its way to the host. `wait` gives it once it has arrived; safe to call from another thread."""
+
+    def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
+        """Start the copy of `source`, which must be a tensor of its own: the model's buffers are reused next step.
+
+        With a stream, the copy runs on it into pinned memory while the caller's stream continues to the next step. On
+        the CPU there is nothing to copy.
+        """
+        self._event: torch.cuda.Event | None = None
+        if stream is None:
+            self._host = source
+            return
+        self._host = host_memory.pinned_empty(source.shape, source.dtype)
+        stream.wait_stream(torch.cuda.current_stream(source.device))
+        with torch.cuda.stream(stream):
+            self._host.copy_(source, non_blocking=True)
+            # The allocator must not hand the source's memory out again before this stream has read it.
+            source.record_stream(stream)
+            # A sleeping wait: a spinning one would keep the driver's lock from the step that is being launched.
+            self._event = torch.cuda.Event(blocking=True)
+            self._event.record(stream)
+
+    def wait(self) -> torch.Tensor:
+        """The tensor on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlice:
+    """Rows [begin, end) of a step's copies."""
+
+    copies: Mapping[str, HostCopy]
+    """By the tensor's name."""
+    begin: int
+    end: int
+
+    def wait(self) -> dict[str, torch.Tensor]:
+        """The rows on the host by name; views of the step's copies."""
+        return {name: copy.wait()[self.begin : self.end] for name, copy in self.copies.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one request sends in one step: rows of this step and those held back from earlier ones, in order."""
+
+    slices: tuple[HostSlice, ...]
+    first: bool
+    """Whether the request has sent nothing before."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """[N, ...] by name, on the host, of their own memory: a view would keep the whole step's copy alive."""
+        pieces = [piece.wait() for piece in self.slices]
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+@dataclass(slots=True)
+class _Progress:
+    next_position: int = 0
+    sent: bool = False
+    held: list[HostSlice] = field(default_factory=list)
+
+
+class CaptureLedger:
+    """Which positions each request has given, and the rows that wait to be sent. One thread changes it."""
+
+    def __init__(self) -> None:
+        self._progress: dict[str, _Progress] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any request wants rows."""
+        return bool(self._progress)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether this request wants rows."""
+        return request_id in self._progress
+
+    def open(self, request_id: str) -> None:
+        """A request that wants rows, from position 0 on. Opening again changes nothing."""
+        self._progress.setdefault(request_id, _Progress())
+
+    def close(self, request_id: str) -> None:
+        """The request has ended: what is held for it is dropped."""
+        self._progress.pop(request_id, None)
+
+    def rewind(self, request_id: str, position: int) -> None:
+        """A resumed streaming session continues at `position`: what was computed behind it was never delivered.
+
+        Position 0 means a session that lost its KV, which says nothing about deliveries.
+        """
+        progress = self._progress.get(request_id)
+        if progress is not None and position > 0 and not progress.held:
+            progress.next_position = min(progress.next_position, position)
+
+    def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
+        """The rows of a step that were not given before, now counted as given; and an error per request with a gap.
+
+        A gap is a span that begins behind the request's next position: the rows between are missing for good. Such a
+        request is closed, its neighbours in the batch continue.
+        """
+        fresh: list[FreshRows] = []
+        gaps: dict[str, ModelExecutionError] = {}
+        for span in spans:
+            progress = self._progress.get(span.request_id)
+            if progress is None:
+                continue
+            known = progress.next_position - span.start
+            if known < 0:
+                self.close(span.request_id)
+                gaps[span.request_id] = ModelExecutionError(
+                    f"rows of positions {progress.next_position} to {span.start - 1} were never computed on this "
+                    "stage; switch prefix caching and KV connectors off",
+                )
+            elif known < span.length:
+                begin, end = span.offset + known, span.offset + span.length
+                fresh.append(FreshRows(span.request_id, begin, end, progress.next_position))
+                progress.next_position = span.start + span.length
+        return fresh, gaps
+
+    def settle(
+        self, fresh: Sequence[FreshRows], copies: Mapping[str, HostCopy], sampling: Iterable[str]
+    ) -> dict[str, Delivery]:
+        """Deliveries of this step: to the requests that sample, what they gave now and before.
+
+        `copies` hold the fresh rows one after another, by name; empty on a rank whose output nobody reads.
+        """
+        offset = 0
+        for rows in fresh:
+            end = offset + rows.end - rows.begin
+            if copies:
+                self._progress[rows.request_id].held.append(HostSlice(copies, offset, end))
+            offset = end
+        deliveries: dict[str, Delivery] = {}
+        for request_id in sampling:
+            progress = self._progress.get(request_id)
+            if progress is not None and progress.held:
+                deliveries[request_id] = Delivery(tuple(progress.held), first=not progress.sent)
+                progress.held.clear()
+                progress.sent = True
+        return deliveries

@@ -1,0 +1,269 @@
+"""Whether compiled code and CUDA graphs compute what the model's own code computes: found out at start-up.
+
+Which kernels a compiler writes for a card, and whether a captured graph reads what the runner wrote, is known only on
+that card. So before a stage serves, the runner rehearses: the same random requests (tokens, and input rows where the
+model takes them) go through real steps, a prefill and decode steps at batch 1, 2 and the largest captured size, once as
+the model is written and once as configured. The stage serves eager if they differ (docs/adr/0018).
+
+The steps are hand-made SchedulerOutputs, as in vLLM's own warm-up of its V2 runner (v1/worker/gpu/warmup.py). No token
+is sampled: every step is a piece of a prompt that never ends, so both ways get the same input whatever they compute.
+
+Private interfaces of vLLM 0.32: `v1.core.sched.output` (SchedulerOutput, NewRequestData, CachedRequestData) and
+`GPUModelRunner.execute_model_state`, `kv_cache_config`, `max_num_tokens`, `max_num_reqs`, `input_batch.vocab_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from vllm import SamplingParams
+from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput
+
+from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+
+if TYPE_CHECKING:
+    from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
+
+TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
+"""Of a batch's hidden states, relative: a few roundings of the dtype in every layer."""
+ROW_SLACK = 4
+"""By how much more than its batch a single row may differ."""
+DECODE_STEPS = 2
+_ROWS_AT_ONCE = 64
+_UNGRAPHED_BATCH = 8
+"""The largest batch where no graph is captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What one step gave for each of its B requests; on the host."""
+
+    name: str
+    hidden: torch.Tensor
+    """[B, H], float32: the hidden state of the last token."""
+    choices: Choices | None
+    """None on a rank that does not compute logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Which tokens a step would choose, and what it thinks of those that another way chose."""
+
+    best: torch.Tensor
+    """[B], int64: the token with the largest logit."""
+    behind: torch.Tensor
+    """[B], float32: how far the other way's token lies behind it, as a share of the range of the logits."""
+
+
+def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
+    """Choices of logits [B, V], where another way chose `chosen` [B] (None: the same). Some rows at a time: V is large.
+
+    Minus infinity, a token that can never be chosen, does not widen the range.
+    """
+    best: list[torch.Tensor] = []
+    behind: list[torch.Tensor] = []
+    for begin in range(0, len(logits), _ROWS_AT_ONCE):
+        rows = logits[begin : begin + _ROWS_AT_ONCE].float()
+        largest, token = rows.max(dim=-1)
+        other = token if chosen is None else chosen[begin : begin + _ROWS_AT_ONCE].to(rows.device)
+        gap = largest - rows.gather(-1, other.unsqueeze(-1)).squeeze(-1)
+        spread = largest - rows.masked_fill(rows.isneginf(), float("inf")).amin(dim=-1)
+        best.append(token.cpu())
+        behind.append((gap / spread.clamp(min=1e-9)).cpu())
+    return Choices(torch.cat(best), torch.cat(behind))
+
+
+def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed], tolerance: float) -> str:
+    """Where the two differ by more than rounding, in words; empty if nowhere. `eager` rated what `configured` chose.
+
+    Hidden states: |configured - eager| <= tolerance * |eager| for each step, and ROW_SLACK times that for each request
+    (Euclidean norms). Tokens: the same, unless eager itself rates the two within `tolerance` of the range of its
+    logits: rounding decides such a tie, and two correct ways may decide it differently.
+    """
+    for one, other in zip(eager, configured, strict=True):
+        if not torch.isfinite(other.hidden).all():
+            return f"{one.name}: hidden states are not finite"
+        difference = (other.hidden - one.hidden).norm(dim=-1)
+        size = one.hidden.norm(dim=-1).clamp(min=1e-9)
+        whole = float(difference.norm() / size.norm())
+        worst = float((difference / size).max())
+        if whole > tolerance or worst > ROW_SLACK * tolerance:
+            return (
+                f"{one.name}: hidden states differ by {whole:.2g} of their size ({worst:.2g} in the worst request); "
+                f"{tolerance:g} is allowed"
+            )
+        if one.choices is not None and other.choices is not None:
+            # Not "greater than": a logit that is not a number compares as false.
+            wrong = ~(one.choices.behind <= tolerance)
+            if wrong.any():
+                return f"{one.name}: {int(wrong.sum())} of {len(wrong)} requests would get another token"
+    return ""
+
+
+def batch_sizes(captured: Iterable[int], most: int) -> list[int]:
+    """1, 2 and the largest size of a captured graph (_UNGRAPHED_BATCH if none is), ascending, none above `most`."""
+    largest = max(captured, default=_UNGRAPHED_BATCH)
+    return sorted({min(size, most) for size in (1, 2, largest)})
+
+
+def is_compiled(config: VllmConfig) -> bool:
+    """Whether the engine is configured to run anything but the model's own code."""
+    compilation = config.compilation_config
+    return compilation.mode != CompilationMode.NONE or compilation.cudagraph_mode != CUDAGraphMode.NONE
+
+
+def check_runner(runner: OmniARRunnerMixin) -> str:
+    """Rehearse on a runner that is ready to serve: how it differs from eager, or "". Every rank takes part."""
+    config = runner.vllm_config
+    if not is_compiled(config):
+        return ""
+    # At most as many requests as there are blocks for: block 0 is vLLM's null block.
+    groups = len(runner.kv_cache_config.kv_cache_groups)
+    blocks = sum(-(-_longest_prompt() // size) for size in _block_sizes(runner))
+    most = min(runner.max_num_reqs, (runner.kv_cache_config.num_blocks - 1) // max(1, blocks)) if groups else 0
+    if most < 1:
+        return ""
+    tolerance = TOLERANCES.get(runner.dtype, TOLERANCES[torch.bfloat16])
+    found = ""
+    for size in batch_sizes(config.compilation_config.cudagraph_capture_sizes or (), most):
+        configured = _rehearse(runner, size)
+        with runner.as_written():
+            eager = _rehearse(
+                runner, size, [None if step.choices is None else step.choices.best for step in configured]
+            )
+        # Every rank goes through all sizes, whatever it has found: the others wait for it in every layer.
+        found = found or find_difference(configured, eager, tolerance)
+    return found
+
+
+def _longest_prompt() -> int:
+    return 8 + DECODE_STEPS + 1
+
+
+def _block_sizes(runner: OmniARRunnerMixin) -> list[int]:
+    return [group.kv_cache_spec.block_size for group in runner.kv_cache_config.kv_cache_groups]
+
+
+@torch.inference_mode()
+def _rehearse(
+    runner: OmniARRunnerMixin, size: int, chosen: Sequence[torch.Tensor | None] | None = None
+) -> list[Rehearsed]:
+    """A prefill of `size` requests, in as many steps as their tokens need, and DECODE_STEPS steps of one token each.
+
+    `chosen`: the tokens to be rated, for each step.
+    """
+    requests = _new_requests(runner, size)
+    prefills = [len(request.prompt_token_ids or ()) - DECODE_STEPS - 1 for request in requests]
+    ids = [request.req_id for request in requests]
+    steps: list[Rehearsed] = []
+
+    def rated() -> torch.Tensor | None:
+        return chosen[len(steps)] if chosen else None
+
+    try:
+        begin = 0
+        while begin < size:
+            end, tokens = begin, 0
+            while end < size and tokens + prefills[end] <= runner.max_num_tokens:
+                tokens += prefills[end]
+                end += 1
+            scheduled = dict(zip(ids[begin:end], prefills[begin:end], strict=True))
+            output = _scheduler_output(scheduled, new=requests[begin:end])
+            steps.append(_run(runner, output, f"prefill of {end - begin}", rated()))
+            begin = end
+        for index in range(DECODE_STEPS):
+            done = [prefill + index for prefill in prefills]
+            output = _scheduler_output(dict.fromkeys(ids, 1), computed=dict(zip(ids, done, strict=True)))
+            steps.append(_run(runner, output, f"decode step {index + 1} of {size}", rated()))
+    finally:
+        runner.execute_model_state = None
+        runner.execute_model(_scheduler_output({}, finished=set(ids)))
+    return steps
+
+
+def _run(
+    runner: OmniARRunnerMixin, scheduler_output: SchedulerOutput, name: str, chosen: torch.Tensor | None
+) -> Rehearsed:
+    runner.execute_model(scheduler_output)
+    state = runner.execute_model_state
+    if state is None:
+        raise RuntimeError("a rehearsed step left no state")
+    # The batch may hold the requests in another order.
+    order = [runner.input_batch.req_ids.index(request_id) for request_id in scheduler_output.num_scheduled_tokens]
+    hidden = state.sample_hidden_states[order].to("cpu", torch.float32)
+    logits = state.logits
+    if logits is not None and order != list(range(len(logits))):
+        logits = logits[order]
+    choices = None if logits is None else rate(logits, chosen)
+    output = runner.sample_tokens(None)
+    if isinstance(output, AsyncModelRunnerOutput):
+        output.get_output()
+    return Rehearsed(name, hidden, choices)
+
+
+def _new_requests(runner: OmniARRunnerMixin, size: int) -> list[NewRequestData]:
+    """The same on every rank and every time. Prompts of 7 to 11 tokens, each with blocks of its own."""
+    generator = torch.Generator().manual_seed(0)
+    vocabulary, row_size = runner.input_batch.vocab_size, runner.input_row_size
+    excluded = set(runner.no_embedding_token_ids)
+    block_sizes = _block_sizes(runner)
+    next_block = 1
+    requests: list[NewRequestData] = []
+    for index in range(size):
+        length = _longest_prompt() - index % 5
+        tokens = torch.randint(vocabulary, (length,), generator=generator).tolist()
+        blocks: list[list[int]] = []
+        for block_size in block_sizes:
+            count = -(-length // block_size)
+            blocks.append(list(range(next_block, next_block + count)))
+            next_block += count
+        request = NewRequestData(
+            req_id=f"rehearsal-{index}",
+            prompt_token_ids=[0 if token in excluded else token for token in tokens],
+            mm_features=[],
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+            pooling_params=None,
+            block_ids=tuple(blocks),
+            num_computed_tokens=0,
+            lora_request=None,
+        )
+        if row_size:
+            rows = torch.randn(length, row_size, generator=generator)
+            payload = AdditionalInformationPayload.from_mapping({INPUT_ROWS: rows})
+            request = OmniNewRequestData.upgrade(request, payload)
+        requests.append(request)
+    return requests
+
+
+def _scheduler_output(
+    scheduled: dict[str, int],
+    new: Sequence[NewRequestData] = (),
+    computed: dict[str, int] | None = None,
+    finished: set[str] | None = None,
+) -> SchedulerOutput:
+    cached = computed or {}
+    return SchedulerOutput(
+        scheduled_new_reqs=list(new),
+        scheduled_cached_reqs=CachedRequestData(
+            req_ids=list(cached),
+            resumed_req_ids=set(),
+            new_token_ids=[],
+            all_token_ids={},
+            new_block_ids=[None] * len(cached),
+            num_computed_tokens=list(cached.values()),
+            num_output_tokens=[0] * len(cached),
+        ),
+        num_scheduled_tokens=scheduled,
+        total_num_scheduled_tokens=sum(scheduled.values()),
+        scheduled_spec_decode_tokens={},
+        scheduled_encoder_inputs={},
+        finished_req_ids=finished or set(),
+        free_encoder_mm_hashes=[],
+    )

@@ -1,0 +1,213 @@
+"""What an autoregressive runner publishes: rows of positions, and what a model makes of sampled tokens.
+
+The half of the runner (runner.py) that hands a step's results to the model's hooks and starts their copies to the host.
+
+Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and why:
+- `GPUModelRunner._sample`: gives the sampled tokens on the device, before anything waits for them.
+- `input_batch.generators`: the seeded generators of a step's requests, by their index.
+- `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
+  computed, for whom, and which requests sample in it. Public hooks for this do not exist.
+- `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows ride on the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.distributed.parallel_state import get_tp_group
+from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+
+from omni_stage.errors import ModelExecutionError, OmniStageError
+from omni_stage.vllm_adapter.ar.capture import (
+    CaptureLedger,
+    FreshRows,
+    HostCopy,
+    HostSlice,
+    compute_spans,
+    merge_ranges,
+    select_rows,
+)
+from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
+from omni_stage.vllm_adapter.hooks import Positions, SampledTokens
+from omni_stage.vllm_adapter.packing import ROWS_NAME
+from omni_stage.vllm_adapter.worker import host_memory
+from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
+from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.worker.gpu_model_runner import ExecuteModelState
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+logger = logging.getLogger(__name__)
+
+
+class PublishingMixin(_Base):
+    """Rows out, for a class derived from vLLM's V1 runner."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Build vLLM's runner, then ours. Raises ConfigurationError."""
+        super().__init__(vllm_config, device)
+        self._omni = OmniRunnerConfig.from_vllm_config(vllm_config)
+        self._hooks = ModelHooks()
+        """The model's, once it is loaded."""
+        self._ledger = CaptureLedger()
+        self._failures: dict[str, OmniStageError] = {}
+        """Requests whose payload or rows are wrong: each gets its error in place of its first output."""
+        self._sampling: ExecuteModelState | None = None
+        """The step that is being sampled."""
+        self._sampled: dict[str, HostSlice] = {}
+
+    @torch.inference_mode()
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        """Sample as vLLM does, and attach rows and errors to `pooler_output` beside the sampled tokens."""
+        state = self.execute_model_state
+        if state is None or not (self._ledger or self._failures):
+            return self._sample_kept(grammar_output)
+        # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
+        step = self._capture(state)
+        self._sampling = state
+        try:
+            output = self._sample_kept(grammar_output)
+        finally:
+            self._sampling = None
+        step = replace(step, sampled=self._sampled)
+        self._sampled = {}
+        if isinstance(output, AsyncModelRunnerOutput):
+            return AsyncRowsOutput(output, step)
+        if isinstance(output, ModelRunnerOutput):
+            step.attach(output)
+        return output
+
+    def _sample(self, logits: torch.Tensor | None, spec_decode_metadata: Any) -> Any:
+        output = super()._sample(logits, spec_decode_metadata)
+        if self._sampling is not None and self._hooks.after_sampling is not None:
+            self._sampled = self._act_after_sampling(output.sampled_token_ids, self._sampling.sample_hidden_states)
+        return output
+
+    def _act_after_sampling(self, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> dict[str, HostSlice]:
+        """Let the model act on this step's tokens [B, 1] that count, and start the copies of what it made of them."""
+        if self._hooks.after_sampling is None:
+            return {}
+        request_ids = self.input_batch.req_ids
+        kept = [index for index, counts in enumerate(self._list_sampling()) if counts]
+        if not kept:
+            return {}
+        tokens = token_ids[: len(request_ids), 0]
+        if len(kept) < len(request_ids):
+            chosen = torch.tensor(kept).to(self.device, non_blocking=True)
+            tokens, hidden_states = tokens[chosen], hidden_states[chosen]
+        names = [request_ids[index] for index in kept]
+        made = self._hooks.after_sampling(SampledTokens(names, tokens, hidden_states[: len(kept)]))
+        copies = self._start_copies(made, len(kept))
+        return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
+
+    def _list_sampling(self) -> list[bool]:
+        """Whether each request of the batch samples in this step. vLLM throws the token of one in its prefill away."""
+        return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
+
+    def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
+        """Sample as vLLM does, without drawing from the seeded generators of requests that stay in their prefill.
+
+        vLLM draws for them too and then rewinds their generators. Generators of the CPU cannot be rewound: a seeded
+        prompt of several steps would end the engine.
+        """
+        generators = self.input_batch.generators
+        hidden = {
+            index: generators.pop(index)
+            for index in np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0].tolist()
+            if index in generators
+        }
+        try:
+            return super().sample_tokens(grammar_output)
+        finally:
+            generators.update(hidden)
+
+    def _capture(self, state: ExecuteModelState) -> StepOutput:
+        """Start this step's copy and decide, from what the host knows already, which requests send what."""
+        scheduler_output = state.scheduler_output
+        request_ids = self.input_batch.req_ids
+        spans = compute_spans(request_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output))
+        fresh, gaps = self._ledger.plan(spans)
+        for request_id, error in gaps.items():
+            self._fail(request_id, error)
+        sampling = [
+            request_id for request_id, samples in zip(request_ids, self._list_sampling(), strict=True) if samples
+        ]
+        fresh = self._select(fresh)
+        copies = self._start_copies(*self._gather(state.hidden_states, fresh)) if fresh else {}
+        deliveries = self._ledger.settle(fresh, copies, sampling)
+        extras = {
+            request_id: self._mrope_of(request_id) for request_id, delivery in deliveries.items() if delivery.first
+        }
+        failures = {
+            request_id: self._failures.pop(request_id) for request_id in sampling if request_id in self._failures
+        }
+        return StepOutput(deliveries, extras, failures)
+
+    def _select(self, fresh: list[FreshRows]) -> list[FreshRows]:
+        """The rows that the model publishes."""
+        select = self._hooks.select_positions
+        if select is None:
+            return fresh if self._hooks.publishes_positions else []
+        return select_rows(
+            fresh,
+            lambda rows: select(rows.position, rows.end - rows.begin, self.requests[rows.request_id].num_prompt_tokens),
+        )
+
+    def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> tuple[Mapping[str, torch.Tensor], int]:
+        """What is published of the fresh rows [n, ...], on the device, in their order; and n."""
+        ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
+
+        def take(values: torch.Tensor) -> torch.Tensor:
+            return torch.cat([values[begin:end] for begin, end in ranges])
+
+        hidden = take(hidden_states)
+        if self._hooks.publish_positions is None:
+            return {ROWS_NAME: hidden}, hidden.shape[0]
+        positions = Positions(take(self.input_ids.gpu), hidden, take)
+        return self._hooks.publish_positions(positions), hidden.shape[0]
+
+    def _start_copies(self, tensors: Mapping[str, torch.Tensor], rows: int) -> dict[str, HostCopy]:
+        """Copies of what a hook gave, on their way to the host. Raises ModelExecutionError on a wrong shape."""
+        for name, tensor in tensors.items():
+            if tensor.shape[:1] != (rows,):
+                raise ModelExecutionError(f"the model gave {name} of shape {list(tensor.shape)} for {rows} rows")
+        if not get_tp_group().is_first_rank:
+            # Only the first rank's output is read; the others took part because an embedding may be sharded.
+            return {}
+        return {name: HostCopy(tensor, self._copy_stream()) for name, tensor in tensors.items()}
+
+    def _copy_stream(self) -> torch.cuda.Stream | None:
+        return self._get_or_create_async_output_copy_stream() if host_memory.copies_overlap(self.device) else None
+
+    def _mrope_of(self, request_id: str) -> dict[str, torch.Tensor]:
+        """The prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""
+        if not self._omni.capture_mrope:
+            return {}
+        request = self.requests[request_id]
+        if request.mrope_positions is None or request.mrope_position_delta is None:
+            return {}
+        positions = request.mrope_positions[:, : request.num_prompt_tokens].t().to(torch.int64).contiguous()
+        return {"mrope_positions": positions, "mrope_delta": torch.tensor([request.mrope_position_delta])}
+
+    def _fail(self, request_id: str, error: OmniStageError) -> None:
+        logger.error("request %s cannot be run: %s", request_id, error)
+        self._ledger.close(request_id)
+        self._failures[request_id] = error
+
+
+def start_positions(scheduler_output: SchedulerOutput) -> dict[str, int]:
+    """The first position that a step computes, per scheduled request."""
+    starts = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
+    cached = scheduler_output.scheduled_cached_reqs
+    starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    return starts

@@ -1,0 +1,180 @@
+"""The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
+
+`OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
+only add it to vLLM's two runners, which differ in how they are built alone. Per step, of which publish.py samples::
+
+    execute_model                                            sample_tokens
+      _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
+      _preprocess      fill the input-row buffer               super()     sample
+      forward, logits                                          _sample     the model acts on sampled tokens
+                                                               attach      rows into pooler_output
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, an empty one too, before the
+  batch is built: the place where requests begin and end.
+- `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
+- `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
+- `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
+- `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
+  and compiled code, for the check at start-up (compiled_check).
+
+The V2 runner has none of these names; `worker.py` refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.forward_context import get_forward_context
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
+from omni_stage.payloads import OMNI_ROWS_KEY
+from omni_stage.vllm_adapter.ar.capture import compute_spans
+from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS, InputRowStore, MropePositions
+from omni_stage.vllm_adapter.ar.publish import PublishingMixin, start_positions
+from omni_stage.vllm_adapter.hooks import SupportsInputRows
+from omni_stage.vllm_adapter.start_errors import reporting_start_errors
+from omni_stage.vllm_adapter.worker.config import check_capture, check_published
+from omni_stage.vllm_adapter.worker.model_hooks import ModelHooks
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+    from omni_stage.payloads import AdditionalInformationPayload
+
+
+class OmniARRunnerMixin(PublishingMixin):
+    """Rows in and rows out, for a class derived from vLLM's V1 runner."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Build vLLM's runner, then ours. Raises ConfigurationError for settings that cannot give correct rows."""
+        super().__init__(vllm_config, device)
+        check_capture(self._omni, vllm_config, uses_mrope=self.uses_mrope)
+        self._mrope: dict[str, MropePositions] = {}
+        self._input_rows: InputRowStore | None = None
+        self._as_written = False
+
+    @property
+    def input_row_size(self) -> int:
+        """Values in an input row; 0 if the model takes none."""
+        return 0 if self._input_rows is None else int(self._input_rows.buffer.shape[1])
+
+    @property
+    def no_embedding_token_ids(self) -> tuple[int, ...]:
+        """Token ids that stand for something else and may have no embedding."""
+        return self._hooks.placeholder_token_ids
+
+    # Eager steps
+
+    @contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Meanwhile steps run the model's own code: no CUDA graph, no compiled code, no padding."""
+        self._as_written = True
+        try:
+            yield
+        finally:
+            self._as_written = False
+
+    def _determine_batch_execution_and_padding(self, *args: Any, **kwargs: Any) -> Any:
+        if self._as_written:
+            kwargs["force_eager"] = True
+        return super()._determine_batch_execution_and_padding(*args, **kwargs)
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._as_written:
+            get_forward_context().skip_compiled = True
+        return super()._model_forward(*args, **kwargs)
+
+    # Rows in
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model and, if it takes input rows, bind it to their buffer. Raises ConfigurationError."""
+        with reporting_start_errors():
+            self._load_model(*args, **kwargs)
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        model = self.get_model()
+        self._hooks = ModelHooks.of(model)
+        if self._omni.capture_rows and self._hooks.publishes:
+            check_published(self.vllm_config)
+        if not isinstance(model, SupportsInputRows):
+            return
+        if self.cache_config.enable_prefix_caching:
+            raise ConfigurationError(
+                "prefix caching compares token ids, and this model's input is more than its token ids; set "
+                "enable_prefix_caching to false",
+                field="enable_prefix_caching",
+            )
+        self._input_rows = InputRowStore(self.max_num_tokens, model.input_row_size, self.dtype, self.device)
+        model.bind_input_rows(self._input_rows.buffer)
+
+    def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
+        # Finished first: an aborted request may come again under its id in the same step. Preempted requests are not
+        # among the finished: what they brought and what they gave is kept until they end.
+        for request_id in scheduler_output.finished_req_ids:
+            self._ledger.close(request_id)
+            self._failures.pop(request_id, None)
+            self._mrope.pop(request_id, None)
+            if self._input_rows is not None:
+                self._input_rows.drop(request_id)
+        for new_request in scheduler_output.scheduled_new_reqs:
+            self._admit(new_request)
+        return super()._update_states(scheduler_output)
+
+    def _admit(self, new_request: NewRequestData) -> None:
+        request_id = new_request.req_id
+        if self._omni.capture_rows and wants_rows(new_request):
+            if request_id in self._ledger:
+                self._ledger.rewind(request_id, new_request.num_computed_tokens)
+            self._ledger.open(request_id)
+        payload: AdditionalInformationPayload | None = getattr(new_request, "additional_information", None)
+        if payload is None:
+            return
+        try:
+            if self._input_rows is not None:
+                self._input_rows.add(request_id, payload)
+            elif INPUT_ROWS in payload:
+                raise InvalidTensorError(f"{INPUT_ROWS}: this stage's model takes no input rows", field=INPUT_ROWS)
+            mrope = MropePositions.from_payload(payload)
+            if mrope is not None:
+                self._mrope[request_id] = mrope
+        except OmniStageError as error:
+            self._fail(request_id, error)
+
+    def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
+        mrope = self._mrope.get(req_state.req_id)
+        if mrope is None:
+            super()._init_mrope_positions(req_state)
+            return
+        req_state.mrope_positions = mrope.of_prompt(req_state.num_prompt_tokens)
+        req_state.mrope_position_delta = mrope.delta
+
+    def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, *args: Any, **kwargs: Any) -> Any:
+        if self._input_rows is not None:
+            spans = compute_spans(
+                self.input_batch.req_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output)
+            )
+            self._input_rows.fill(spans, num_input_tokens)
+        return super()._preprocess(scheduler_output, num_input_tokens, *args, **kwargs)
+
+    def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._input_rows is not None:
+            self._input_rows.clear()
+        return super()._dummy_run(*args, **kwargs)
+
+
+class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
+    """vLLM's V1 runner on a GPU, with rows in and out."""
+
+
+def wants_rows(new_request: NewRequestData) -> bool:
+    """Whether the front end asked for this request's rows."""
+    params = new_request.sampling_params
+    return bool(params is not None and params.extra_args and params.extra_args.get(OMNI_ROWS_KEY) is True)

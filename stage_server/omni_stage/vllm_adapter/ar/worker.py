@@ -1,0 +1,31 @@
+"""The GPU worker of autoregressive stages: vLLM's with our runner, chosen by `worker_cls`. The CPU's: cpu_workers.
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
+"""
+
+from __future__ import annotations
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from omni_stage.vllm_adapter.ar.compiled_check import check_runner
+from omni_stage.vllm_adapter.ar.runner import GPUARModelRunner, OmniARRunnerMixin
+from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
+
+
+class ComparesWithEager:
+    """What is asked of every autoregressive worker once its engine is up, through vLLM's `collective_rpc`."""
+
+    model_runner: OmniARRunnerMixin
+
+    def compare_with_eager(self) -> str:
+        """How the model as configured differs from its own code, in words; "" if it does not or nothing is compiled."""
+        return check_runner(self.model_runner)
+
+
+class GPUARWorker(ComparesWithEager, Worker):
+    """vLLM's GPU worker with `GPUARModelRunner`."""
+
+    def _make_model_runner(self) -> GPUARModelRunner:
+        check_runner_version(self.vllm_config)
+        return GPUARModelRunner(self.vllm_config, self.device)

@@ -1,0 +1,285 @@
+"""The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
+
+vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event
+loop runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments,
+before that loop starts.
+
+The kernel ends the engine's process when the *thread* that started it ends (process/children.py), and loading takes
+many seconds in which the event loop must answer health checks: so the engine is made on one thread of its own, which
+lives until shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from vllm import PoolingParams
+from vllm.config import VllmConfig
+from vllm.engine.protocol import StreamingInput
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
+from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
+from omni_stage.vllm_adapter.core.interface import (
+    COMPARE_WITH_EAGER,
+    Capture,
+    CoreOutput,
+    CorePart,
+    Params,
+    convert_output,
+    translate_error,
+)
+from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.properties import EngineProperties
+from omni_stage.vllm_adapter.core.thread import EngineThread
+from omni_stage.vllm_adapter.process.template import template_processes
+from omni_stage.vllm_adapter.start_errors import collecting_start_errors
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_PROCESSOR_END_S = 10.0
+
+
+def _do_nothing() -> None:
+    """Behind what a thread is doing."""
+
+
+class OmniAsyncLLM(AsyncLLM):
+    """AsyncLLM whose output processor is an OmniOutputProcessor."""
+
+    output_processor: OmniOutputProcessor
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.output_processor = OmniOutputProcessor.like(self.output_processor)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._run_output_handler()
+
+    def _run_output_handler(self) -> None:
+        # The first call comes from AsyncLLM.__init__, when the processor is not ours yet.
+        if isinstance(self.output_processor, OmniOutputProcessor):
+            super()._run_output_handler()
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A request that vLLM may know."""
+
+    capture: Capture
+    outputs: AsyncGenerator[Any, None] | None = None
+    first: bool = True
+    finished: bool = False
+
+
+class AsyncEngineCore(EngineProperties):
+    """EngineCore over OmniAsyncLLM."""
+
+    def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
+        """`make_config` is called on the engine's thread; it raises ConfigurationError."""
+        self._make_config = make_config
+        self._thread = EngineThread("engine-launcher")
+        self._llm: OmniAsyncLLM | None = None
+        self._generation_defaults: dict[str, Any] = {}
+        self._closed = False
+        self._processor = asyncio.Lock()
+        """Held by the request whose media are processed."""
+
+    @property
+    def loaded_config(self) -> VllmConfig:
+        """Of the engine that runs. Raises NotReadyError before start."""
+        return self._engine.vllm_config
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine's process ended or its output loop failed."""
+        return self._closed or (self._llm is not None and bool(self._llm.errored))
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """Sampling parameters of generation_config.json."""
+        return self._generation_defaults
+
+    @property
+    def _engine(self) -> OmniAsyncLLM:
+        if self._llm is None:
+            raise NotReadyError("the engine is not started")
+        return self._llm
+
+    async def start(self) -> None:
+        """Start the engine's process and load the model."""
+        self._llm = await self._on_thread(self._launch)
+        # From here on an engine that dies idle is noticed, not only one that dies on a request.
+        self._llm._run_output_handler()
+        await self._llm.get_supported_tasks()
+
+    async def compare_with_eager(self) -> str:
+        """See EngineCore."""
+        try:
+            differences: list[str] = await self._engine.collective_rpc(COMPARE_WITH_EAGER)
+        except Exception as error:
+            raise EngineDeadStageError(
+                f"comparing the compiled model with its own code failed ({type(error).__name__}); the log above names "
+                "the cause; engineArgs.enforceEager skips it"
+            ) from error
+        return next(filter(None, differences), "")
+
+    async def stream(
+        self,
+        request_id: str,
+        prompt: Mapping[str, Any],
+        params: Params,
+        *,
+        priority: int = 0,
+        on_submit: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request; closing the generator aborts it."""
+        llm = self._engine
+        run = llm.encode if isinstance(params, PoolingParams) else llm.generate
+        async with self._opened(request_id) as opened:
+            opened.capture.on_submit = on_submit
+            opened.outputs = run(prompt, params, request_id, priority=priority)
+            if prompt.get("multi_modal_data"):
+                first = await self._first_of_media(opened)
+                if first is None:
+                    return
+                yield first
+            while (output := await self._next(opened)) is not None:
+                yield output
+
+    async def _first_of_media(self, opened: _Opened) -> CoreOutput | None:
+        """The first output of a request with media: one at a time in vLLM's multimodal processor.
+
+        vLLM 0.32 runs it on one thread, whose queue keeps the pictures of requests that were cancelled, and which
+        cannot be ended (`BaseRenderer._mm_executor`). So requests wait here, where they can leave; and one that leaves
+        while its media are processed is over, for whoever counts its memory, once the thread is done with them.
+        """
+        await self._processor.acquire()
+        held, submitted = True, opened.capture.on_submit
+
+        def on_submit() -> None:
+            nonlocal held
+            held = False
+            self._processor.release()
+            if submitted is not None:
+                submitted()
+
+        opened.capture.on_submit = on_submit
+        try:
+            return await self._next(opened)
+        finally:
+            if held:
+                idle = asyncio.wrap_future(self._engine.renderer._mm_executor.submit(_do_nothing))
+                try:
+                    await asyncio.wait({idle}, timeout=_PROCESSOR_END_S)
+                finally:
+                    self._processor.release()
+
+    async def stream_parts(
+        self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
+    ) -> AsyncGenerator[CoreOutput, None]:
+        """Run one request whose input comes in parts; closing the generator aborts it."""
+        llm = self._engine
+        inbox: asyncio.Queue[CorePart] = asyncio.Queue()
+
+        async def inputs() -> AsyncGenerator[StreamingInput, None]:
+            # vLLM iterates this on a task of its own, which it cancels when the request is aborted.
+            last = False
+            while not last:
+                part = await inbox.get()
+                last = part.last
+                yield StreamingInput(prompt=part.prompt, sampling_params=part.params)
+
+        async with self._opened(request_id) as opened, aclosing(parts):
+            async for part in parts:
+                inbox.put_nowait(part)
+                if opened.outputs is None:
+                    # What vLLM sends to mark the end: without the first part's rows.
+                    closing = part.params.clone()
+                    closing.extra_args = None
+                    opened.outputs = llm.generate(inputs(), closing, request_id, priority=priority)
+                while (output := await self._next(opened)) is not None:
+                    yield output
+                    if output.finish_reason is not None:
+                        break
+                if part.last or output is None:
+                    return
+
+    @asynccontextmanager
+    async def _opened(self, request_id: str) -> AsyncGenerator[_Opened, None]:
+        """A request's capture, and its end in every table, whatever ends it."""
+        llm = self._engine
+        opened = _Opened(llm.output_processor.open_capture(request_id))
+        try:
+            yield opened
+        finally:
+            # Closing aborts what vLLM knows to be unfinished; a call that is cancelled while it is being added is
+            # aborted only by the line below (vLLM 0.32 has registered it but not returned its queue yet).
+            if opened.outputs is not None:
+                await opened.outputs.aclose()
+            llm.output_processor.close_capture(request_id)
+            if not opened.finished and not llm.errored:
+                await llm.abort(request_id)
+
+    async def _next(self, opened: _Opened) -> CoreOutput | None:
+        """vLLM's next output, converted; None if there are no more. Raises OmniStageError."""
+        if opened.outputs is None:
+            return None
+        try:
+            output = await anext(opened.outputs, None)
+            if output is None:
+                return None
+            opened.finished = output.finished
+            converted = convert_output(output, opened.capture, first=opened.first)
+        except Exception as error:
+            if self._engine.errored:
+                raise EngineDeadStageError("the engine's process ended; the stage restarts") from error
+            raise translate_error(error) from error
+        opened.first = False
+        return converted
+
+    async def abort(self, request_id: str) -> None:
+        """End a request."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(request_id)
+
+    async def shutdown(self) -> None:
+        """End the engine's process."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._llm is not None:
+            await self._on_thread(self._llm.shutdown)
+        self._thread.stop()
+
+    def _launch(self) -> OmniAsyncLLM:
+        config = keep_worker_in_engine(self._make_config())
+        self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        with collecting_start_errors() as find_refusal:
+            try:
+                with template_processes():
+                    return OmniAsyncLLM.from_vllm_config(config)
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(
+                    f"the engine refused its configuration: {error}", field="engineArgs"
+                ) from error
+            except Exception as error:
+                refusal = find_refusal()
+                if refusal is not None:
+                    raise refusal from error
+                logger.exception("the engine did not start")
+                raise EngineDeadStageError(
+                    "the engine's process ended while it loaded the model; the log above names the cause "
+                    "(often memory: lower engineArgs.gpuMemoryUtilization or maxModelLen)"
+                ) from error
+
+    async def _on_thread(self, call: Callable[[], _T]) -> _T:
+        future: asyncio.Future[_T] = asyncio.wrap_future(self._thread.submit(call))
+        return await future

@@ -1,0 +1,89 @@
+"""Output processing that peels the workers' tensors off before vLLM detokenizes.
+
+vLLM 0.32 forwards `pooler_output` beside tokens (`v1/core/sched/scheduler.py`), but its OutputProcessor takes every
+output with `pooling_output` for a pooling request and skips detokenizing (`v1/engine/output_processor.py`). The
+subclass moves these tensors to the request's Capture. It also keeps the stop reason of pooling requests, for which
+vLLM's PoolingRequestOutput has no field.
+
+Order: a tensor is kept before the output that it came with is handed to the request's queue, on the same thread. A
+consumer that gets an output (vLLM may have merged several) therefore finds exactly the tensors of the tokens it got.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
+
+from omni_stage.vllm_adapter.core.interface import Capture
+
+
+class OmniOutputProcessor(OutputProcessor):
+    """vLLM's OutputProcessor with a Capture for each open request. Used from one thread."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._captures: dict[str, Capture] = {}
+
+    @classmethod
+    def like(cls, other: OutputProcessor) -> OmniOutputProcessor:
+        """A fresh processor made with the arguments that `other` was made with."""
+        return cls(
+            other.tokenizer,
+            log_stats=other.log_stats,
+            stream_interval=other.stream_interval,
+            tracing_enabled=other.tracing_enabled,
+            admission_stats=other.admission_stats,
+        )
+
+    def open_capture(self, request_id: str) -> Capture:
+        """Keep the tensors of the request with this external id. Close it when the request ends."""
+        capture = self._captures[request_id] = Capture()
+        return capture
+
+    def close_capture(self, request_id: str) -> None:
+        """Forget the request's tensors."""
+        self._captures.pop(request_id, None)
+
+    def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
+        """Register a request, with prompt token ids of our own.
+
+        In-process, vLLM's scheduler and this processor would extend the very same list when a resumable request goes
+        on (`apply_streaming_update`, `scheduler.py`), and the request would hang.
+        """
+        is_new = request.request_id not in self.request_states
+        super().add_request(request, *args, **kwargs)
+        if is_new:
+            state = self.request_states[request.request_id]
+            if state.prompt_token_ids is not None:
+                state.prompt_token_ids = list(state.prompt_token_ids)
+            # vLLM registers a request here when its input is made, and sends it next (`AsyncLLM._add_request`).
+            capture = self._captures.get(state.external_req_id)
+            if capture is not None and capture.on_submit is not None:
+                capture.on_submit()
+
+    def process_outputs(
+        self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+    ) -> OutputProcessorOutput:
+        """Keep the tensors of autoregressive requests and the stop reasons of pooling requests; the rest is vLLM's."""
+        for output in engine_core_outputs:
+            self._peel(output)
+        return super().process_outputs(engine_core_outputs, *args, **kwargs)
+
+    def _peel(self, output: EngineCoreOutput) -> None:
+        state = self.request_states.get(output.request_id)
+        if state is None:
+            return
+        capture = self._captures.get(state.external_req_id)
+        if state.detokenizer is not None:
+            if output.pooling_output is not None and capture is not None:
+                capture.tensors.append(output.pooling_output)
+            output.pooling_output = None
+            return
+        if capture is not None and output.stop_reason is not None:
+            capture.stop_reason = str(output.stop_reason)
+        if output.pooling_output is None:
+            # A pooling request that ends without a result would otherwise end the output loop with an AssertionError.
+            output.pooling_output = torch.empty(0)

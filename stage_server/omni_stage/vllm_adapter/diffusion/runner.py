@@ -1,0 +1,209 @@
+"""The runner of one-shot stages (diffusion, decoders): one step of the engine is one whole generation of a batch.
+
+Why it is not a `GPUModelRunner`. That class is vLLM's machine for token-by-token decoding: a persistent batch of token
+ids, block tables, attention metadata, logits, sampling, CUDA graphs over token counts. A diffusion request has none of
+these. Derived from it, all of that would be carried through and switched off by hand; what is left when it is gone is
+this file. In particular:
+
+- No KV cache: `get_kv_cache_spec` is empty, so vLLM allocates none, and there are no block tables to keep.
+- No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
+- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model that captures CUDA graphs or
+  compiles does it in `warm_up`, if it has one; behind that every stage runs one request before it reports ready.
+- No asynchronous scheduling (`output.py` says why): a step ends with its results on the host.
+- No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`; the first one counts.
+- One model interface, `generate`; a model without it is refused when it is loaded, not when it is first called.
+
+A request fails alone: the model may return an exception in place of a result, and when a whole batch raises, its
+requests are tried one by one. Only a broken device ends the engine.
+
+Private interfaces of vLLM 0.32 used here, and why: the methods below are what `Worker`, `CPUWorker` and
+`UniProcExecutor`/`MultiprocExecutor` (v1/worker, v1/executor) call on `model_runner`; `SchedulerOutput`
+and `ModelRunnerOutput` are what travels. vLLM states no interface for runners.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStageError
+from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.diffusion.output import DiffusionResult, build_output, check_result
+from omni_stage.vllm_adapter.hooks import OneShotModel
+from omni_stage.vllm_adapter.start_errors import reporting_start_errors
+from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_device
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+logger = logging.getLogger(__name__)
+
+
+class GPUDiffusionModelRunner:
+    """Runs a `OneShotModel` on any device; what a worker and an executor of vLLM ask of a runner, and no more."""
+
+    is_pooling_model = True
+    supports_mm_inputs = False
+    lora_config = None
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Raises ConfigurationError under pipeline parallelism and with asynchronous scheduling."""
+        if vllm_config.parallel_config.pipeline_parallel_size > 1:
+            raise ConfigurationError(
+                "a diffusion stage cannot be split into pipeline ranks; set pipeline_parallel_size to 1",
+                field="pipeline_parallel_size",
+                limit=1,
+            )
+        if vllm_config.scheduler_config.async_scheduling:
+            raise ConfigurationError(
+                "a diffusion stage has no asynchronous scheduling; set async_scheduling to False",
+                field="async_scheduling",
+            )
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.device = device
+        self.kv_caches: list[torch.Tensor] = []
+        self.model_memory_usage = 0
+        self.model: nn.Module | None = None
+        self._waiting: dict[str, NewRequestData] = {}
+        """Requests that were scheduled and not generated yet: their payloads are released with their results."""
+
+    # What the worker asks for
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Load the model through vLLM's loader. Raises ConfigurationError if it is no `OneShotModel`."""
+        if load_dummy_weights:
+            self.vllm_config.load_config.load_format = "dummy"
+        with reporting_start_errors():
+            self.model = self._load_model()
+        self.model_memory_usage = sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
+
+    def _load_model(self) -> nn.Module:
+        model: nn.Module = get_model(vllm_config=self.vllm_config)
+        if not isinstance(model, OneShotModel):
+            raise ConfigurationError(
+                f"model class {type(model).__name__} has no method generate(requests), so a diffusion stage cannot run "
+                "it; implement omni_stage.vllm_adapter.hooks.OneShotModel or use an autoregressive stage",
+                field="component",
+            )
+        return model
+
+    def get_model(self) -> nn.Module:
+        """The loaded model. Raises ConfigurationError before load_model."""
+        if self.model is None:
+            raise ConfigurationError("the diffusion model is not loaded", field="component")
+        return self.model
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """The pooling tasks that the model's pooler names."""
+        model: Any = self.get_model()
+        return tuple(model.pooler.get_supported_tasks())
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """Empty: no layer has a KV cache."""
+        return {}
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
+        """Nothing to allocate. Raises ConfigurationError if the engine made a KV cache for some layer after all."""
+        if kv_cache_config.kv_cache_groups:
+            raise ConfigurationError("a diffusion model's layers have no KV cache", field="component")
+
+    def profile_run(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to profile: there is no KV cache to size."""
+
+    def warming_up_model(self) -> None:
+        """Let the model prepare what it can before the first request."""
+        warm_up = getattr(self.get_model(), "warm_up", None)
+        if warm_up is not None:
+            warm_up()
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        """Nothing depends on it."""
+
+    def reset_mm_cache(self) -> None:
+        """There is no cache of media."""
+
+    def reset_encoder_cache(self) -> None:
+        """There is no cache of encoder outputs."""
+
+    def get_encoder_timing_stats(self) -> dict[str, dict[str, float | int]]:
+        """There is no encoder."""
+        return {}
+
+    def take_draft_token_ids(self) -> None:
+        """There is no speculative decoding."""
+
+    def shutdown(self) -> None:
+        """Free the model, so that another engine of this process gets its memory."""
+        self.vllm_config.compilation_config.static_forward_context.clear()
+        self._waiting.clear()
+        self.model = None
+
+    # A step
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput, intermediate_tensors: None = None) -> ModelRunnerOutput:
+        """Generate for every request whose (placeholder) prompt ends in this step, as one batch.
+
+        `pooler_output[i]` is a tensor, several tensors packed, or a packed error; None for a request that waits for
+        the rest of its prompt.
+        """
+        for request_id in scheduler_output.finished_req_ids:
+            self._waiting.pop(request_id, None)
+        for new_request in scheduler_output.scheduled_new_reqs:
+            self._waiting[new_request.req_id] = new_request
+        request_ids = list(scheduler_output.num_scheduled_tokens)
+        if not request_ids:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        complete = self._take_complete(scheduler_output)
+        results = dict(zip(complete, self._generate(list(complete.values())), strict=True))
+        return build_output(request_ids, results)
+
+    def _take_complete(self, scheduler_output: SchedulerOutput) -> dict[str, AdditionalInformationPayload]:
+        """Payloads of the requests whose prompt ends in this step, in batch order; they leave the waiting ones."""
+        cached = scheduler_output.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        complete: dict[str, AdditionalInformationPayload] = {}
+        for request_id, length in scheduler_output.num_scheduled_tokens.items():
+            request = self._waiting.get(request_id)
+            if request is None:
+                continue
+            start = starts.get(request_id, request.num_computed_tokens)
+            if getattr(request, "payload_error", ""):
+                # The scheduler ends it after this step and drops whatever it gave.
+                del self._waiting[request_id]
+            elif start + length >= len(request.prompt_token_ids or ()):
+                payload = getattr(request, "additional_information", None)
+                complete[request_id] = payload or AdditionalInformationPayload({})
+                del self._waiting[request_id]
+        return complete
+
+    def _generate(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
+        """One result or error per payload. Raises only what means that the device is broken."""
+        if not payloads:
+            return []
+        try:
+            return self._generate_batch(payloads)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; each request gets its own verdict
+            failure = self._judge(error)
+            if len(payloads) == 1:
+                return [failure]
+            logger.warning("a batch of %d failed, its requests are tried one by one: %s", len(payloads), failure)
+        return [result for payload in payloads for result in self._generate([payload])]
+
+    def _generate_batch(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
+        model: Any = self.get_model()
+        results = list(model.generate(payloads))
+        if len(results) != len(payloads):
+            raise ModelExecutionError(f"the model gave {len(results)} results for {len(payloads)} requests")
+        return [self._judge(result) if isinstance(result, Exception) else check_result(result) for result in results]
+
+    def _judge(self, error: Exception) -> OmniStageError:
+        return judge_failure(error, lambda: probe_device(self.device))

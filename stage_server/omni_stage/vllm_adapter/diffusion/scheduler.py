@@ -1,0 +1,163 @@
+"""DiffusionScheduler: requests that a model answers whole in one step, beside autoregressive ones.
+
+A diffusion request is one that says so: pooling parameters with an omni payload. Everything else is scheduled as
+vLLM schedules it, in the same queue. The fast path is vLLM's own for pooling: several requests in one step, each ended
+by its first output; so `update_from_output` is vLLM's, and this class only
+
+- bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
+- ends requests that waited too long (stop reason `queue_timeout`) or whose output is missing or no tensor,
+- says `diffusion_done` where vLLM leaves the stop reason empty,
+- gives a request without tokens the one placeholder token that scheduling needs.
+
+KV cache: a diffusion model declares none (IsAttentionFree), so vLLM makes no KV cache groups and `allocate_slots` hands
+out empty blocks. Beside an autoregressive model the placeholder token takes one block for one step.
+
+A forward that hangs blocks the engine's process, this scheduler too: the watchdog over it lives in the stage server.
+
+Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`, and `Scheduler._handle_blocked_waiting_request`,
+asked once for each waiting request and step, in queue order, before anything is allocated; there is no public
+admission hook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
+from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
+
+DIFFUSION_DONE = "diffusion_done"
+"""Stop reason of a request whose output is complete."""
+QUEUE_TIMEOUT = "queue_timeout"
+"""Stop reason of a request that waited too long."""
+INVALID_OUTPUT = "invalid_output"
+"""Begin of the stop reason of a request for which the worker returned no tensor."""
+PROMPT_TOO_LONG = "prompt_too_long"
+"""Begin of the stop reason of a request with more tokens than one step takes."""
+
+PLACEHOLDER_TOKEN_ID = 0
+"""Stands for a prompt without tokens; the model never looks at it."""
+
+
+class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
+    """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: output.py says why."""
+
+    running: list[Request]
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    """Seconds, monotonic: the wall clock's jumps must not end requests."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
+        super().__init__(*args, **kwargs)
+        self.settings = DiffusionSettings.from_additional_config(self.vllm_config.additional_config)
+        self._admission = StepAdmission(self.settings)
+        self._queued_at: dict[str, float] = {}
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request as vLLM does; a diffusion request's wait begins here."""
+        if not is_diffusion(request):
+            super().add_request(request)
+            return
+        if request.num_prompt_tokens == 0:
+            _add_placeholder_token(request)
+        super().add_request(request)
+        self._queued_at[request.request_id] = self.clock()
+        most = self.max_num_scheduled_tokens
+        if request.num_tokens > most:
+            # It could never be scheduled, and would keep all that wait behind it.
+            self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedule one step: as many diffusion requests as the limits admit, all else as vLLM does."""
+        self._reject_expired()
+        in_flight = [request for request in self.running if is_diffusion(request)]
+        self._admission = StepAdmission(
+            self.settings,
+            in_flight_bytes=sum(map(payload_bytes, in_flight)),
+            in_flight_work=sum(request.num_prompt_tokens for request in in_flight),
+            in_flight_requests=len(in_flight),
+        )
+        return super().schedule(*args, **kwargs)
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """End the step's diffusion requests, each with its output; take in all else as vLLM does."""
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None or request.is_finished() or not is_diffusion(request):
+                continue
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                # A chunk of its placeholders: the step that takes the last one runs it.
+                continue
+            problem = find_output_problem(model_runner_output, request_id)
+            if problem:
+                logger.error("request %s ends without output: %s", request_id, problem)
+                self.reject(request_id, f"{INVALID_OUTPUT}: {problem}")
+            else:
+                request.stop_reason = request.stop_reason or DIFFUSION_DONE
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        if request.request_id in self._rejected:
+            return False
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if not is_diffusion(request):
+            return True
+        return self._admission.admit(payload_bytes(request), request.num_prompt_tokens)
+
+    def _reject_expired(self) -> None:
+        now = self.clock()
+        for request_id, queued_at in list(self._queued_at.items()):
+            request = self.requests.get(request_id)
+            if request is None or request.status != RequestStatus.WAITING:
+                del self._queued_at[request_id]
+            elif is_expired(queued_at, now, self.settings.queue_timeout_s):
+                del self._queued_at[request_id]
+                logger.warning("request %s ends, it waited longer than %s s", request_id, self.settings.queue_timeout_s)
+                self.reject(request_id, QUEUE_TIMEOUT)
+
+
+def is_diffusion(request: Request) -> bool:
+    """Whether the request says that it is one: pooling parameters with an omni payload."""
+    return request.pooling_params is not None and find_raw_payload(None, request.pooling_params) is not None
+
+
+def payload_bytes(request: Request) -> int:
+    """Bytes of the request's payload as it travels; 0 if it is not bytes, which ends the request later."""
+    raw = find_raw_payload(request.sampling_params, request.pooling_params)
+    return len(raw) if isinstance(raw, bytes | bytearray | memoryview) else 0
+
+
+def find_output_problem(output: ModelRunnerOutput, request_id: str) -> str:
+    """What is wrong with a diffusion request's output; empty if it is a tensor that can be sent."""
+    index = output.req_id_to_index.get(request_id)
+    values = output.pooler_output
+    if index is None or not values or index >= len(values) or values[index] is None:
+        return "the worker returned no output"
+    value = values[index]
+    if not isinstance(value, torch.Tensor):
+        return "the worker returned something that is not a tensor"
+    if value.layout != torch.strided or value.device.type != "cpu":
+        return "the worker returned a tensor that is not dense or not on the CPU"
+    return ""
+
+
+def _add_placeholder_token(request: Request) -> None:
+    # Scheduling no token is an assertion error in vLLM and would end the engine.
+    request.prompt_token_ids = [PLACEHOLDER_TOKEN_ID]
+    request.num_prompt_tokens = 1
+    request._all_token_ids.append(PLACEHOLDER_TOKEN_ID)
+    request.update_block_hashes()

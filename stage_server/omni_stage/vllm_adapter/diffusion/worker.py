@@ -1,0 +1,70 @@
+"""The GPU worker of diffusion stages: vLLM's with `GPUDiffusionModelRunner`. The CPU's: cpu_workers.
+
+Private interfaces of vLLM 0.32 used here, and why:
+- `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
+- `Worker.init_device` (v1/worker/gpu_worker.py): demands gpu_memory_utilization x total free (`request_memory`), and
+  sets `device` and `init_snapshot`. Nothing later holds a model without KV cache to its share: `EngineCore` asks for
+  no profiling run (v1/engine/core.py, `_initialize_kv_caches`), so the share is given to torch's allocator here.
+- `compile_or_warm_up_model`: warms up samplers and captures CUDA graphs over token counts, of which there are none;
+  here the model's own `warm_up` runs in its place.
+- `execute_dummy_batch`: keeps data-parallel ranks in step through `_dummy_run`; these ranks do not talk to one another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import CompilationTimes
+
+from omni_proto.gpu_memory import torch_share
+from omni_stage.errors import ConfigurationError
+from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
+from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class GPUDiffusionWorker(Worker):
+    """vLLM's GPU worker with `GPUDiffusionModelRunner`, held to its share of the GPU."""
+
+    def init_device(self) -> None:
+        """Set the device up as vLLM does, then bound torch's allocator. Raises ConfigurationError."""
+        super().init_device()
+        limit_torch_memory(
+            self.cache_config.gpu_memory_utilization, self.init_snapshot.total_memory, torch.device(self.device)
+        )
+
+    def _make_model_runner(self) -> GPUDiffusionModelRunner:
+        check_runner_version(self.vllm_config)
+        return GPUDiffusionModelRunner(self.vllm_config, self.device)
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """Let the model warm itself up; sets the seed as vLLM does here."""
+        return warm_up(self.vllm_config, self.model_runner)
+
+    def execute_dummy_batch(self) -> None:
+        """Nothing to keep in step."""
+
+
+def limit_torch_memory(share: float, device_bytes: int, device: torch.device) -> None:
+    """Let torch's allocator of this process take gpuMemoryUtilization of a GPU, less what CUDA itself needs.
+
+    A request that needs more gets torch.OutOfMemoryError, and the GPU's other stages keep their memory. Raises
+    ConfigurationError if nothing would be left.
+    """
+    try:
+        allowed = torch_share(share, device_bytes)
+    except ValueError as error:
+        raise ConfigurationError(f"engineArgs.{error}; raise it", field="engineArgs.gpuMemoryUtilization") from error
+    torch.cuda.set_per_process_memory_fraction(allowed, device)
+
+
+def warm_up(vllm_config: VllmConfig, runner: GPUDiffusionModelRunner) -> CompilationTimes:
+    """What `compile_or_warm_up_model` leaves behind: a model that is warm, the seed set, no time spent on compiling."""
+    runner.warming_up_model()
+    set_random_seed(vllm_config.model_config.seed, vllm_config.parallel_config.data_parallel_index)
+    return CompilationTimes(language_model=0.0, encoder=0.0)

@@ -1,0 +1,142 @@
+"""OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot continue.
+
+`schedule` runs vLLM's own and then enriches the new requests that carry a payload; nothing is copied when none does.
+`update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
+
+A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
+step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
+cache, and other requests would hit entries that were never computed.
+
+Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.core.sched.scheduler.Scheduler` and
+`async_scheduler.AsyncScheduler` (`schedule`, `update_from_output`, `finish_requests`, `_update_request_as_session`),
+`v1.engine.EngineCoreOutput(s)`,
+`v1.request.Request`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from omni_stage.errors import ConfigurationError, OmniStageError
+from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
+
+logger = logging.getLogger(__name__)
+
+INVALID_PAYLOAD = "invalid_payload"
+"""Begin of the stop reason of a request whose payload could not be read."""
+
+LIMITS_KEY = "omni_payload_limits"
+"""Key of vllm_config.additional_config: fields of PayloadLimits."""
+
+
+class OmniSchedulerMixin:
+    """Enrichment and rejection over any vLLM scheduler. Use OmniScheduler or OmniAsyncScheduler."""
+
+    requests: dict[str, Request]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong limits."""
+        super().__init__(*args, **kwargs)
+        # The front end checked every value before it admitted the request: here a checksum is enough.
+        self._payload_limits = _read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
+        self._rejected: dict[str, str] = {}
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedule one step as vLLM does; new requests with a payload come out as OmniNewRequestData."""
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._enrich(output.scheduled_new_reqs)
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in the outputs of a step as vLLM does, after ending the requests that were rejected."""
+        rejected, self._rejected = self._rejected, {}
+        # Ended first, so that vLLM drops whatever the step computed for them.
+        finished: list[Request] = []
+        if rejected:
+            finished = self.finish_requests(rejected, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        for request in finished:
+            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            client.outputs.append(_build_last_output(request, rejected[request.request_id]))
+        return outputs
+
+    def _update_request_as_session(self, session: Request, update: Any) -> None:
+        """Take the next part of a request whose input comes in parts; its place in the queue stays that of its begin.
+
+        vLLM sets the arrival time to that of the part. A request that waits for its part sits in the priority queue's
+        heap, whose order by priority and arrival time such a change would break.
+        """
+        arrival_time = session.arrival_time
+        super()._update_request_as_session(session, update)  # type: ignore[misc]
+        session.arrival_time = arrival_time
+
+    def reject(self, request_id: str, stop_reason: str) -> None:
+        """End a request at the next `update_from_output`; its client gets finish reason abort and this stop reason.
+
+        The first reason stands. Unknown and finished ids are ignored.
+        """
+        if request_id in self.requests:
+            self._rejected.setdefault(request_id, stop_reason)
+
+    def _enrich(self, new_requests: list[NewRequestData]) -> None:
+        for index, data in enumerate(new_requests):
+            # From the data, not from what add_request saw: each chunk of a resumable request brings its own.
+            raw = find_raw_payload(data.sampling_params, data.pooling_params)
+            if raw is None:
+                continue
+            try:
+                new_requests[index] = OmniNewRequestData.upgrade(data, decode_payload(raw, self._payload_limits))
+            except OmniStageError as error:
+                logger.warning("request %s ends, its payload cannot be read: %s", data.req_id, error)
+                self._reject_payload(new_requests, index, str(error))
+            except Exception:
+                # One request must not take the engine down, whatever is wrong with it.
+                logger.exception("request %s ends, reading its payload failed", data.req_id)
+                self._reject_payload(new_requests, index, "internal error while reading the payload")
+
+    def _reject_payload(self, new_requests: list[NewRequestData], index: int, message: str) -> None:
+        data = new_requests[index]
+        new_requests[index] = OmniNewRequestData.upgrade(data, payload_error=message)
+        self.reject(data.req_id, f"{INVALID_PAYLOAD}: {message}")
+
+
+class OmniScheduler(OmniSchedulerMixin, Scheduler):
+    """vLLM's Scheduler with payloads."""
+
+
+class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
+    """vLLM's AsyncScheduler with payloads, for engines with async_scheduling (the default on GPUs)."""
+
+
+def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        # The output processor takes a pooling request's last output only with a tensor.
+        pooling_output=torch.empty(0) if request.pooling_params is not None else None,
+        finish_reason=request.get_finished_reason(),
+        stop_reason=stop_reason,
+        events=request.take_events(),
+        trace_headers=request.trace_headers,
+    )
+
+
+def _read_limits(additional_config: object) -> PayloadLimits:
+    values = additional_config.get(LIMITS_KEY) if isinstance(additional_config, dict) else None
+    if values is None:
+        return DEFAULT_LIMITS
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"additional_config.{LIMITS_KEY} must be a mapping", field=LIMITS_KEY)
+    return PayloadLimits.from_mapping(values)

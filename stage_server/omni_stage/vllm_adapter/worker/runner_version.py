@@ -1,0 +1,23 @@
+"""Which of vLLM's two model runners an engine would use.
+
+Private interface of vLLM 0.32 used here, and why:
+- `VllmConfig.use_v2_model_runner`: our hooks are those of the V1 runner.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from omni_stage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def check_runner_version(vllm_config: VllmConfig) -> None:
+    """Refuse vLLM's V2 runner. Raises ConfigurationError."""
+    if vllm_config.use_v2_model_runner:
+        raise ConfigurationError(
+            "vLLM would use its V2 model runner, which these stages do not hook; set VLLM_USE_V2_MODEL_RUNNER=0",
+            field="VLLM_USE_V2_MODEL_RUNNER",
+        )

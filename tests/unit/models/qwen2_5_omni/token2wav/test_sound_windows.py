@@ -1,0 +1,163 @@
+"""Windows of codec tokens: they cover every code once, whenever codes come, and their sounds join without a step."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_stage.errors import InvalidTensorError, ModelExecutionError
+from omni_stage.models.component import EngineStep, FinishReason, StageInput
+from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
+from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, fade_over
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
+from omni_stage.models.qwen2_5_omni.token2wav.windows import (
+    CODE_SAMPLES,
+    FADE_SAMPLES,
+    LOOKAHEAD_BLOCKS,
+    LOOKBACK_BLOCKS,
+    Window,
+    next_window,
+)
+
+BLOCK = 4
+
+
+def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
+    """A feed that notes what it builds."""
+
+    def build(codes: torch.Tensor, window: Window) -> StageInput:
+        windows.append((codes.tolist(), window))
+        return StageInput(prompt={})
+
+    return SoundFeed(BLOCK, lambda codes: talker2token2wav({"codes": codes}, 1000, 500), build)
+
+
+def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
+    """The windows of codes that come cut like this."""
+    windows: list[tuple[list[int], Window]] = []
+    feed = feed_of(windows)
+    edges = [0, *cuts, len(codes)]
+    batches = [EdgeRows({"codes": torch.tensor(codes[a:b])}) for a, b in pairwise(edges)]
+    if end_late:
+        batches.append(EdgeRows(ended=True))
+    else:
+        batches[-1] = EdgeRows(batches[-1].tensors, ended=True)
+    last = False
+    for batch in batches:
+        feed.add(batch)
+        while not last and (part := feed.next_part()) is not None:
+            last = part.last
+    assert last
+    return windows
+
+
+@given(st.integers(1, 80), st.data())
+@settings(max_examples=150, deadline=None)
+def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObject) -> None:
+    codes = list(range(count))
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
+    windows = run_feed(codes, cuts, end_late=data.draw(st.booleans()))
+    assert windows == run_feed(codes, [], end_late=False)
+    sounded: list[int] = []
+    for heard, window in windows:
+        assert heard == codes[window.begin : window.end]
+        sounded += codes[window.first : window.until]
+        assert window.begin % BLOCK == 0, "blocks lie in a window as they lie in the whole"
+        assert window.begin == max(0, window.first - LOOKBACK_BLOCKS * BLOCK)
+        if not window.last:
+            assert window.end == window.until + LOOKAHEAD_BLOCKS * BLOCK
+    assert sounded == codes
+    assert [window.last for _, window in windows] == [False] * (len(windows) - 1) + [True]
+
+
+def test_the_first_window_is_short() -> None:
+    assert next_window(0, 2 * BLOCK - 1, ended=False, block_codes=BLOCK) is None
+    assert next_window(0, 2 * BLOCK, ended=False, block_codes=BLOCK) == Window(0, 0, BLOCK, 2 * BLOCK, last=False)
+    assert next_window(BLOCK, 5 * BLOCK, ended=False, block_codes=BLOCK) == Window(0, 4, 16, 20, last=False)
+
+
+def test_no_codes_are_no_sound() -> None:
+    feed = feed_of([])
+    assert feed.next_part() is None
+    feed.add(EdgeRows(ended=True))
+    part = feed.next_part()
+    assert part is not None
+    assert (part.input.finished, part.last) == (FinishReason.EMPTY_INPUT, True)
+
+
+@pytest.mark.parametrize(("codes", "words"), [([1000], "below 1000"), ([-1], "below 1000"), ([1] * 501, "at most 500")])
+def test_bad_codes_are_refused_whenever_they_come(codes: list[int], words: str) -> None:
+    feed = feed_of([])
+    feed.add(EdgeRows({"codes": torch.tensor([1, 2])}))
+    with pytest.raises(InvalidTensorError, match=words):
+        feed.add(EdgeRows({"codes": torch.tensor(codes)}))
+
+
+@pytest.mark.parametrize("mel_bins", [16, 24, 80])
+def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
+    whole = make_noise(7, 200, mel_bins)
+    for first, frames in ((0, 2), (8, 40), (198, 2), (64, 136)):
+        assert torch.equal(make_noise(7, frames, mel_bins, first_frame=first), whole[:, first : first + frames])
+
+
+def test_what_a_window_gives() -> None:
+    audio = torch.arange(6.0 * CODE_SAMPLES)
+    heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
+    parts = cut_window(audio, heard)
+    assert isinstance(parts, dict)
+    assert torch.equal(parts["output"], audio[2 * CODE_SAMPLES : 5 * CODE_SAMPLES])
+    assert torch.equal(parts["tail"], audio[5 * CODE_SAMPLES : 5 * CODE_SAMPLES + 5])
+    assert parts["output"].untyped_storage().nbytes() == 3 * CODE_SAMPLES * 4, "nothing else travels with it"
+
+
+@pytest.mark.parametrize("shape", [(6 * CODE_SAMPLES - 1,), (6 * CODE_SAMPLES + 1,), (1, 6 * CODE_SAMPLES), (0,)])
+def test_audio_of_another_length_is_the_models_fault(shape: tuple[int, ...]) -> None:
+    for keep in (None, (2, 3, 5)):
+        heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, keep=keep)
+        with pytest.raises(ModelExecutionError, match="6 codes; it must be"):
+            cut_window(torch.zeros(shape), heard)
+
+
+def test_sounds_go_over_into_one_another() -> None:
+    joined = fade_over(torch.ones(4), torch.zeros(6))
+    assert joined.tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
+    assert fade_over(torch.ones(4), torch.zeros(2)).shape == (2,)
+    same = torch.linspace(-1, 1, 50)
+    torch.testing.assert_close(fade_over(same[:10], same), same)
+
+
+def test_the_emitter_joins_windows() -> None:
+    emitter = WindowEmitter()
+    window = torch.zeros(CODE_SAMPLES)
+    first = emitter.emit(EngineStep(tensors={"output": window, "tail": torch.ones(FADE_SAMPLES)}))
+    second = emitter.emit(EngineStep(tensors={"output": window}, finish_reason=FinishReason.DIFFUSION_DONE))
+    assert first.audio is not None
+    assert second.audio is not None
+    assert torch.equal(first.audio, window)
+    assert torch.equal(second.audio, fade_over(torch.ones(FADE_SAMPLES), window))
+    assert second.audio[0] > 0.99
+    assert (first.finish_reason, second.finish_reason) == (None, FinishReason.DIFFUSION_DONE)
+    with pytest.raises(ModelExecutionError, match="without audio"):
+        emitter.emit(EngineStep())
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param({"output": torch.zeros(CODE_SAMPLES - 1)}, id="a part of a code"),
+        pytest.param({"output": torch.zeros(0)}, id="nothing"),
+        pytest.param({"output": torch.zeros(1, CODE_SAMPLES)}, id="two dimensions"),
+        pytest.param({"output": torch.zeros(())}, id="no dimension"),
+        pytest.param({"output": torch.zeros(CODE_SAMPLES, dtype=torch.int16)}, id="integers"),
+        pytest.param({"output": torch.zeros(CODE_SAMPLES), "tail": torch.zeros(3)}, id="a short tail"),
+    ],
+)
+def test_a_window_of_another_form_is_the_models_fault(tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ModelExecutionError, match="it must be float32"):
+        WindowEmitter().emit(EngineStep(tensors=tensors))

@@ -1,0 +1,120 @@
+"""The block-wise transformer against transformers' dense one: the same numbers, linear memory, no waits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavDiTModel
+
+from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, pack_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions
+from support.wave_models import (
+    DIT_SHAPES,
+    WAITS,
+    Operators,
+    make_utterance,
+    make_wave_model,
+    make_wave_voices,
+)
+
+TOLERANCE = 1e-5
+
+
+def condition(
+    transformer: BlockTransformer, pack: BlockPack, codes: list[torch.Tensor], voices: list[Voice], guidance: float
+) -> Conditions:
+    rows = [transformer.encode_voice(voice) for voice in voices]
+    return transformer.condition(pack, codes, rows, [guidance] * len(codes) if guidance else None)
+
+
+@pytest.mark.parametrize(("count", "guidance"), [(1, 0.5), (24, 0.5), (29, 0.5), (29, 0.0), (29, 2.0)])
+@pytest.mark.parametrize("shape", DIT_SHAPES)
+def test_one_evaluation_is_transformers_own(shape: str, count: int, guidance: float) -> None:
+    model = make_wave_model(shape)
+    dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
+    codes = make_utterance(count).codes
+    frames = count * dit.repeats
+    mel, time = torch.randn(frames, dit.mel_dim, generator=torch.Generator().manual_seed(2)), torch.tensor(0.3)
+    with torch.inference_mode():
+        expected = dit(
+            hidden_states=mel[None],
+            condition_vector=voice.reference_mel,
+            speaker_embedding=voice.speaker[:, None].expand(1, frames, -1),
+            quantized_code=codes[None],
+            time_step=time,
+            apply_cfg=bool(guidance),
+        )
+        if guidance:
+            given, dropped = expected.chunk(2)
+            expected = given + (given - dropped) * guidance
+        transformer = BlockTransformer(dit)
+        pack = pack_blocks([frames], dit.block_size)
+        conditions = condition(transformer, pack, [codes], [voice], guidance)
+        (ours,) = pack.split(transformer.velocity(time, pack.fill([mel]), conditions))
+    assert expected.std() > 0.1, "weights that carry nothing prove nothing"
+    torch.testing.assert_close(ours, expected[0], atol=TOLERANCE, rtol=0)
+
+
+def test_neighbours_are_seen_and_no_others() -> None:
+    """In transformers a change reaches two blocks ahead and one back; ours must not be equal by seeing nothing."""
+    model = make_wave_model("small blocks")
+    dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
+    transformer = BlockTransformer(dit)
+    pack = pack_blocks([7 * dit.block_size], dit.block_size)
+    codes = make_utterance(7 * dit.block_size // dit.repeats).codes
+    with torch.inference_mode():
+        conditions = condition(transformer, pack, [codes], [voice], 0.5)
+        mel = torch.randn(7, dit.block_size, dit.mel_dim)
+        changed = mel.clone()
+        changed[3] += 1
+        before, after = (transformer.velocity(torch.tensor(0.5), value, conditions) for value in (mel, changed))
+    assert [bool((before[block] != after[block]).any()) for block in range(7)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_memory_is_linear_in_the_length() -> None:
+    """Of the published shape over 8,192 frames (82 s), no tensor is above 160 MiB: the widest is the feed-forward's, of
+    both sides of the guidance. A mask of all frames by all frames for 16 heads would take 1 GiB at a byte each."""
+    with torch.device("meta"):
+        dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig()).eval()
+    transformer = BlockTransformer(dit)
+    pack = pack_blocks([8192], dit.block_size)
+    voice = Voice(0, torch.empty(1, 192), torch.empty(1, 300, 80))
+    # Without inference mode, in which a mode like this sees attention as one operator and not what is inside.
+    with torch.no_grad(), Operators() as operators:
+        conditions = condition(transformer, pack, [torch.zeros(4096, dtype=torch.int64)], [voice], 0.5)
+        mel = torch.empty(len(pack.positions), dit.block_size, dit.mel_dim, device="meta")
+        assert transformer.velocity(torch.empty((), device="meta"), mel, conditions).shape == mel.shape
+    assert any("softmax" in name or "attention" in name for name in operators.names), operators.names
+    assert 100 << 20 < operators.largest[0] <= 160 << 20, operators.largest
+    assert not operators.names & WAITS
+
+
+def test_an_evaluation_waits_for_nothing_and_compiles_whole() -> None:
+    """What a CUDA graph needs: no step that waits for the device, no break, shapes from sizes alone."""
+    model = make_wave_model("small blocks")
+    dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
+    transformer = BlockTransformer(dit)
+    pack = pack_blocks([3 * dit.block_size, dit.block_size + 2], dit.block_size)
+    codes = [make_utterance(count // dit.repeats).codes for count in pack.frames]
+    mel = pack.fill([torch.randn(count, dit.mel_dim) for count in pack.frames])
+    with torch.no_grad():
+        conditions = condition(transformer, pack, codes, [voice] * 2, 0.5)
+        with Operators() as operators:
+            expected = transformer.velocity(torch.tensor(0.1), mel, conditions)
+        assert not operators.names & WAITS
+        torch._dynamo.reset()
+        compiled = torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend="aot_eager")
+        torch.testing.assert_close(compiled(torch.tensor(0.1), mel, conditions), expected, atol=TOLERANCE, rtol=0)
+        # Other contents of the same sizes run what was compiled.
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            compiled(torch.tensor(0.6), mel + 1, conditions)

@@ -1,0 +1,116 @@
+"""Graphs of a function: when they are used, what they copy, and what becomes of a capture that fails.
+
+A CUDA graph needs a GPU. Its contract does not: a replay reads and writes fixed memory. `Recorder` keeps to that
+contract on the CPU, so that all around it is the product's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from omni_stage.models.qwen2_5_omni.token2wav.model import GRAPH_BLOCKS, Speech
+from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import Captured, GraphedFunction, TensorFunction, next_size
+from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
+from support.wave_models import make_utterance, make_wave_model, make_wave_voices
+
+
+class Recorder:
+    """Captures as a CUDA graph does: fixed inputs and output; a replay that counts."""
+
+    def __init__(self) -> None:
+        self.replays = 0
+
+    def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
+        output = function(*inputs).clone()
+
+        def replay() -> None:
+            self.replays += 1
+            output.copy_(function(*inputs))
+
+        return Captured(inputs, output, replay)
+
+
+def weigh(value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return value * scale + 1
+
+
+def test_a_captured_shape_replays_and_owns_its_result() -> None:
+    record = Recorder()
+    graphed = GraphedFunction(weigh, record)
+    value, scale = torch.arange(3.0), torch.tensor(2.0)
+    assert graphed.warm_up(value, scale)
+    warm = record.replays
+    first = graphed(value, scale)
+    second = graphed(value + 1, scale * 2)
+    assert record.replays == warm + 2
+    assert torch.equal(first, weigh(value, scale)), "a later replay must not write into an earlier result"
+    assert torch.equal(second, weigh(value + 1, scale * 2))
+    assert torch.equal(value, torch.arange(3.0)), "nor a capture into what it was warmed up with"
+
+
+def test_other_shapes_run_as_they_are() -> None:
+    record = Recorder()
+    graphed = GraphedFunction(weigh, record)
+    graphed.warm_up(torch.ones(3), torch.ones(()))
+    warm = record.replays
+    assert torch.equal(graphed(torch.ones(4), torch.ones(())), torch.full((4,), 2.0))
+    assert record.replays == warm
+
+
+def test_without_graphs_everything_runs_as_it_is() -> None:
+    graphed = GraphedFunction(weigh, None)
+    assert not graphed.warm_up(torch.ones(3), torch.ones(()))
+    assert torch.equal(graphed(torch.ones(3), torch.ones(())), torch.full((3,), 2.0))
+
+
+def fail(function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def differ(by: float) -> Callable[[TensorFunction, tuple[torch.Tensor, ...]], Captured]:
+    return lambda function, inputs: Captured(inputs, function(*inputs) + by, lambda: None)
+
+
+@pytest.mark.parametrize("capture", [fail, differ(0.01), differ(torch.nan)], ids=["fails", "differs", "not a number"])
+def test_a_capture_that_cannot_be_trusted_is_left_out(capture: object, caplog: pytest.LogCaptureFixture) -> None:
+    graphed = GraphedFunction(weigh, capture)  # type: ignore[arg-type]
+    assert not graphed.warm_up(torch.ones(3), torch.ones(()))
+    assert torch.equal(graphed(torch.ones(3), torch.ones(())), torch.full((3,), 2.0))
+    assert "serves these without" in caplog.text
+
+
+def test_a_broken_device_is_no_reason_to_go_on() -> None:
+    def broken(function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(torch.AcceleratorError):
+        GraphedFunction(weigh, broken).warm_up(torch.ones(3), torch.ones(()))
+
+
+def test_windows_have_the_sizes_that_are_captured() -> None:
+    blocks, first = set(), 0
+    while window := next_window(first, 200, ended=False, block_codes=4):
+        blocks.add((window.end - window.begin) // 4)
+        first = window.until
+    assert blocks == set(window_blocks()) == {2, 5, 6}
+    assert blocks <= set(GRAPH_BLOCKS)
+    assert [next_size(size, (2, 5, 8)) for size in (1, 2, 3, 8, 9)] == [2, 2, 5, 8, 9]
+
+
+def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
+    model = make_wave_model("small blocks")
+    voices = make_wave_voices(model, "a", "b")
+    plain, graphed = (Speech(model, voices, use_graphs=False) for _ in range(2))
+    record = Recorder()
+    graphed.use_capture(record)
+    with torch.inference_mode():
+        graphed.warm_up()
+        warm = record.replays
+        # 3 + 4 blocks of 4 codes: filled up to 8.
+        utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
+        expected, ours = plain.speak(utterances), graphed.speak(utterances)
+    assert record.replays == warm + 9, "one for each solver step; these lengths have no captured vocoder"
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)

@@ -1,0 +1,126 @@
+"""Packs of utterances to audio: against transformers' own sample(), together as alone, in as few forwards as can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.qwen2_5_omni.token2wav.model import Speech
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
+from support.wave_models import WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
+
+TOLERANCE = 1e-5
+SHAPE = "small blocks"
+# Multiples of a block and not, twice the same length, both voices, different guidance: one solver's loop.
+MIXED = [
+    make_utterance(12, seed=1, voice="a"),
+    make_utterance(13, seed=2, voice="b", guidance=2.0),
+    make_utterance(1, seed=3, voice="a"),
+    make_utterance(12, seed=4, voice="b"),
+    make_utterance(30, seed=5, voice="a", first_code=8),
+]
+
+
+class Kit:
+    """A model, its voices, and how often its parts ran."""
+
+    def __init__(self, **voices: Voice) -> None:
+        self.model = make_wave_model(SHAPE)
+        self.voices = make_wave_voices(self.model, "a", "b") | voices
+        self.speech = Speech(self.model, self.voices, use_graphs=True)
+        self.calls: Counter[str] = Counter()
+        dit, vocoder = self.model.code2wav_dit_model, self.model.code2wav_bigvgan_model
+        self._count("evaluations", dit.transformer_blocks[0].attn.to_q)
+        self._count("speakers", dit.input_embed.spk_encoder)
+        self._count("vocoders", vocoder.conv_pre)
+
+    def _count(self, name: str, module: nn.Module) -> None:
+        module.register_forward_hook(lambda *_: self.calls.update([name]))
+
+    def speak(self, *utterances: Utterance) -> list[torch.Tensor]:
+        with torch.inference_mode():
+            return self.speech.speak(utterances)
+
+    def mel(self, utterance: Utterance) -> torch.Tensor:
+        """What transformers' sample() makes: float32 [1, bins, frames]."""
+        voice = self.voices[utterance.voice]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(utterance.seed)
+            return self.model.code2wav_dit_model.sample(
+                voice.speaker,
+                voice.reference_mel,
+                utterance.codes[None],
+                num_steps=utterance.steps,
+                guidance_scale=utterance.guidance,
+            )
+
+
+@pytest.mark.parametrize(
+    "utterance",
+    [
+        make_utterance(12, seed=7),
+        make_utterance(31, seed=2**62, voice="b"),
+        make_utterance(5, guidance=0.0),
+        make_utterance(9, steps=4, guidance=1.5),
+    ],
+    ids=["whole blocks", "a part of a block", "no guidance", "few steps"],
+)
+def test_mel_and_audio_are_transformers_own(utterance: Utterance, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = Kit()
+    mels: list[torch.Tensor] = []
+    vocode = kit.speech._vocode
+    monkeypatch.setattr(kit.speech, "_vocode", lambda mel: mels.append(mel) or vocode(mel))
+    (audio,) = kit.speak(utterance)
+    expected = kit.mel(utterance)
+    torch.testing.assert_close(mels[0], expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
+    assert audio.shape == (utterance.codes.numel() * 480,)
+    torch.testing.assert_close(audio, kit.model.code2wav_bigvgan_model(expected), atol=TOLERANCE, rtol=0)
+
+
+def test_together_as_alone_in_one_loop_and_a_vocoder_each_length() -> None:
+    kit = Kit()
+    alone = [kit.speak(utterance)[0] for utterance in MIXED]
+    kit.calls.clear()
+    together = kit.speak(*MIXED)
+    for utterance, first, second in zip(MIXED, alone, together, strict=True):
+        assert first.std() > 1e-3
+        torch.testing.assert_close(second, first, atol=TOLERANCE, rtol=0, msg=lambda text, u=utterance: f"{u}: {text}")
+    assert kit.calls == {"evaluations": 36, "vocoders": 4}, "nine steps of four evaluations; 12 codes came twice"
+
+
+def test_from_codes_to_audio_no_value_is_read_back() -> None:
+    kit = Kit()
+    with torch.no_grad(), Operators() as operators:
+        kit.speech.speak(MIXED[:2])
+    assert len(operators.names) > 30
+    assert not operators.names & WAITS
+
+
+def test_a_voice_is_encoded_once() -> None:
+    kit = Kit()
+    for _ in range(2):
+        kit.speak(*MIXED)
+    assert kit.calls["speakers"] == 2
+    kit = Kit()
+    with torch.inference_mode():
+        kit.speech.warm_up()
+    assert kit.calls == {"speakers": 2}, "without a GPU nothing else is to be prepared"
+    kit.speak(MIXED[0])
+    assert kit.calls["speakers"] == 2
+
+
+def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
+    """A voice that is not a number: it must neither spread through attention nor become silence in a clamp."""
+    kit = Kit()
+    good = kit.speak(MIXED[0], MIXED[1])
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        voice = kit.voices["a"]
+        broken = Kit(bad=replace(voice, speaker=torch.full_like(voice.speaker, bad)))
+        first, poisoned, second = broken.speak(MIXED[0], replace(MIXED[3], voice="bad"), MIXED[1])
+        assert poisoned.isnan().all()
+        torch.testing.assert_close([first, second], good, atol=TOLERANCE, rtol=0)

@@ -1,0 +1,83 @@
+"""Facts read from config.json: of the published Instruct checkpoint, and what malformed ones are refused for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen3_omni.checkpoint import count_lookahead, read_checkpoint, read_speaking_checkpoint
+from support.published import write_published_qwen3
+
+
+def test_the_published_configuration(tmp_path: Path) -> None:
+    checkpoint, speech = read_speaking_checkpoint(write_published_qwen3(tmp_path))
+    assert (checkpoint.dtype, checkpoint.hidden_size, checkpoint.vocab_size) == ("bfloat16", 2048, 152_064)
+    assert checkpoint.placeholder_ids == (151_675, 151_655, 151_656)
+    text = checkpoint.text
+    assert (text.message_start, text.message_end, text.user, text.assistant) == (151_644, 151_645, 872, 77_091)
+    assert (text.speech_start, text.speech_end, text.speech_padding) == (151_672, 151_673, 151_671)
+    codec = speech.codec
+    assert (codec.padding, codec.start, codec.end) == (2148, 2149, 2150)
+    assert (codec.no_think, codec.think_start, codec.think_end) == (2155, 2156, 2157)
+    assert list(codec.speakers.items()) == [("ethan", 2302), ("chelsie", 2301), ("aiden", 2303)]
+    assert codec.never_sampled == range(2048, 3072)
+    assert codec.end in codec.never_sampled, "the only one of them that ends the stream"
+    assert not codec.special_ids.intersection(codec.placeholders)
+    assert all(token in codec.never_sampled for token in codec.placeholders)
+    assert (speech.groups, speech.codebook_size, speech.accept_hidden_layer) == (16, 2048, 24)
+    assert (speech.frame_samples, speech.lookahead_samples, speech.max_frames) == (1920, 555, 8000)
+    assert speech.talker_positions == 65_536
+
+
+@pytest.mark.parametrize(("rates", "samples"), [((8, 5, 4, 3), 555), ((3,), 3), ((2, 2), 6)])
+def test_samples_that_need_a_further_frame(rates: tuple[int, ...], samples: int) -> None:
+    assert count_lookahead(rates) == samples
+
+
+@pytest.fixture
+def edit(tmp_path: Path, make_tiny_checkpoint: Callable[..., Path]) -> Callable[[Callable[[Any], object]], Path]:
+    """edit(change) -> a directory with the tiny config.json, changed."""
+    config = json.loads((make_tiny_checkpoint(0, "small", "qwen3_omni") / "config.json").read_text())
+
+    def write(change: Callable[[Any], object]) -> Path:
+        change(config)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def test_a_checkpoint_that_only_writes_has_no_talker_to_read(edit: Callable[..., Path]) -> None:
+    def change(config: Any) -> None:
+        config["enable_audio_output"] = False
+        del config["talker_config"], config["code2wav_config"]
+
+    directory = edit(change)
+    assert read_checkpoint(directory).speech is None
+    with pytest.raises(ConfigurationError, match="only writes"):
+        read_speaking_checkpoint(directory)
+
+
+DEFECTS: dict[str, Callable[[Any], object]] = {
+    "its model_type is not qwen3_omni_moe": lambda config: config.update(model_type="qwen2_5_omni"),
+    "talker_config is missing": lambda config: config.pop("talker_config"),
+    "code_predictor_config is missing": lambda config: config["talker_config"].pop("code_predictor_config"),
+    "must equal the thinker's": lambda config: config["talker_config"].update(thinker_hidden_size=7),
+    "must be equal": lambda config: config["code2wav_config"].update(num_quantizers=9),
+    "names no speaker": lambda config: config["talker_config"].update(speaker_id={}),
+    "is no layer of the thinker": lambda config: config["talker_config"].update(accept_hidden_layer=99),
+    "codebook_size must be at most 64": lambda config: config["code2wav_config"].update(codebook_size=65),
+    "vocab_size": lambda config: config["thinker_config"]["text_config"].update(vocab_size="many"),
+}
+
+
+@pytest.mark.parametrize("problem", DEFECTS)
+def test_a_malformed_configuration_is_refused_by_name(edit: Callable[..., Path], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        read_checkpoint(edit(DEFECTS[problem]))
+    assert caught.value.details.field == "model.path"

@@ -1,0 +1,87 @@
+"""The operator judges components as the rules in CEL do, and a component that is not built in is a warning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_operator.rollout.decide import parse_live_pipeline
+from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline.read.offline import parse_checked
+from omni_proto.pipeline.rules.component_checks import check_components, list_late_edges, list_unknown_components
+from support.odd_components import ODD_COMPONENTS_BAD
+from support.spec_mutations import mutated
+from support.spec_table import GOOD, make
+
+
+@pytest.mark.parametrize("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))
+def test_what_the_rules_refuse_is_an_invalid_spec_to_the_operator(case: str) -> None:
+    bad = ODD_COMPONENTS_BAD[case]
+    document = make(*bad.edits)
+    document["metadata"]["namespace"] = "models"
+    with pytest.raises(PipelineError) as caught:
+        parse_live_pipeline(document)
+    fields = [problem.field for problem in caught.value.problems]
+    where = bad.field if bad.field != "spec.stages" else "spec.stages["
+    assert any(field.startswith(where) for field in fields), fields
+    assert all(";" in problem.message or ":" in problem.message for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
+def test_what_the_rules_accept_is_accepted(case: str) -> None:
+    assert check_components(parse_checked(json.dumps(make(*GOOD[case])))) == []
+
+
+def test_random_edits_that_the_rules_accept_are_accepted() -> None:
+    accepted = 0
+    for document in mutated(7, 300):
+        try:
+            pipeline = parse_checked(json.dumps(document))
+        except PipelineError:
+            continue
+        accepted += 1
+        assert check_components(pipeline) == []
+    assert accepted > 30
+
+
+def test_a_component_that_is_not_built_in_is_a_warning() -> None:
+    pipeline = parse_pipeline(json.dumps(make(*GOOD["a misspelt component, which may be one's own"])))
+    (warning,) = list_unknown_components(pipeline)
+    assert str(warning) == (
+        "spec.stages[0].component: qwen2_5_omni/thinkr is not built in; the stage's image must bring it, or the stage "
+        "does not start; did you mean qwen2_5_omni/thinker?"
+    )
+    assert list_unknown_components(parse_pipeline(json.dumps(make()))) == []
+
+
+@pytest.mark.parametrize(
+    ("edge", "component", "warned"),
+    [
+        ({}, "qwen2_5_omni/talker", True),
+        ({"mode": "Full"}, "qwen2_5_omni/talker", False),
+        ({"mode": "Stream"}, "qwen2_5_omni/talker", False),
+        ({}, "my_family/talker", False),
+    ],
+)
+def test_an_edge_without_mode_that_could_stream_is_a_warning(
+    edge: dict[str, Any], component: str, warned: bool
+) -> None:
+    stages = [
+        {"name": "thinker", "component": "qwen2_5_omni/thinker", "outputs": ["Text"]},
+        {"name": "talker", "component": component, "inputs": [{"from": "thinker", **edge}]},
+    ]
+    document = make()
+    document["spec"]["stages"] = stages
+    found = list_late_edges(parse_pipeline(json.dumps(document)))
+    assert [item.field for item in found] == (["spec.stages[1].inputs[0].mode"] if warned else [])
+    assert all("set mode: Stream" in str(item) for item in found)
+
+
+def test_no_sample_leaves_the_mode_out() -> None:
+    samples = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
+    pipelines = [load_pipeline(path) for path in samples]
+    assert len(pipelines) > 5
+    assert [problem for pipeline in pipelines for problem in list_late_edges(pipeline)] == []

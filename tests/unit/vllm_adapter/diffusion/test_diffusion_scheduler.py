@@ -1,0 +1,387 @@
+"""DiffusionScheduler over real vLLM schedulers: detection, batching, budgets, order, timeout, completion."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from vllm.pooling_params import PoolingParams
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import Request, RequestStatus
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, is_diffusion
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+
+
+@pytest.fixture
+def make(make_scheduler):
+    """Build a scheduler as a diffusion stage has it: pooling runner, no KV cache, no chunked prefill."""
+
+    def build(settings=None, **kwargs):
+        options = {"runner": "pooling", "kv_blocks": 0, "enable_chunked_prefill": False} | kwargs
+        return make_scheduler(DiffusionScheduler, additional_config={"omni_diffusion": settings or {}}, **options)
+
+    return build
+
+
+def test_detection_is_by_what_the_request_says(ar_request, diffusion_request, payload):
+    raw = payload().to_bytes()
+    cases = {
+        "pooling with payload": (diffusion_request("a"), True),
+        "pooling without payload": (Request("b", [0], None, PoolingParams()), False),
+        "pooling with another key": (Request("c", [0], None, PoolingParams(extra_kwargs={"x": raw})), False),
+        "sampling": (ar_request("d"), False),
+        "sampling with payload": (ar_request("e", raw=raw), False),
+    }
+    assert {name: is_diffusion(request) for name, (request, _) in cases.items()} == {
+        name: expected for name, (_, expected) in cases.items()
+    }
+
+
+def test_one_step_from_start_to_end(make, diffusion_request, payload, step):
+    scheduler = make()
+    request = diffusion_request("a")
+    scheduler.add_request(request)
+    output, results = step(scheduler, {"a": torch.arange(6.0)})
+    (data,) = output.scheduled_new_reqs
+    assert isinstance(data, OmniNewRequestData)
+    assert data.additional_information == payload()
+    assert output.num_scheduled_tokens == {"a": 1}
+    assert torch.equal(results["a"].pooling_output, torch.arange(6.0))
+    assert results["a"].finish_reason == FinishReason.STOP
+    assert results["a"].stop_reason == "diffusion_done"
+    assert request.status == RequestStatus.FINISHED_STOPPED
+    assert request.stop_reason == "diffusion_done"
+    assert scheduler.requests == {}
+    assert scheduler.running == []
+    assert "a" in scheduler.schedule().finished_req_ids
+
+
+def test_no_kv_cache_is_allocated(make, diffusion_request, step):
+    scheduler = make()
+    assert scheduler.kv_cache_config.kv_cache_groups == []
+    for name in "abc":
+        scheduler.add_request(diffusion_request(name))
+    output, _ = step(scheduler)
+    assert [data.block_ids for data in output.scheduled_new_reqs] == [()] * 3
+    assert scheduler.kv_cache_manager.usage == 0
+
+
+def test_beside_a_kv_cache_the_block_is_freed_after_the_step(make_scheduler, diffusion_request, step):
+    scheduler = make_scheduler(DiffusionScheduler)
+    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    scheduler.add_request(diffusion_request("a"))
+    step(scheduler)
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
+
+
+@pytest.mark.parametrize("runner", ["pooling", "generate"])
+def test_request_without_tokens_gets_one_placeholder(runner, make, diffusion_request, step):
+    scheduler = make(runner=runner)
+    scheduler.add_request(diffusion_request("empty", tokens=0))
+    output, results = step(scheduler)
+    assert output.num_scheduled_tokens == {"empty": 1}
+    assert output.scheduled_new_reqs[0].prompt_token_ids == [0]
+    assert results["empty"].stop_reason == "diffusion_done"
+
+
+def test_very_large_embeddings_run_alone_and_do_not_wait_for_ever(make, diffusion_request, step, new_ids):
+    scheduler = make(settings={"embedding_budget_bytes": 4096})
+    scheduler.add_request(diffusion_request("small", rows=2))
+    scheduler.add_request(diffusion_request("huge", rows=4096))
+    scheduler.add_request(diffusion_request("small2", rows=2))
+    assert new_ids(step(scheduler)[0]) == ["small"]
+    assert new_ids(step(scheduler)[0]) == ["huge"]
+    assert new_ids(step(scheduler)[0]) == ["small2"]
+
+
+def test_several_requests_share_one_step(make, diffusion_request, step):
+    scheduler = make()
+    for index in range(5):
+        scheduler.add_request(diffusion_request(f"r{index}", rows=index + 1))
+    output, results = step(scheduler)
+    assert list(output.num_scheduled_tokens) == [f"r{index}" for index in range(5)]
+    assert {result.stop_reason for result in results.values()} == {"diffusion_done"}
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+LIMITS = {
+    # name: (settings, scheduler arguments, tokens a request, ids of each step)
+    "count": ({"max_batch": 2}, {}, 1, ["ab", "cd", "e"]),
+    "sequences of the engine": ({}, {"max_num_seqs": 3}, 1, ["abc", "de"]),
+    "work": ({"step_work": 120}, {"max_num_batched_tokens": 1024}, 50, ["ab", "cd", "e"]),
+    "work that one request is over": ({"step_work": 30}, {}, 50, list("abcde")),
+    "tokens of one step": ({}, {"max_num_batched_tokens": 128}, 50, ["ab", "cd", "e"]),
+    "nothing": ({}, {}, 1, ["abcde"]),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_batches_keep_within_limits(name, make, diffusion_request, step, new_ids):
+    settings, options, tokens, expected = LIMITS[name]
+    scheduler = make(settings=settings, **options)
+    for request_id in "abcde":
+        scheduler.add_request(diffusion_request(request_id, tokens=tokens))
+    assert ["".join(new_ids(step(scheduler)[0])) for _ in expected] == expected
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+def test_byte_budget_is_kept_and_nobody_overtakes(make, diffusion_request, payload, step, new_ids):
+    one, three = (len(payload(rows).to_bytes()) for rows in (10, 30))
+    scheduler = make(settings={"embedding_budget_bytes": one + three - 1})
+    for name, rows in (("a", 10), ("b", 30), ("c", 10), ("d", 10)):
+        scheduler.add_request(diffusion_request(name, rows=rows))
+    # b does not fit beside a; c would, but must not overtake b.
+    assert [new_ids(step(scheduler)[0]) for _ in range(3)] == [["a"], ["b"], ["c", "d"]]
+
+
+def test_long_requests_run_one_after_another_and_short_ones_share(make, diffusion_request, step, new_ids):
+    """All of them in one step would take as long as all of them, and the watchdog would see no step."""
+    scheduler = make(settings={"step_work": 80})
+    for name in "abcdef":
+        scheduler.add_request(diffusion_request(name, tokens=60))
+    for name in "xyz":
+        scheduler.add_request(diffusion_request(name, tokens=10))
+    steps = ["".join(new_ids(step(scheduler)[0])) for _ in range(6)]
+    assert steps == ["a", "b", "c", "d", "e", "fxy"]
+    assert "".join(new_ids(step(scheduler)[0])) == "z"
+
+
+def test_a_chunk_of_a_request_is_not_an_end_without_output(make_scheduler, diffusion_request, step):
+    """Beside autoregressive requests vLLM may split a request's placeholders over steps."""
+    scheduler = make_scheduler(DiffusionScheduler, max_num_batched_tokens=32)
+    scheduler.add_request(diffusion_request("a", tokens=20))
+    scheduler.add_request(diffusion_request("b", tokens=20))
+    output, results = step(scheduler, {"b": None})
+    assert output.num_scheduled_tokens == {"a": 20, "b": 12}
+    assert {name: result.stop_reason for name, result in results.items()} == {"a": "diffusion_done"}
+    output, results = step(scheduler)
+    assert output.num_scheduled_tokens == {"b": 8}
+    assert {name: result.stop_reason for name, result in results.items()} == {"b": "diffusion_done"}
+
+
+def test_bytes_in_flight_count_until_the_output_comes(make, diffusion_request, payload, run_step, new_ids):
+    size = len(payload().to_bytes())
+    scheduler = make(settings={"embedding_budget_bytes": 2 * size})
+    for name in "abc":
+        scheduler.add_request(diffusion_request(name))
+    first = scheduler.schedule()
+    assert new_ids(first) == ["a", "b"]
+    assert new_ids(scheduler.schedule()) == []
+    scheduler.update_from_output(first, run_step(scheduler, first))
+    assert new_ids(scheduler.schedule()) == ["c"]
+
+
+def test_mixed_queue_keeps_its_order(make_scheduler, ar_request, diffusion_request, step):
+    scheduler = make_scheduler(DiffusionScheduler)
+    order = ["ar1", "diff1", "ar2", "diff2", "ar3"]
+    for name in order:
+        scheduler.add_request(ar_request(name) if name.startswith("ar") else diffusion_request(name))
+    output, results = step(scheduler)
+    assert list(output.num_scheduled_tokens) == order
+    assert output.num_scheduled_tokens == {"ar1": 5, "diff1": 1, "ar2": 5, "diff2": 1, "ar3": 5}
+    assert {name for name, result in results.items() if result.finish_reason is not None} == {"diff1", "diff2"}
+    # The autoregressive ones go on, token by token, to their end.
+    for _ in range(3):
+        output, results = step(scheduler)
+        assert list(output.num_scheduled_tokens) == ["ar1", "ar2", "ar3"]
+    assert {result.finish_reason for result in results.values()} == {FinishReason.LENGTH}
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+def test_blocked_diffusion_lets_others_pass_and_keeps_its_place(
+    make_scheduler, ar_request, diffusion_request, step, new_ids
+):
+    scheduler = make_scheduler(DiffusionScheduler, additional_config={"omni_diffusion": {"max_batch": 1}})
+    for name in ("diff1", "diff2", "ar1", "diff3"):
+        scheduler.add_request(ar_request(name) if name.startswith("ar") else diffusion_request(name))
+    output, _ = step(scheduler)
+    assert new_ids(output) == ["diff1", "ar1"]
+    assert [request.request_id for request in scheduler.waiting] == ["diff2", "diff3"]
+    assert [new_ids(step(scheduler)[0]) for _ in range(2)] == [["diff2"], ["diff3"]]
+
+
+def test_only_autoregressive_requests_run_as_under_the_stock_scheduler(make_scheduler, ar_request, step):
+    traces = []
+    for scheduler_class in (DiffusionScheduler, DiffusionScheduler.__bases__[1]):
+        scheduler = make_scheduler(scheduler_class, kv_blocks=8, max_num_batched_tokens=32, max_num_seqs=3)
+        for index in range(4):
+            scheduler.add_request(ar_request(f"r{index}", tokens=20 + index, max_tokens=20))
+        trace = []
+        while scheduler.get_num_unfinished_requests():
+            output, results = step(scheduler)
+            tokens = {name: (result.new_token_ids, result.finish_reason) for name, result in results.items()}
+            trace.append((dict(output.num_scheduled_tokens), sorted(output.finished_req_ids), tokens))
+        traces.append(trace)
+    assert traces[0] == traces[1]
+
+
+def test_queue_timeout_ends_the_waiting_request(make, diffusion_request, run_step, new_ids):
+    scheduler = make(settings={"queue_timeout_s": 5.0, "max_batch": 1})
+    now = 100.0
+    scheduler.clock = lambda: now
+    for name in ("runs", "waits"):
+        scheduler.add_request(diffusion_request(name))
+    first = scheduler.schedule()
+    assert new_ids(first) == ["runs"]
+    now = 105.0
+    empty = scheduler.schedule()
+    assert empty.total_num_scheduled_tokens == 0
+    assert "waits" in scheduler.requests
+    now = 105.1
+    late = scheduler.schedule()
+    assert new_ids(late) == []
+    results = scheduler.update_from_output(first, run_step(scheduler, first))[0].outputs
+    by_id = {result.request_id: result for result in results}
+    # The one that runs is not timed out, however long its step takes.
+    assert by_id["runs"].stop_reason == "diffusion_done"
+    assert by_id["waits"].stop_reason == "queue_timeout"
+    assert by_id["waits"].finish_reason == FinishReason.ABORT
+    assert by_id["waits"].pooling_output is not None
+    assert by_id["waits"].pooling_output.numel() == 0
+    assert scheduler.get_num_unfinished_requests() == 0
+    scheduler.schedule()
+    assert scheduler._queued_at == {}
+
+
+def test_timed_out_request_is_not_scheduled_in_the_step_that_finds_it(make, diffusion_request, step, new_ids):
+    scheduler = make(settings={"queue_timeout_s": 5.0})
+    now = 0.0
+    scheduler.clock = lambda: now
+    scheduler.add_request(diffusion_request("late"))
+    now = 6.0
+    scheduler.add_request(diffusion_request("fresh"))
+    output, results = step(scheduler)
+    assert new_ids(output) == ["fresh"]
+    assert {name: result.stop_reason for name, result in results.items()} == {
+        "late": "queue_timeout",
+        "fresh": "diffusion_done",
+    }
+
+
+def test_autoregressive_requests_have_no_queue_timeout(make_scheduler, ar_request, step, new_ids):
+    scheduler = make_scheduler(DiffusionScheduler, additional_config={"omni_diffusion": {"queue_timeout_s": 1}})
+    now = 0.0
+    scheduler.clock = lambda: now
+    scheduler.add_request(ar_request("ar"))
+    now = 99.0
+    assert new_ids(step(scheduler)[0]) == ["ar"]
+
+
+def test_wall_clock_does_not_matter(make, diffusion_request, step):
+    scheduler = make(settings={"queue_timeout_s": 5.0})
+    assert scheduler.clock is time.monotonic
+    request = diffusion_request("a")
+    request.arrival_time -= 3600
+    scheduler.add_request(request)
+    assert step(scheduler)[1]["a"].stop_reason == "diffusion_done"
+    # And the clock that it goes by is the monotonic one, which runs on another scale than the wall clock.
+    before = time.monotonic()
+    assert before <= scheduler.clock() <= time.monotonic()
+
+
+def test_urgent_diffusion_requests_go_first(make, diffusion_request, new_ids):
+    scheduler = make(settings={"max_batch": 2})
+    for name, priority in {"late": 7, "first": 0, "early": -1}.items():
+        request = diffusion_request(name)
+        request.priority = priority
+        scheduler.add_request(request)
+    assert new_ids(scheduler.schedule()) == ["early", "first"]
+
+
+def test_more_tokens_than_one_step_takes_end_the_request_and_block_nobody(make, diffusion_request, step, new_ids):
+    scheduler = make()
+    scheduler.add_request(diffusion_request("long", tokens=129))
+    scheduler.add_request(diffusion_request("next"))
+    output, results = step(scheduler)
+    assert new_ids(output) == ["next"]
+    assert results["long"].finish_reason == FinishReason.ABORT
+    assert results["long"].stop_reason == "prompt_too_long: one step takes at most 128 tokens"
+    assert results["next"].stop_reason == "diffusion_done"
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x00", "text", b"\x81\xa7entries\x90"], ids=["empty", "number", "text", "list"])
+def test_unreadable_payload_ends_that_request_only(raw, make, diffusion_request, step):
+    scheduler = make()
+    scheduler.add_request(diffusion_request("bad", raw=raw))
+    scheduler.add_request(diffusion_request("good"))
+    _, results = step(scheduler)
+    assert results["bad"].finish_reason == FinishReason.ABORT
+    assert results["bad"].stop_reason.startswith("invalid_payload")
+    assert results["bad"].pooling_output.numel() == 0
+    assert results["good"].stop_reason == "diffusion_done"
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+BAD_OUTPUTS = {
+    "nothing": None,
+    "a list": [1.0, 2.0],
+    "a sparse tensor": torch.eye(2).to_sparse(),
+    "a tensor elsewhere": torch.empty(2, device="meta"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OUTPUTS)
+def test_bad_output_ends_that_request_only(name, make, diffusion_request, step):
+    scheduler = make()
+    for request_id in ("bad", "good"):
+        scheduler.add_request(diffusion_request(request_id))
+    _, results = step(scheduler, {"bad": BAD_OUTPUTS[name]})
+    assert results["bad"].finish_reason == FinishReason.ABORT
+    assert results["bad"].stop_reason.startswith("invalid_output: ")
+    assert results["good"].stop_reason == "diffusion_done"
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+@pytest.mark.parametrize("cut", ["row", "all", "index"])
+def test_output_that_lacks_requests_does_not_end_the_engine(cut, make, diffusion_request, run_step):
+    scheduler = make()
+    for request_id in ("a", "b"):
+        scheduler.add_request(diffusion_request(request_id))
+    output = scheduler.schedule()
+    answer = run_step(scheduler, output)
+    if cut == "row":
+        answer.pooler_output.pop()
+    elif cut == "all":
+        answer.pooler_output = None
+    else:
+        del answer.req_id_to_index["b"]
+    results = {result.request_id: result for result in scheduler.update_from_output(output, answer)[0].outputs}
+    assert results["b"].stop_reason == "invalid_output: the worker returned no output"
+    assert results["a"].stop_reason == (results["b"].stop_reason if cut == "all" else "diffusion_done")
+
+
+def test_request_aborted_while_its_step_runs_is_dropped(make, diffusion_request, run_step):
+    scheduler = make()
+    scheduler.add_request(diffusion_request("a"))
+    output = scheduler.schedule()
+    answer = run_step(scheduler, output)
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.update_from_output(output, answer) == {}
+    assert scheduler.running == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_batch": 0},
+        {"max_batch": True},
+        {"step_work": 0},
+        {"step_work": 1.5},
+        {"cuda_graphs": 1},
+        {"embedding_budget_bytes": -1},
+        {"embedding_budget_bytes": 1.5},
+        {"queue_timeout_s": 0},
+        {"queue_timeout_s": float("nan")},
+        {"queue_timeout_s": float("inf")},
+        {"queue_timeout_s": "5"},
+        {"max_batches": 1},
+        [1],
+    ],
+    ids=str,
+)
+def test_wrong_settings_are_a_configuration_error(settings, make):
+    with pytest.raises(ConfigurationError):
+        make(settings=settings)

@@ -1,0 +1,40 @@
+"""What is set in the stage server's process before vLLM is imported, and when that process must not be forked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omni_stage.vllm_adapter.process.env import apply_environment, usable_cpus
+from omni_stage.vllm_adapter.process.template import _holds_open
+
+
+def applied(tmp_path: Path, *devices: str, **given: str) -> dict[str, str]:
+    for device in devices:
+        (tmp_path / device).touch()
+    apply_environment(given, tmp_path)
+    return given
+
+
+def test_threads_are_counted_where_there_is_no_gpu(tmp_path: Path) -> None:
+    assert applied(tmp_path)["OMP_NUM_THREADS"] == str(usable_cpus())
+    assert applied(tmp_path, OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
+
+
+def test_with_a_gpu_vllm_may_drop_to_one_thread(tmp_path: Path) -> None:
+    """vLLM 0.32 does so unless the variable is set (utils/torch_utils.py, set_torch_threads_for_runtime)."""
+    assert "OMP_NUM_THREADS" not in applied(tmp_path, "nvidiactl")
+    assert applied(tmp_path, "nvidiactl", OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
+
+
+def test_no_kernel_is_compiled_to_sample_unless_asked_for(tmp_path: Path) -> None:
+    assert applied(tmp_path)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert applied(tmp_path, VLLM_USE_FLASHINFER_SAMPLER="1")["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
+def test_an_open_device_is_seen(tmp_path: Path) -> None:
+    device = tmp_path / "nvidia-uvm"
+    device.touch()
+    assert not _holds_open(str(device))
+    with device.open():
+        assert _holds_open(str(device))
+    assert not _holds_open(str(device))

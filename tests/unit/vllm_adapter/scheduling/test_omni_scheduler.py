@@ -1,0 +1,302 @@
+"""OmniScheduler over real vLLM schedulers: enrichment, and the end of requests whose payload cannot be read."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+
+import pytest
+import torch
+from vllm.config import SchedulerConfig
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
+from omni_stage.errors import ConfigurationError, InvalidTensorError
+from omni_stage.payloads import DEFAULT_LIMITS, AdditionalInformationPayload
+from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
+from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
+from omni_stage.vllm_adapter.select import scheduler_cls
+
+BOTH = pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])
+
+
+def damage(raw: bytes) -> bytes:
+    """Flip one bit of the tensor's data."""
+    index = raw.index(torch.ones(1).numpy().tobytes())
+    return raw[:index] + bytes([raw[index] ^ 1]) + raw[index + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("kind", "overlaps", "ours", "stock"),
+    [
+        ("autoregressive", False, OmniScheduler, Scheduler),
+        ("autoregressive", True, OmniAsyncScheduler, AsyncScheduler),
+        ("diffusion", False, DiffusionScheduler, Scheduler),
+    ],
+)
+def test_vllm_builds_our_scheduler_for_each_kind_of_stage(kind, overlaps, ours, stock, make_scheduler, ar_request):
+    """By the name in our arguments and vLLM's own look-up; and the step that it makes is vLLM's."""
+    config = SchedulerConfig.default_factory(scheduler_cls=scheduler_cls(kind, overlaps), async_scheduling=overlaps)
+    built = config.get_scheduler_cls()
+    assert built is ours
+    steps = []
+    for scheduler in (make_scheduler(built), make_scheduler(stock)):
+        scheduler.add_request(ar_request("a", tokens=9))
+        steps.append(scheduler.schedule())
+    assert steps[0].num_scheduled_tokens == steps[1].num_scheduled_tokens == {"a": 9}
+    assert steps[0].scheduled_new_reqs[0].block_ids == steps[1].scheduled_new_reqs[0].block_ids
+
+
+@BOTH
+def test_lower_priority_numbers_go_first_and_equals_keep_their_order(
+    scheduler_class, make_scheduler, ar_request, new_ids
+):
+    scheduler = make_scheduler(scheduler_class, max_num_seqs=3)
+    for name, priority in {"late": 7, "first": 0, "second": 0, "early": -1}.items():
+        request = ar_request(name)
+        request.priority = priority
+        scheduler.add_request(request)
+    assert new_ids(scheduler.schedule()) == ["early", "first", "second"]
+
+
+@BOTH
+def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_scheduler, ar_request, run_step):
+    """Two requests fill the KV cache; when one needs a further block, the one of the higher number is preempted."""
+    scheduler = make_scheduler(scheduler_class, kv_blocks=5)
+    # Under "fcfs" the one that came last would be preempted.
+    for name, priority in {"patient": 5, "urgent": 0}.items():
+        request = ar_request(name, tokens=31, max_tokens=20)
+        request.priority = priority
+        scheduler.add_request(request)
+    for _ in range(4):
+        output = scheduler.schedule()
+        scheduler.update_from_output(output, run_step(scheduler, output))
+    assert scheduler.requests["patient"].status == RequestStatus.PREEMPTED
+    assert scheduler.requests["urgent"].status == RequestStatus.RUNNING
+
+
+@BOTH
+def test_a_request_in_parts_keeps_its_place_in_the_queue(scheduler_class, make_scheduler, ar_request, run_step):
+    """vLLM would move its arrival to that of each part, within the heap that is ordered by it."""
+    scheduler = make_scheduler(scheduler_class)
+
+    def part(arrival):
+        request = ar_request("session", max_tokens=1)
+        request.resumable, request.arrival_time = True, arrival
+        return request
+
+    scheduler.add_request(part(1.0))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, run_step(scheduler, output))
+    session = scheduler.requests["session"]
+    assert session.status == RequestStatus.WAITING_FOR_STREAMING_REQ
+    scheduler.add_request(part(50.0))
+    assert session.arrival_time == 1.0
+    assert session.status == RequestStatus.WAITING
+    assert session.num_prompt_tokens > 5
+
+
+@BOTH
+def test_payload_reaches_the_worker_and_no_field_is_lost(scheduler_class, make_scheduler, ar_request, payload):
+    stock_class = scheduler_class.__bases__[1]
+    stock, omni = make_scheduler(stock_class), make_scheduler(scheduler_class)
+    raw = payload().to_bytes()
+    stock.add_request(ar_request("a", raw=raw))
+    omni.add_request(ar_request("a", raw=raw))
+    (expected,), (actual,) = stock.schedule().scheduled_new_reqs, omni.schedule().scheduled_new_reqs
+    assert type(expected) is NewRequestData
+    assert isinstance(actual, OmniNewRequestData)
+    assert actual.additional_information == payload()
+    assert actual.payload_error == ""
+    for item in fields(NewRequestData):
+        if item.name != "sampling_params":
+            assert getattr(actual, item.name) == getattr(expected, item.name), item.name
+    assert actual.sampling_params.extra_args == expected.sampling_params.extra_args
+
+
+@BOTH
+def test_nothing_is_copied_when_nothing_is_to_be_enriched(scheduler_class, make_scheduler, ar_request, monkeypatch):
+    made = []
+    original = NewRequestData.from_request.__func__
+
+    def spy(cls, *args, **kwargs):
+        made.append(original(cls, *args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(NewRequestData, "from_request", classmethod(spy))
+    scheduler = make_scheduler(scheduler_class)
+    for name in ("a", "b"):
+        scheduler.add_request(ar_request(name))
+    new = scheduler.schedule().scheduled_new_reqs
+    assert len(new) == len(made) == 2
+    assert all(actual is stock for actual, stock in zip(new, made, strict=True))
+
+
+def test_only_requests_with_a_payload_are_enriched(make_scheduler, ar_request, payload):
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.add_request(ar_request("plain"))
+    scheduler.add_request(ar_request("rich", raw=payload().to_bytes()))
+    assert [type(data) for data in scheduler.schedule().scheduled_new_reqs] == [NewRequestData, OmniNewRequestData]
+
+
+def test_values_are_shared_not_copied(make_scheduler, ar_request, payload):
+    scheduler = make_scheduler(OmniScheduler)
+    request = ar_request("a", raw=payload().to_bytes())
+    request.prompt_embeds = torch.ones(5, 4)
+    scheduler.add_request(request)
+    (data,) = scheduler.schedule().scheduled_new_reqs
+    assert data.prompt_embeds is request.prompt_embeds
+    assert data.sampling_params is request.sampling_params
+
+
+BAD_PAYLOADS = {
+    "flipped bit": lambda good: damage(good),
+    "cut short": lambda good: good[:-4],
+    "empty": lambda good: b"",
+    "not bytes": lambda good: "text",
+    "a tensor that vLLM's wire took apart": lambda good: ["float32", [3, 4], 1],
+    "another structure": lambda good: b"\x81\xa1a\x01",
+    "deep nesting": lambda good: b"\x81\xa7entries" + b"\x81\xa1a" * 5000,
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", BAD_PAYLOADS)
+def test_unreadable_payload_ends_that_request_only(
+    scheduler_class, name, make_scheduler, ar_request, payload, step, caplog
+):
+    scheduler = make_scheduler(scheduler_class)
+    scheduler.add_request(ar_request("bad", raw=BAD_PAYLOADS[name](payload().to_bytes()), client=1))
+    scheduler.add_request(ar_request("good", raw=payload().to_bytes(), max_tokens=2))
+    with caplog.at_level(logging.WARNING):
+        output, results = step(scheduler)
+    bad = next(data for data in output.scheduled_new_reqs if data.req_id == "bad")
+    assert bad.additional_information is None
+    assert bad.payload_error
+    assert results["bad"].finish_reason == FinishReason.ABORT
+    assert results["bad"].stop_reason.startswith("invalid_payload: ")
+    assert results["bad"].pooling_output is None
+    assert results["bad"].new_token_ids == []
+    assert "bad" not in scheduler.requests
+    assert "request bad ends" in caplog.text
+    # The other goes on, and the worker is told to forget the one that ended.
+    assert results["good"].new_token_ids == [7]
+    output, results = step(scheduler)
+    assert "bad" in output.finished_req_ids
+    assert results["good"].finish_reason == FinishReason.LENGTH
+    assert scheduler.get_num_unfinished_requests() == 0
+
+
+def test_a_defect_in_reading_ends_the_request_not_the_engine(
+    make_scheduler, ar_request, payload, step, monkeypatch, caplog
+):
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError("defect")
+
+    monkeypatch.setattr(AdditionalInformationPayload, "from_bytes", fail)
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.add_request(ar_request("a", raw=payload().to_bytes()))
+    _, results = step(scheduler)
+    assert results["a"].finish_reason == FinishReason.ABORT
+    assert results["a"].stop_reason == "invalid_payload: internal error while reading the payload"
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_values_of_a_bad_payload_are_not_logged(make_scheduler, ar_request, step, caplog):
+    canary = "CANARY-7f3a"
+    raw = AdditionalInformationPayload.from_mapping({"secret": [canary]}).to_bytes()[:-1] + b"\xff"
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.add_request(ar_request("a", raw=raw))
+    output, results = step(scheduler)
+    said = caplog.text + str(results["a"].stop_reason) + repr(output.scheduled_new_reqs[0].payload_error)
+    assert canary not in said
+
+
+def test_each_client_hears_of_its_own_request(make_scheduler, ar_request, run_step):
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.add_request(ar_request("bad", raw=b"", client=3))
+    output = scheduler.schedule()
+    results = scheduler.update_from_output(output, run_step(scheduler, output))
+    assert [result.request_id for result in results[3].outputs] == ["bad"]
+
+
+def test_client_that_left_is_not_told_again(make_scheduler, ar_request, run_step):
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.add_request(ar_request("bad", raw=b""))
+    output = scheduler.schedule()
+    scheduler.finish_requests("bad", RequestStatus.FINISHED_ABORTED)
+    assert scheduler.update_from_output(output, run_step(scheduler, output)) == {}
+    assert scheduler._rejected == {}
+
+
+def test_rejecting_unknown_requests_is_ignored(make_scheduler, step):
+    scheduler = make_scheduler(OmniScheduler)
+    scheduler.reject("nobody", "reason")
+    assert step(scheduler)[1] == {}
+
+
+def test_async_scheduler_ends_a_request_that_is_in_flight_twice(make_scheduler, ar_request, payload, run_step):
+    """Two steps are scheduled before the first one's output comes, as with async_scheduling."""
+    scheduler = make_scheduler(OmniAsyncScheduler)
+    scheduler.add_request(ar_request("bad", raw=b""))
+    scheduler.add_request(ar_request("good", raw=payload().to_bytes(), max_tokens=4))
+    first = scheduler.schedule()
+    first_answer = run_step(scheduler, first)
+    second = scheduler.schedule()
+    second_answer = run_step(scheduler, second)
+    assert "bad" in second.num_scheduled_tokens
+    results = scheduler.update_from_output(first, first_answer)[0].outputs
+    assert {result.request_id: result.finish_reason for result in results} == {"good": None, "bad": FinishReason.ABORT}
+    results = scheduler.update_from_output(second, second_answer)[0].outputs
+    assert [result.request_id for result in results] == ["good"]
+    assert "bad" in scheduler.schedule().finished_req_ids
+
+
+def test_freed_blocks_come_back(make_scheduler, ar_request, step):
+    scheduler = make_scheduler(OmniScheduler)
+    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    scheduler.add_request(ar_request("bad", tokens=40, raw=b""))
+    step(scheduler)
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
+
+
+def test_resumable_chunk_brings_its_own_payload(make_scheduler, ar_request, payload, step):
+    scheduler = make_scheduler(OmniScheduler)
+    seen = []
+    for fill in (1.0, 2.0):
+        request = ar_request("session", raw=payload(fill=fill).to_bytes(), max_tokens=1)
+        request.resumable = True
+        scheduler.add_request(request)
+        output, _ = step(scheduler)
+        seen += [float(data.additional_information.tensor("codes")[0, 0]) for data in output.scheduled_new_reqs]
+    assert seen == [1.0, 2.0]
+
+
+def test_limits_come_from_the_configuration(make_scheduler, ar_request, payload, step):
+    scheduler = make_scheduler(OmniScheduler, additional_config={"omni_payload_limits": {"max_entries": 1}})
+    scheduler.add_request(ar_request("a", raw=payload().to_bytes()))
+    _, results = step(scheduler)
+    assert "at most 1 are allowed" in results["a"].stop_reason
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_entries": 0}, {"unheard_of": 1}, {"max_entries": True}, 5], ids=["zero", "unknown", "bool", "int"]
+)
+def test_wrong_limits_are_a_configuration_error(limits, make_scheduler):
+    with pytest.raises(ConfigurationError):
+        make_scheduler(OmniScheduler, additional_config={"omni_payload_limits": limits})
+
+
+def test_from_request(ar_request, payload):
+    data = OmniNewRequestData.from_request(ar_request("a", raw=payload().to_bytes()), ([1],), limits=DEFAULT_LIMITS)
+    assert data.additional_information == payload()
+    assert data.block_ids == ([1],)
+    assert (
+        OmniNewRequestData.from_request(ar_request("b"), ([1],), limits=DEFAULT_LIMITS).additional_information is None
+    )
+    with pytest.raises(InvalidTensorError):
+        OmniNewRequestData.from_request(ar_request("c", raw=5), ([1],), limits=DEFAULT_LIMITS)
