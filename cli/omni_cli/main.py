@@ -112,19 +112,22 @@ def run(
     \b
     Examples:
       omnipipe run manifests/samples/tiny-omni.yaml --model-dir /tmp/tiny-omni
+      omnipipe run manifests/samples/sim-omni.yaml
       omnipipe run pipeline.yaml --port 50051 --log-dir logs
       omnipipe run pipeline.yaml --http 8000
     """
     from omni_cli.commands.run import run_pipeline
+    from omni_cli.local.engines import find_model, needs_vllm
     from omni_cli.local.pipeline import LocalOptions
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
-    require_engine()
+    pipeline = read_pipeline(pipeline_file)
+    if needs_vllm(pipeline):
+        require_engine()
     if http is not None:
         require_gateway()
-    pipeline = read_pipeline(pipeline_file)
     try:
-        model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
+        model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()
     except ModelPathError as error:
         raise fail(str(error)) from error
     if not (model_path / "config.json").is_file():
@@ -281,6 +284,26 @@ def gateway(
     arguments += [f"--config={config}"] if config else []
     arguments += [f"--tls-dir={tls_dir}"] if tls_dir else []
     raise typer.Exit(serve_gateway(arguments))
+
+
+@app.command("gateway-key")
+def gateway_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
+) -> None:
+    """Make an API key of a gateway: prints the key, and its entry for the gateway's file of keys.
+
+    The key itself is kept nowhere.
+
+    \b
+    Example:
+      omnipipe gateway-key alice
+    """
+    require_gateway()
+    from omni_gateway.guard.keys import make_key
+
+    key, digest = make_key()
+    sys.stderr.write(f"key: {key}\n")
+    print(f"- {{name: {name}, sha256: {digest}}}")
 
 
 @app.command()

@@ -202,8 +202,8 @@ class Emitter(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+class ServedComponent(Protocol):
+    """What the stage server reads of a component, whichever engine runs it."""
 
     facts: ComponentFacts
     """What is true of it whatever checkpoint it serves, as its family's manifest says."""
@@ -214,6 +214,10 @@ class Component(Protocol):
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
+
+
+class Component(ServedComponent, Protocol):
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
@@ -277,6 +281,14 @@ class TakesMedia(Protocol):
         """Of a sound of so many samples at audio_rate_hz. Raises InvalidMediaError where it is longer than the model
         hears at once."""
         ...
+
+
+@runtime_checkable
+class KnowsVoices(Protocol):
+    """A Component that knows the voices of the stages below it."""
+
+    known_voices: Sequence[str]
+    """The default first; empty where no stage below speaks."""
 
 
 class ComponentFactory(Protocol):
