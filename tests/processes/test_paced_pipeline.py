@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from observability.reference import VLLM
 from rich.console import Console
 
 from omni_cli.local.engines import find_model, needs_vllm
@@ -70,6 +71,14 @@ def test_a_caller_who_leaves_frees_every_stage(running: LocalPipeline) -> None:
         )
 
     asyncio.run(until(is_idle, 20))
+
+
+def test_the_engines_show_what_dashboards_ask_of_vllms(running: LocalPipeline) -> None:
+    for stage, address in running.addresses.items():
+        page = read_metrics(address.metrics)
+        missing = {name for name in VLLM if f"\n{name}{{" not in page}
+        assert missing == set(), stage
+    assert 'continuous="true"' in read_metrics(running.addresses["thinker"].metrics)
 
 
 def test_a_stage_server_takes_less_memory_than_a_hundred_mebibytes(running: LocalPipeline) -> None:

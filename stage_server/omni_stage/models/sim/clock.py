@@ -84,6 +84,10 @@ class StepClock:
     running: list[Sequence] = field(default_factory=list)
     preempted: int = 0
     """How often a request lost its KV to another one."""
+    prompted: int = 0
+    """Prompt tokens that were computed for whoever has written something since."""
+    generated: int = 0
+    """Tokens that were made."""
     _step: _Step | None = None
     _known: dict[str, Sequence] = field(default_factory=dict)
 
@@ -129,6 +133,8 @@ class StepClock:
                 sequence.computed += positions
                 if sequence.pending:
                     continue
+                self.prompted += 0 if sequence.made else sequence.prompt_tokens
+                self.generated += 1
                 sequence.made += 1
                 last = sequence.made >= sequence.limit
                 first = step.ends if sequence.scheduled is None else sequence.scheduled
@@ -155,7 +161,7 @@ class StepClock:
             if sequence.has_work and budget:
                 parts.append((sequence, min(sequence.pending, budget)))
                 budget -= parts[-1][1]
-        used = self._kv_used()
+        used = self.kv_used
         while self.waiting and budget and len(self.running) < self.limits.max_seqs:
             sequence = self.waiting[0]
             if not sequence.has_work or used + sequence.pending > self.limits.kv_tokens:
@@ -173,12 +179,14 @@ class StepClock:
             prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
         self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
 
-    def _kv_used(self) -> int:
+    @property
+    def kv_used(self) -> int:
+        """Tokens that the requests that run have in the KV cache."""
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
         """Take the KV of those that came last where the cache is over its size; they start over."""
-        while len(self.running) > 1 and self._kv_used() > self.limits.kv_tokens:
+        while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)
             victim.computed = 0

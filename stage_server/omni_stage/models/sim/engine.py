@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Final
 
 from omni_proto.stage_config import StageConfig
@@ -20,6 +22,7 @@ from omni_stage.models.component import FinishReason, ServedComponent, StageRequ
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.clock import Limits, Made, Sequence, StepClock
 from omni_stage.models.sim.decoder import Decoder
+from omni_stage.models.sim.gauges import EngineGauges, Load
 from omni_stage.models.sim.manifest import DECODER, THINKER
 from omni_stage.models.sim.sounding import SoundRuns
 from omni_stage.models.sim.tables import Table, read_table, token_cost
@@ -34,7 +37,7 @@ DEFAULT_STEP_TOKENS: Final = 8192
 _MIB: Final = 1 << 20
 
 
-class PacedEngine:
+class PacedEngine(ABC):
     """What paced engines have in common. One event loop uses it."""
 
     is_dead = False
@@ -43,6 +46,8 @@ class PacedEngine:
     component: ServedComponent
 
     def __init__(self, config: StageConfig) -> None:
+        self._model = Path(config.model.path).name
+        self._gauges: EngineGauges | None = None
         self.max_model_len = config.engine_args.max_model_len or DEFAULT_MODEL_LEN
         self.max_streamed: int | None = None
 
@@ -50,9 +55,20 @@ class PacedEngine:
         """As numpy's arrays, bfloat16 as uint16."""
         return to_numpy(received)
 
+    @property
+    @abstractmethod
+    def load(self) -> Load:
+        """What the engine does now."""
+
     async def start(self) -> None:
-        """Nothing has to be loaded."""
-        return
+        """Nothing has to be loaded: show the metrics."""
+        self._gauges = EngineGauges(self._model, lambda: self.load)
+
+    async def shutdown(self) -> None:
+        """Show them no more. Idempotent."""
+        if self._gauges is not None:
+            self._gauges.close()
+            self._gauges = None
 
 
 class PacedTokens(PacedEngine):
@@ -89,6 +105,19 @@ class PacedTokens(PacedEngine):
         """Requests that can be stepped: not those that wait for more rows."""
         return sum(one.has_work for queue in (self._clock.waiting, self._clock.running) for one in queue)
 
+    @property
+    def load(self) -> Load:
+        """What the engine does now."""
+        clock = self._clock
+        return Load(
+            len(clock.running),
+            len(clock.waiting),
+            clock.kv_used / clock.limits.kv_tokens,
+            clock.prompted,
+            clock.generated,
+            clock.preempted,
+        )
+
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it. Raises OmniStageError."""
         run = self._component.open(request)
@@ -122,7 +151,8 @@ class PacedTokens(PacedEngine):
             mail.fail(ModelExecutionError("the request was aborted"))
 
     async def shutdown(self) -> None:
-        """Wake up no more."""
+        """Wake up no more. Idempotent."""
+        await super().shutdown()
         self._ticker.close()
 
     def _submit(self, request: StageRequest, run: TextRun | CodecRun) -> None:
@@ -181,6 +211,11 @@ class PacedSound(PacedEngine):
         """time.monotonic() of the last step, or of the window that ended idleness."""
         return self._runs.last_step
 
+    @property
+    def load(self) -> Load:
+        """What the engine does now."""
+        return self._runs.load
+
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it. Raises OmniStageError."""
         async with aclosing(self._runs.run(request)) as steps:
@@ -192,7 +227,8 @@ class PacedSound(PacedEngine):
         self._runs.abort(request_id)
 
     async def shutdown(self) -> None:
-        """Wake up no more."""
+        """Wake up no more. Idempotent."""
+        await super().shutdown()
         self._runs.close()
 
 

@@ -11,6 +11,7 @@ from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, S
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.sim.content import Sound
 from omni_stage.models.sim.decoder import Decoder
+from omni_stage.models.sim.gauges import Load
 from omni_stage.models.sim.manifest import DECODER
 from omni_stage.models.sim.tables import SoundShape, sound_cost
 from omni_stage.models.sim.ticker import Mailbox, Ticker
@@ -35,6 +36,11 @@ class SoundRuns:
     def open_windows(self) -> int:
         """Windows that wait or run."""
         return len(self._busy)
+
+    @property
+    def load(self) -> Load:
+        """What the decoder does now. Its prompts are frames."""
+        return Load(self._clock.running, len(self._clock.waiting), prompt_tokens=self._clock.frames)
 
     def run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Returns the steps of a request. Closing them aborts it. Raises InvalidRequestError."""

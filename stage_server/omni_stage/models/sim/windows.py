@@ -73,12 +73,19 @@ class WindowClock:
     """Milliseconds of a step by its windows, the frames of the longest one, and whether that is a whole sound."""
     max_batch: int
     waiting: list[Job] = field(default_factory=list)
+    frames: int = 0
+    """Frames that were computed."""
     _step: tuple[float, list[Job]] | None = None
 
     @property
     def next_time(self) -> float | None:
         """When the step that runs ends; None if nothing runs."""
         return None if self._step is None else self._step[0]
+
+    @property
+    def running(self) -> int:
+        """Windows of the step that runs."""
+        return 0 if self._step is None else len(self._step[1])
 
     def add(self, job: Job, now: float) -> None:
         """A window came."""
@@ -96,6 +103,7 @@ class WindowClock:
         while self._step is not None and self._step[0] <= now:
             (ends, jobs), self._step = self._step, None
             done += [(job, ends) for job in jobs]
+            self.frames += sum(job.frames for job in jobs)
             self._begin(ends)
         return done
 
