@@ -64,6 +64,7 @@ def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(
         wait_until_gone(processes)
 
 
+@pytest.mark.full  # test_faults_processes kills engines, and test_cli_supervisor ends stages below `omnipipe run`
 def test_death_of_the_engine_ends_the_run_and_names_the_stage(
     one_stage: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
