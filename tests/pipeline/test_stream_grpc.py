@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, OmniRequestError, StageFinished, TokenDelta
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+from support.forked_pipelines import fork_pipeline
+from support.pipelines import SAMPLES, RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 
@@ -51,7 +52,7 @@ def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
     assert "{from: talker, mode: Full}" in sample
     pipeline = folder / "pipeline.yaml"
     pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
-    with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
+    with fork_pipeline(pipeline, tiny_checkpoint, folder) as running:
         yield running
 
 
