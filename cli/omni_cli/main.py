@@ -112,19 +112,22 @@ def run(
     \b
     Examples:
       omnipipe run manifests/samples/tiny-omni.yaml --model-dir /tmp/tiny-omni
+      omnipipe run manifests/samples/sim-omni.yaml
       omnipipe run pipeline.yaml --port 50051 --log-dir logs
       omnipipe run pipeline.yaml --http 8000
     """
     from omni_cli.commands.run import run_pipeline
+    from omni_cli.local.engines import find_model, needs_vllm
     from omni_cli.local.pipeline import LocalOptions
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
-    require_engine()
+    pipeline = read_pipeline(pipeline_file)
+    if needs_vllm(pipeline):
+        require_engine()
     if http is not None:
         require_gateway()
-    pipeline = read_pipeline(pipeline_file)
     try:
-        model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
+        model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()
     except ModelPathError as error:
         raise fail(str(error)) from error
     if not (model_path / "config.json").is_file():
@@ -174,6 +177,9 @@ def generate(
         int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
+    reply: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Speak this text, instead of a reply that the model writes.")
+    ] = None,
     modality: Annotated[
         list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
     ] = None,
@@ -203,6 +209,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
@@ -234,6 +241,7 @@ def generate(
             sampling=parse_sampling(sampling or []),
             priority=priority,
             cache_salt=cache_salt,
+            reply=reply,
             modalities=tuple(item.value for item in modality or ()),
             out=out,
             timeline=timeline,
@@ -278,21 +286,42 @@ def gateway(
     raise typer.Exit(serve_gateway(arguments))
 
 
+@app.command("gateway-key")
+def gateway_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
+) -> None:
+    """Make an API key of a gateway: prints the key, and its entry for the gateway's file of keys.
+
+    The key itself is kept nowhere.
+
+    \b
+    Example:
+      omnipipe gateway-key alice
+    """
+    require_gateway()
+    from omni_gateway.guard.keys import make_key
+
+    key, digest = make_key()
+    sys.stderr.write(f"key: {key}\n")
+    print(f"- {{name: {name}, sha256: {digest}}}")
+
+
 @app.command()
 def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.
 
-    Warns of a component that is not built in: an image of your own may bring it.
+    Warns of a component that is not built in: an image of your own may bring it. Warns of an edge without `mode` that
+    could stream.
 
     \b
     Example:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.rules.component_checks import list_unknown_components
+    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_components
 
     pipeline = read_pipeline(pipeline_file)
-    for warning in list_unknown_components(pipeline):
+    for warning in (*list_unknown_components(pipeline), *list_late_edges(pipeline)):
         sys.stderr.write(f"warning: {pipeline_file}: {warning}\n")
     names = " -> ".join(stage.name for stage in order_stages(pipeline))
     print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Final, Unpack
 
+from omni_gateway.entry_facts import EntryFacts, read_facts
 from omni_gateway.errors import to_error
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
-from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 FACTS_S: Final = 30.0
@@ -19,36 +18,6 @@ FACTS_S: Final = 30.0
 DESCRIBE_TIMEOUT_S: Final = 5.0
 
 _Key = tuple[str, ClientTls | None]
-
-
-@dataclass(frozen=True, slots=True)
-class EntryFacts:
-    """What an entry stage says of itself and of its pipeline."""
-
-    stage: str
-    """Name of the entry stage."""
-    stages: tuple[str, ...]
-    modalities: tuple[str, ...]
-    """"text" and "audio", as far as the pipeline returns them."""
-    voices: tuple[str, ...]
-    """The default first; empty if nothing speaks."""
-    max_model_len: int
-
-
-def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
-    """Returns what the answer and the pipeline's own description say; the description has the last word."""
-    outputs = tuple(
-        name
-        for value, name in ((sampling_pb2.MODALITY_TEXT, "text"), (sampling_pb2.MODALITY_AUDIO, "audio"))
-        if value in answer.outputs
-    )
-    return EntryFacts(
-        stage=answer.stage,
-        stages=tuple(answer.stages),
-        modalities=pipeline.modalities or outputs,
-        voices=pipeline.voices or tuple(answer.voices),
-        max_model_len=answer.limits.max_model_len,
-    )
 
 
 class Entries:

@@ -155,6 +155,10 @@ _BY_REASON: Final[Mapping[str, tuple[type[GatewayError], str]]] = {
 }
 _PARAMS: Final[tuple[tuple[str, str], ...]] = (
     ("start.audio.voice", "voice"),
+    ("start.chat.tools", "tools"),
+    ("start.chat.tool_choice", "tool_choice"),
+    ("start.structured_output", "response_format"),
+    ("start.reply", "input"),
     ("start.chat", "messages"),
     ("start.modalities", "modalities"),
     ("start.seed", "seed"),

@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -90,6 +91,8 @@ def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> Gate
     return GatewayServer(config, app.state.gateway, listen.address_file)
 
 
-def serve(pipelines: Pipelines, settings: GatewaySettings, listen: Listen) -> None:
-    """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken."""
-    make_server(create_app(pipelines, settings), settings, listen).run()
+def serve(
+    pipelines: Pipelines, settings: GatewaySettings, listen: Listen, *, replicas: Callable[[], int] = lambda: 1
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
+    make_server(create_app(pipelines, settings, replicas=replicas), settings, listen).run()

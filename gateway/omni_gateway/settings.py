@@ -44,6 +44,8 @@ class GatewaySettings(_Model):
     """Longest time that a request's body may take to arrive."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
+    max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
+    """Most characters that one request may have spoken; OpenAI's own limit is 4,096."""
     media: MediaSettings = MediaSettings()
     """Bounds of images and audio."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
@@ -54,6 +56,8 @@ class GatewaySettings(_Model):
     """Silence in a streamed answer after which a comment keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     """Most requests at once in this process; further ones get 503."""
+    keys_file: Path | None = None
+    """File of API keys, e.g. of a mounted Secret; see docs/gateway.md. None: every request is let in."""
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0

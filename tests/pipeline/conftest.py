@@ -15,8 +15,18 @@ from support.pipelines import SAMPLES, RunningPipeline
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """thinker, talker and token2wav as processes of their own, from the sample file."""
-    with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")) as running:
+    """thinker, talker and token2wav as processes of their own, from the sample with Full edges."""
+    with fork_pipeline(
+        SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    """The sample: both edges stream."""
+    folder = tmp_path_factory.mktemp("stream-pipeline")
+    with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
         yield running
 
 

@@ -48,7 +48,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  #
     try:
         return (yield)
     finally:
-        _costs[item.nodeid] = _costs.get(item.nodeid, 0.0) + read_tree_cpu(os.getpid()) - before
+        # Less than before: what ended was waited for by a process that ended too.
+        _costs[item.nodeid] = _costs.get(item.nodeid, 0.0) + max(0.0, read_tree_cpu(os.getpid()) - before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

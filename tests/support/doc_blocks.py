@@ -79,6 +79,7 @@ USES = (
     Use("README.md", "console", "samples/qwen25-omni.yaml", reason="needs GPUs and the model hub"),
     Use("docs/kind.md", "console", "", reason="needs kind or minikube"),
     Use("docs/gpu-check.md", "console", "", reason="needs a GPU"),
+    Use("docs/load-tests.md", "console", "", reason="port; processes/test_paced_pipeline.py runs the sample"),
     Use("docs/operations.md", "console", "", reason="your own file; controlplane/test_rollout.py makes such changes"),
     Use("docs/pipelines.md", "console", "hf-token", reason="needs a token of the model hub"),
     Use("docs/pipelines.md", "console", "kubectl get omni", reason="needs GPUs and the model hub"),

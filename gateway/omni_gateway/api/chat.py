@@ -15,22 +15,25 @@ from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
 from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
 from omni_gateway.audio.encode import encode_whole
 from omni_gateway.clock import unix_seconds
-from omni_gateway.entries import EntryFacts
+from omni_gateway.entry_facts import EntryFacts
 from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.media.read import read_media
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
 from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, VoiceId, find_unsupported
+from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
 from omni_gateway.pipelines import ServedPipeline, find_pipeline
 from omni_proto.client import (
     AudioChunk,
     Event,
     GenerateArguments,
-    MediaPart,
+    ReasoningDelta,
     ResultBuilder,
     StageFinished,
     Summary,
     TextDelta,
+    ToolCallDelta,
 )
 
 router = APIRouter(tags=["chat"])
@@ -87,12 +90,12 @@ async def read_arguments(
             code="string_above_max_length",
         )
     modalities = check_modalities(body, facts)
-    media: list[MediaPart] = []
-    if found := list_media(body.messages):
-        raise UnsupportedError("Images and audio are not supported yet.", param=found[0][0])
+    media = await read_media(list_media(body.messages), gateway.settings.media)
     arguments = GenerateArguments(
         chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
     )
+    add_tools(arguments, body, facts)
+    add_form(arguments, body, facts)
     if body.seed is not None:
         arguments["seed"] = body.seed
     if body.audio is not None and "audio" in modalities:
@@ -141,6 +144,10 @@ async def stream_chat(
             async for item in events:
                 if isinstance(item, TextDelta) and item.text:
                     yield event(answer.text(item.text))
+                elif isinstance(item, ToolCallDelta):
+                    yield event(answer.tool_call(item))
+                elif isinstance(item, ReasoningDelta):
+                    yield event(answer.reasoning(item.text))
                 elif isinstance(item, AudioChunk) and writer is not None:
                     if data := await writer.add(item):
                         yield event(answer.audio(data))
@@ -181,4 +188,6 @@ async def collect_chat(
     if audio_format:
         rate_hz, channels = result.sample_rate_hz or 24_000, result.channels or 1
         audio = await asyncio.to_thread(encode_whole, audio_format, result.audio, rate_hz, channels)
-    return answer.whole(result.text, audio, read_usage(result.summary))
+    calls = result.tool_calls.get(facts.stage, ())
+    reasoning = result.reasoning.get(facts.stage, "")
+    return answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)

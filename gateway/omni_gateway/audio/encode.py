@@ -88,8 +88,11 @@ class WavEncoder:
 class AvEncoder:
     """MP3, Opus in Ogg, FLAC or AAC in ADTS."""
 
-    def __init__(self, name: str, rate_hz: int, channels: int) -> None:
-        """name: a key of MEDIA_TYPES. Raises InternalError for a rate or channels that FFmpeg refuses."""
+    def __init__(self, name: str, rate_hz: int, channels: int, file: io.BytesIO | None = None) -> None:
+        """name: a key of MEDIA_TYPES. file: where all goes, instead of out of encode and finish.
+
+        Raises InternalError for channels that it does not write.
+        """
         container, codec, codec_options, container_options = _CODECS[name]
         self.media_type = MEDIA_TYPES[name]
         self._channels = channels
@@ -101,12 +104,8 @@ class AvEncoder:
         target_hz = rate_hz if rate_hz in rates else rates[-1]
         self._sink = _Sink()
         self._samples = 0
-        self._file = av.open(
-            self._sink,
-            "w",
-            format=container,
-            options={"flush_packets": "1", **container_options},
-        )
+        options = {"flush_packets": "1", **container_options} if file is None else {}
+        self._file = av.open(self._sink if file is None else file, "w", format=container, options=options)
         stream = self._file.add_stream(codec, rate=target_hz, options=dict(codec_options))
         if not isinstance(stream, AudioStream):
             raise InternalError(f"{codec} is no audio codec")
@@ -156,11 +155,16 @@ def make_encoder(name: str, rate_hz: int, channels: int) -> Encoder:
 
 
 def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
-    """Returns all audio of an answer as one file; a WAV says how long it is."""
+    """Returns all audio of an answer as one file, whose header says how long it is."""
     if name == "wav":
         return wav_header(rate_hz, channels, len(pcm)) + pcm
-    encoder = make_encoder(name, rate_hz, channels)
-    return encoder.encode(pcm) + encoder.finish()
+    if name in ("pcm", "pcm16"):
+        return pcm
+    whole = io.BytesIO()
+    encoder = AvEncoder(name, rate_hz, channels, whole)
+    encoder.encode(pcm)
+    encoder.finish()
+    return whole.getvalue()
 
 
 def wav_header(rate_hz: int, channels: int, data_bytes: int | None) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,10 +15,14 @@ from omni_gateway.api.context import Call, Gateway
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
+from omni_gateway.guard.keys import KeyRing
+from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.request_ids import request_id, trace_context
 
 log = logging.getLogger(__name__)
 
+PROTECTED: Final = "/v1/"
+"""Beginning of the paths that need a key, where there are keys."""
 LEFT_STATUS: Final = 499
 """In logs and metrics, for clients that left: nginx's."""
 
@@ -26,9 +30,12 @@ LEFT_STATUS: Final = 499
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, gateway: Gateway, keys: KeyRing | None, replicas: Callable[[], int]) -> None:
+        """keys: None lets everyone in. replicas: see KeyLimiter."""
         self._app = app
         self._gateway = gateway
+        self._keys = keys
+        self._limiter = KeyLimiter(replicas)
         self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds)
         self._inflight = 0
 
@@ -64,6 +71,19 @@ class Guard:
     async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if self._inflight > self._gateway.settings.max_requests:
             raise UnavailableError("The gateway answers as many requests as it can; try again.", retry_after_s=1)
+        if self._keys is None or not scope["path"].startswith(PROTECTED):
+            await self._pass(scope, headers, receive, reply)
+            return
+        key = self._keys.authenticate(headers.get("authorization"))
+        call: Call = scope["omni_call"]
+        call.key = key.name
+        reply.headers = self._limiter.enter(key)
+        try:
+            await self._pass(scope, headers, receive, reply)
+        finally:
+            self._limiter.leave(key, call.audio_seconds)
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             await self._app(scope, receive, reply)
             return

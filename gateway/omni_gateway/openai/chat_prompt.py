@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from omni_gateway.errors import InvalidRequestError
-from omni_gateway.openai.chat_request import AssistantMessage, AudioPart, ChatRequest, ImagePart, Message, TextPart
-from omni_proto.client import ChatMessage, MediaPart, Part
+from omni_gateway.openai.chat_request import (
+    AssistantMessage,
+    AudioPart,
+    ChatRequest,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolMessage,
+)
+from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
 
 _ENTRY_SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
@@ -38,7 +46,13 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
         parts: list[Part] = []
         for part in [content] if isinstance(content, str) else content or []:
             parts.append(part if isinstance(part, str) else part.text if isinstance(part, TextPart) else next(rest))
-        chat.append(ChatMessage(role, tuple(parts)))
+        if isinstance(message, ToolMessage):
+            chat.append(ChatMessage(role, tuple(parts), tool_call_id=message.tool_call_id))
+        elif isinstance(message, AssistantMessage) and message.tool_calls:
+            calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
+            chat.append(ChatMessage(role, tuple(parts), tool_calls=tuple(calls)))
+        else:
+            chat.append(ChatMessage(role, tuple(parts)))
     return chat
 
 

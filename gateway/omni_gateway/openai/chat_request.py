@@ -80,6 +80,22 @@ class PastAudio(Body):
     id: str
 
 
+class FunctionCall(Body):
+    """A function that the model called."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    arguments: str
+    """A JSON object, as text."""
+
+
+class PastCall(Body):
+    """A tool call of an earlier answer."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class AssistantMessage(Body):
     """What the model answered before."""
 
@@ -88,9 +104,81 @@ class AssistantMessage(Body):
     name: str | None = None
     audio: PastAudio | None = None
     refusal: str | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+class ToolMessage(Body):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments."""
+    strict: bool | None = None
+    """Arguments always fit the schema: only with tool_choice "required" or a named function."""
+
+
+class Tool(Body):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Body):
+    """The form of an answer."""
+
+    name: str
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+    """The answer always fits, whatever this says."""
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class VoiceId(Body):
@@ -139,6 +227,14 @@ class ChatRequest(Body):
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
 
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    """Functions that the model may call; only models with a parser of tool calls."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    """Only true, where there are tools: the model decides how many it calls."""
+    response_format: ResponseFormat | None = None
+    """Form of the text; only of models that do not speak it."""
+
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     """vLLM's: most likely tokens considered."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -172,14 +268,6 @@ class ChatRequest(Body):
     """Only empty."""
     service_tier: str | None = None
     """Only auto or default."""
-    tools: list[Any] | None = None
-    """Not supported."""
-    tool_choice: Any = None
-    """Only "none"."""
-    parallel_tool_calls: bool | None = None
-    """Without tools, without effect."""
-    response_format: dict[str, Any] | None = None
-    """Only {"type": "text"}."""
     functions: list[Any] | None = None
     """Not supported: OpenAI's older tools."""
     function_call: Any = None
@@ -207,9 +295,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "logit_bias": ({},),
     "service_tier": ("auto", "default"),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "reasoning_effort": (),
@@ -234,14 +319,21 @@ def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
         if isinstance(message, AssistantMessage):
             if message.audio is not None:
                 return f"messages[{index}].audio", "audio.id is not kept here; send the transcript as content"
-            if message.content is None and message.refusal is None:
+            if message.content is None and message.refusal is None and not message.tool_calls:
                 return f"messages[{index}].content", "an assistant message needs content"
-        if message.role != "assistant" and message.name is not None:
+        if isinstance(message, SystemMessage | UserMessage) and message.name is not None:
             return f"messages[{index}].name", "name is not supported: the chat templates have no place for it"
         for place, part in enumerate(message.content or ()):
             if isinstance(part, ImagePart) and part.image_url.detail not in (None, "auto"):
                 where = f"messages[{index}].content[{place}].image_url.detail"
                 return where, "detail must be 'auto': the model decides by the image's size"
+    if request.tools and request.parallel_tool_calls is False:
+        return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
+    if request.tool_choice in (None, "auto"):
+        for index, tool in enumerate(request.tools or ()):
+            if tool.function.strict:
+                where = f"tools[{index}].function.strict"
+                return where, "strict needs tool_choice 'required' or a named function; leave it out"
     if request.stream_options is not None:
         if not request.stream:
             return "stream_options", "stream_options needs stream: true"

@@ -11,11 +11,17 @@ import pytest
 from omni_proto.stage_config import ModelSource, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.generic import llm
-from omni_stage.models.manifest import FamilyManifest
+from omni_stage.models.manifest import ComponentEntry, FamilyManifest
 from omni_stage.models.registry import ENTRY_POINT_GROUP, FamilyRegistry, installed_families
+from omni_stage.models.sim.engine import build_engine
+from omni_stage.models.sim.manifest import TALKER
 from support.families import make_entry
 
-BUILT_IN = ["generic/llm", "qwen2_5_omni/talker", "qwen2_5_omni/thinker", "qwen2_5_omni/token2wav"]
+BUILT_IN = [
+    "generic/llm",
+    *(f"qwen2_5_omni/{name}" for name in ("talker", "thinker", "token2wav")),
+    *(f"sim/{name}" for name in ("decoder", "talker", "thinker")),
+]
 
 
 def plugin(name: str, attribute: str = "A") -> EntryPoint:
@@ -30,6 +36,17 @@ def test_built_in_ids() -> None:
 def test_factories() -> None:
     assert installed_families().factory("generic/llm") is llm.build_component
     assert FamilyRegistry([plugin("a")]).factory("a/b") is llm.build_component
+
+
+def test_a_component_brings_its_own_engine_or_a_factory_for_vllms() -> None:
+    families = installed_families()
+    assert families.own_engine("generic/llm") is None
+    assert families.own_engine("sim/talker") is build_engine
+    with pytest.raises(ConfigurationError, match="an engine of its own"):
+        families.factory("sim/talker")
+    for both in ({}, {"factory": "a:b", "engine": "a:b"}):
+        with pytest.raises(ConfigurationError, match="needs a factory, or an engine of its own"):
+            FamilyManifest(name="sim", components=(ComponentEntry(facts=TALKER, **both),))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +83,7 @@ def test_the_same_entry_point_twice_is_one() -> None:
         pytest.param("n/b", [plugin("n", "GONE")], "AttributeError", id="no attribute"),
         pytest.param("a/gone", [plugin("a")], "AttributeError", id="no function"),
         pytest.param("c/module", [plugin("c", "C")], "ModuleNotFoundError", id="no module"),
-        pytest.param("c/value", [plugin("c", "C")], "no factory", id="not callable"),
+        pytest.param("c/value", [plugin("c", "C")], "is not callable", id="not callable"),
     ],
 )
 def test_what_cannot_be_loaded(component_id: str, plugins: list[EntryPoint], message: str) -> None:

@@ -14,6 +14,7 @@ from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextP
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.reply_form import GivenReply, ReplyTokens
 from support.media import make_image, make_sound
 
 
@@ -103,3 +104,43 @@ def test_a_checkpoint_without_tokenizer_cannot_start(tmp_path: Path, tiny_checkp
     (tmp_path / "config.json").write_bytes((tiny_checkpoint / "config.json").read_bytes())
     with pytest.raises(ConfigurationError, match="tokenizer"):
         PromptBuilder.load(read_checkpoint(tmp_path))
+
+
+def test_a_reply_follows_the_prompt(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    reply = builder.encode_reply(GivenReply(text="Hello there."), (7,))
+    assert reply == ReplyTokens(tuple(tokenizer("Hello there.")["input_ids"]), "Hello there.")
+    alone = builder.build(chat(TextPart("Hi")))["prompt_token_ids"]
+    assert builder.build(chat(TextPart("Hi")), reply=reply) == {"prompt_token_ids": [*alone, *reply.token_ids]}
+
+
+def test_a_reply_to_media_is_token_ids_beside_them(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    prompt = chat(ImagePart(make_image(0)), TextPart("What?"))
+    plain = builder.build(prompt)
+    given = builder.build(prompt, reply=ReplyTokens((5, 6), "x"))
+    assert given["prompt_token_ids"] == [*tokenizer(plain["prompt"])["input_ids"], 5, 6]
+    assert (set(given), list(given["multi_modal_data"])) == ({"prompt_token_ids", "multi_modal_data"}, ["image"])
+
+
+def test_names_of_special_tokens_in_a_reply_are_text(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    for token in SPECIAL_TOKENS:
+        reply = builder.encode_reply(GivenReply(text=f"a{token}b"), ())
+        assert not set(reply.token_ids) & set(tokenizer.all_special_ids)
+        assert tokenizer.decode(reply.token_ids) == f"a{token}b"
+
+
+def test_of_reply_ids_one_end_is_left_out(builder: PromptBuilder) -> None:
+    assert builder.encode_reply(GivenReply(token_ids=(5, 6, 7)), (7,)).token_ids == (5, 6)
+    assert builder.encode_reply(GivenReply(token_ids=(7, 5, 7, 7)), (7,)).token_ids == (7, 5, 7)
+    with pytest.raises(InvalidRequestError, match="nothing but its end"):
+        builder.encode_reply(GivenReply(token_ids=(7,)), (7,))
+
+
+@pytest.mark.parametrize("ids", [(1 << 20,), "placeholders"])
+def test_reply_ids_that_are_no_text_are_refused(builder: PromptBuilder, tiny_checkpoint: Path, ids: object) -> None:
+    known = read_checkpoint(tiny_checkpoint).placeholder_ids[:1] if ids == "placeholders" else ids
+    with pytest.raises(InvalidRequestError) as caught:
+        builder.encode_reply(GivenReply(token_ids=known), ())  # type: ignore[arg-type]
+    assert caught.value.details.field == "start.reply.token_ids"
