@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
             "tests/pipeline/test_parity_grpc",
             "tests/pipeline/test_prometheus",
             "tests/pipeline/test_sockets",
-            "tests/pipeline/test_stream_grpc",
+            "tests/pipeline/test_stream",
         ),
     ),
     Rule("pipeline-calls", ("tests/pipeline/test_ca", "tests/pipeline/test_re")),
