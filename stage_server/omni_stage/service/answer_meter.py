@@ -32,11 +32,16 @@ class AnswerMeter:
     _played_until_s: float = 0.0
     """When that listener runs out of what came."""
 
+    def note_text(self) -> None:
+        """A text was handed to the caller's connection."""
+        if self.first_text_s is None:
+            self.first_text_s = self.clock() - self.began
+
     def note(self, response: stage_service_pb2.GenerateResponse) -> None:
         """A message was handed to the caller's connection."""
         kind = response.WhichOneof("message")
-        if kind == "text" and self.first_text_s is None:
-            self.first_text_s = self.clock() - self.began
+        if kind == "text":
+            self.note_text()
         elif kind == "audio" and response.audio.data:
             self.last_audio_s = self.clock() - self.began
             self.first_audio_s = self.last_audio_s if self.first_audio_s is None else self.first_audio_s

@@ -7,6 +7,7 @@ docs/observability.md lists all of them; `python -m observability` writes that l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -131,10 +132,15 @@ class StageMetrics:
         if first_output_s is not None:
             self._first_output.observe(first_output_s)
 
-    def chunk_sent(self, peer: str, size: int, seconds: float) -> None:
-        """Record a chunk that the transport took: bytes and seconds."""
-        self._edge_bytes.labels(peer, "sent").inc(size)
-        self._chunk.labels(peer).observe(seconds)
+    def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
+        """Returns what records a chunk that the transport took: bytes and seconds. Runs once a message."""
+        count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
+
+        def count(size: int, seconds: float) -> None:
+            count_bytes(size)
+            observe(seconds)
+
+        return count
 
     def tensors_sent(self, peer: str, count: int) -> None:
         """Count tensors that were sent whole."""
