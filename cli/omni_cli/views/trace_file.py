@@ -43,16 +43,8 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _complete(process: int, thread: int, span: Span) -> dict[str, Any]:
-    begin, length = _microseconds(span.start), _microseconds(span.end - span.start)
-    return {
-        "ph": "X",
-        "name": span.phase.value,
-        "cat": "stage",
-        "pid": process,
-        "tid": thread,
-        "ts": begin,
-        "dur": length,
-    }
+    times = {"ts": _microseconds(span.start), "dur": _microseconds(span.end - span.start)}
+    return {"ph": "X", "name": span.phase.value, "cat": "stage", "pid": process, "tid": thread, **times}
 
 
 def _instant(process: int, name: str, at: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Traces: what a stage did for a request, as OpenTelemetry spans.
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; then OpenTelemetry is not even
-imported. One span begins with the request; its parts are drawn when the request has ended, from the marks that the stage
-keeps anyway (Timeline), so that no token costs anything.
+Off unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; otherwise nothing of OpenTelemetry
+is imported. One span begins with the request. Its parts are drawn when the request has ended, from the marks that the
+stage keeps anyway (Timeline), so that no token costs anything.
 
     stage thinker                      parent: the caller's traceparent, else none
       input | queue | prefill | generate | transfer
@@ -144,7 +144,7 @@ def open_tracing(pipeline: str, stage: str, environment: Mapping[str, str] = os.
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigurationError(
-            f"{' or '.join(ENDPOINTS)} is set, but OpenTelemetry is not installed; install omnipipeline[otel], or unset it",
+            f"{' or '.join(ENDPOINTS)} is set, but OpenTelemetry is not installed; install omnipipeline[otel] or unset",
             field=ENDPOINTS[1],
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": f"{pipeline}-{stage}"}))
