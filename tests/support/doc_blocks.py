@@ -56,7 +56,13 @@ USES = (
     Use("docs/streaming.md", "yaml", "", "unit/docs/test_code_blocks.py"),
     Use("docs/pipelines.md", "text", "tinker", "unit/proto/pipeline/test_pipeline_pages.py"),
     Use("README.md", "python", "OmniClient", "unit/service/request/test_prompt_embeds.py"),
+    Use("docs/requests.md", "python", "reply=", reason="needs a pipeline; pipeline/test_stream_replies.py does it"),
+    Use("docs/requests.md", "python", "tools=", reason="needs a model; engine/test_llm_reply_forms.py does it"),
+    Use(
+        "docs/requests.md", "python", "StructuredOutput", reason="needs a model; engine/test_llm_reply_forms.py does it"
+    ),
     Use("docs/requests.md", "python", "", "unit/service/request/test_prompt_embeds.py"),
+    Use("docs/tracing.md", "console", "", reason="needs a collector; unit/service/request/test_tracing.py has one"),
     Use("README.md", "console", "manifests/tiny/model.yaml", "cluster/test_e2e_readme.py"),
     Use("docs/kind.md", "console", "manifests/tiny/model.yaml", "unit/docs/test_code_blocks.py"),
     Use("docs/install.md", "console", "make images", reason="builds images for minutes, and needs a registry"),
