@@ -24,6 +24,7 @@ STAGE_NAME_PATTERN: Final = r"^[a-z][a-z0-9]*$"
 COMPONENT_PATTERN: Final = r"^[a-z0-9_]+/[a-z0-9_]+$"
 
 StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=STAGE_NAME_PATTERN)]
+ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_]+$")]
 ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=COMPONENT_PATTERN)]
 
 
@@ -85,6 +86,10 @@ class EngineArgs(ConfigModel):
     top of limits.maxInflightBytes. Default: 0, no cache."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
+    tool_call_parser: ParserName | None = None
+    """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one requests offer no tools."""
+    reasoning_parser: ParserName | None = None
+    """Name of vLLM's parser that tells reasoning from text, e.g. qwen3. Without one reasoning is text."""
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
     """Tokens of one block of the KV cache."""
 

@@ -118,6 +118,11 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"{S2}.engineArgs",
         f'["blockSize"] of component {TOKEN2WAV}: a diffusion stage has no KV cache; leave it out',
     ),
+    "tool calls of a talker": Bad(
+        (second(engineArgs={"toolCallParser": "hermes"}),),
+        f"{S1}.engineArgs",
+        f'["toolCallParser"] of component {TALKER}: this component does not look for tool calls or reasoning',
+    ),
     "queue of an autoregressive stage": Bad(
         (first(timeouts={"queue": 60}),),
         f"{S0}.timeouts",

@@ -30,6 +30,9 @@ class ScriptedComponent:
     step_timeout_s: float = 30.0
     queue_timeout_s: float | None = None
     writes_text: bool = True
+    takes_reply: bool = False
+    structures_text: bool = False
+    takes_tools: bool = False
 
     audio_rate_hz: int = 16_000
     max_aspect_ratio: int = 200
@@ -44,6 +47,9 @@ class ScriptedComponent:
             publishes=self.output_schema.id if self.output_schema else None,
             streams_input=self.input_schema is not None,
             writes_text=self.writes_text,
+            takes_reply=self.takes_reply,
+            structures_text=self.structures_text,
+            takes_tools=self.takes_tools,
             sample_rate_hz=self.sample_rate_hz,
             step_timeout_s=self.step_timeout_s,
             queue_timeout_s=self.queue_timeout_s,

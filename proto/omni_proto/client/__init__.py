@@ -21,6 +21,7 @@ from omni_proto.client.events import (
     Accepted,
     AudioChunk,
     Event,
+    ReasoningDelta,
     StageFailed,
     StageFinished,
     StageOutcome,
@@ -28,11 +29,23 @@ from omni_proto.client.events import (
     Summary,
     TextDelta,
     TokenDelta,
+    ToolCallDelta,
     Usage,
     event_from_response,
 )
-from omni_proto.client.media import ChatMessage, MediaPart, Part, assistant, audio_part, image_part, system, user
+from omni_proto.client.media import (
+    ChatMessage,
+    MediaPart,
+    Part,
+    assistant,
+    audio_part,
+    image_part,
+    system,
+    tool_result,
+    user,
+)
 from omni_proto.client.result import GenerationResult, ResultBuilder
+from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
 from omni_proto.client.wav import write_wav
 from omni_proto.errors import ArgumentError
 
@@ -43,6 +56,7 @@ __all__ = [
     "ArgumentError",
     "AsyncOmniClient",
     "AudioChunk",
+    "CallTool",
     "ChatMessage",
     "ClientTls",
     "Event",
@@ -53,14 +67,19 @@ __all__ = [
     "OmniRequestError",
     "Part",
     "ProtocolError",
+    "ReasoningDelta",
     "ResultBuilder",
     "StageFailed",
     "StageFinished",
     "StageOutcome",
     "StageTimings",
+    "StructuredOutput",
     "Summary",
     "TextDelta",
     "TokenDelta",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "assistant",
     "audio_part",
@@ -69,6 +88,7 @@ __all__ = [
     "event_from_response",
     "image_part",
     "system",
+    "tool_result",
     "user",
     "write_wav",
 ]

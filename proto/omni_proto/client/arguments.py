@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from omni_proto.client.media import ChatMessage
 from omni_proto.client.request import GenerateOptions, PreparedRequest, Sampling, call_metadata, prepare_request
 from omni_proto.client.timing import check_timeout
+from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,6 +53,15 @@ class GenerateArguments(TypedDict, total=False):
     """-1000 to 1000; lower is served earlier."""
     cache_salt: str
     """Cached prefixes are shared only within a salt."""
+    reply: str | Sequence[int] | None
+    """Text or token ids to speak in place of a reply that the entry stage samples: text as it stands, ids as the
+    answer to an earlier request returned them."""
+    tools: Sequence[Tool]
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None
+    """"auto" (the default), "none", "required" or CallTool(NAME)."""
+    structured_output: StructuredOutput | None
+    """Form that the entry stage's text must have."""
     timeout: float | None
     """Seconds that all attempts together may take; None leaves it to the pipeline."""
     request_id: str | None

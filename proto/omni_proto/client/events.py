@@ -36,6 +36,30 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call that a stage wrote."""
+
+    stage: str
+    index: int
+    """Number of the call in the answer, from 0."""
+    id: str
+    """Id of the call; only in its first piece."""
+    name: str
+    """Name of the function; only in its first piece."""
+    arguments: str
+    """More of the arguments; the pieces, joined, are a JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Reasoning that a stage wrote before its text."""
+
+    stage: str
+    text: str
+    """The new reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
     """Token ids that a stage wrote."""
 
@@ -141,7 +165,17 @@ class Summary:
     """From Accepted of the entry to the end."""
 
 
-Event = Accepted | TextDelta | TokenDelta | AudioChunk | StageFinished | StageFailed | Summary
+Event = (
+    Accepted
+    | TextDelta
+    | ToolCallDelta
+    | ReasoningDelta
+    | TokenDelta
+    | AudioChunk
+    | StageFinished
+    | StageFailed
+    | Summary
+)
 
 
 def event_from_response(message: GenerateResponse) -> Event | None:
@@ -153,6 +187,11 @@ def event_from_response(message: GenerateResponse) -> Event | None:
             return Accepted(stage, message.accepted.request_id, message.accepted.accepted_unix_ns)
         case "text":
             return TextDelta(stage, message.text.text)
+        case "tool_call":
+            call = message.tool_call
+            return ToolCallDelta(stage, call.index, call.id, call.name, call.arguments)
+        case "reasoning":
+            return ReasoningDelta(stage, message.reasoning.text)
         case "tokens":
             return TokenDelta(stage, tuple(message.tokens.ids), tuple(message.tokens.prompt_ids))
         case "audio":

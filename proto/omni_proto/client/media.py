@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
 
-ROLES: Final = ("system", "user", "assistant")
+ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +33,22 @@ class ChatMessage:
     """One message of a conversation. Raises ArgumentError if role is unknown or there are no parts."""
 
     role: str
-    """"system", "user" or "assistant"."""
+    """"system", "user", "assistant" or "tool"."""
     parts: tuple[Part, ...]
-    """The parts of the message, in order."""
+    """The parts of the message, in order; a message with tool_calls may have none."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the assistant called."""
+    tool_call_id: str = ""
+    """The call that a message of the role "tool" answers."""
 
     def __post_init__(self) -> None:
         # A single part is the common case; a str would otherwise fall apart into characters.
         parts = (self.parts,) if isinstance(self.parts, str | MediaPart) else tuple(self.parts)
         object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
         if self.role not in ROLES:
             raise ArgumentError(f"chat role {self.role[:32]!r} is unknown; use one of {', '.join(ROLES)}")
-        if not parts:
+        if not parts and not self.tool_calls:
             raise ArgumentError(f"a chat message of {self.role!r} needs at least one part")
         for part in parts:
             if not isinstance(part, str | MediaPart):
@@ -59,9 +65,14 @@ def user(*parts: Part) -> ChatMessage:
     return ChatMessage("user", parts)
 
 
-def assistant(*parts: Part) -> ChatMessage:
-    """What the model said before."""
-    return ChatMessage("assistant", parts)
+def assistant(*parts: Part, tool_calls: Sequence[ToolCall] = ()) -> ChatMessage:
+    """What the model said before, and the tools that it called."""
+    return ChatMessage("assistant", parts, tuple(tool_calls))
+
+
+def tool_result(tool_call_id: str, text: str) -> ChatMessage:
+    """What the tool answered that the model called."""
+    return ChatMessage("tool", (text,), tool_call_id=tool_call_id)
 
 
 def image_part(source: bytes | str | Path) -> MediaPart:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_proto.client.embeds import EmbedsPrompt, embeds_prompt
 from omni_proto.client.events import PCM_F32LE, PCM_S16LE
 from omni_proto.client.media import ChatMessage, MediaPart, Part, as_chat, user
+from omni_proto.client.tools import StructuredOutput, Tool, ToolChoice, add_tools, given_reply
 from omni_proto.errors import ArgumentError
 from omni_proto.media_header import MediaHeaderError, read_header
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
@@ -51,6 +52,10 @@ class GenerateOptions:
     allow_partial: bool = False
     priority: int = 0
     cache_salt: str = ""
+    reply: str | Sequence[int] | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice | None = None
+    structured_output: StructuredOutput | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,10 @@ def prepare_request(
     elif prompt_embeds is not None:
         embeds = embeds_prompt(prompt_embeds)
         start.prompt_embeds.CopyFrom(embeds.header)
+    if options.tools or options.tool_choice is not None:
+        if text is None and chat is None:
+            raise ArgumentError("tools and tool_choice need the chat template: give text or chat")
+        add_tools(start.chat, options.tools, options.tool_choice)
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
         raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
@@ -187,6 +196,10 @@ def _start(options: GenerateOptions) -> Start:
     start.include.token_ids = options.include_token_ids
     start.include.codec_tokens = options.include_codec_tokens
     start.include.timings = options.include_timings
+    if options.reply is not None:
+        start.reply.CopyFrom(given_reply(options.reply))
+    if options.structured_output is not None:
+        start.structured_output.CopyFrom(options.structured_output.to_proto())
     return start
 
 
@@ -194,7 +207,9 @@ def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int,
     chunked: list[tuple[int, bytes]] = []
     inline = 0
     for message in messages:
-        target = start.chat.messages.add(role=message.role)
+        target = start.chat.messages.add(role=message.role, tool_call_id=message.tool_call_id)
+        for call in message.tool_calls:
+            target.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
         for part in message.parts:
             fits = isinstance(part, MediaPart) and inline + len(part.data) <= MAX_INLINE_BYTES
             media_id = len(chunked) + 1

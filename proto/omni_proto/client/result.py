@@ -12,12 +12,15 @@ from omni_proto.client.events import (
     Accepted,
     AudioChunk,
     Event,
+    ReasoningDelta,
     StageFailed,
     StageFinished,
     Summary,
     TextDelta,
     TokenDelta,
+    ToolCallDelta,
 )
+from omni_proto.client.tools import ToolCall
 from omni_proto.client.wav import sample_bytes, write_wav
 from omni_proto.errors import ArgumentError
 
@@ -30,6 +33,10 @@ class GenerationResult:
     """Id in all logs."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Text by stage."""
+    reasoning: Mapping[str, str] = field(default_factory=dict)
+    """Reasoning by stage."""
+    tool_calls: Mapping[str, tuple[ToolCall, ...]] = field(default_factory=dict)
+    """Tool calls by stage, in their order."""
     token_ids: Mapping[str, list[int]] = field(default_factory=dict)
     """Token ids by stage; with include_token_ids or include_codec_tokens."""
     prompt_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
@@ -76,6 +83,8 @@ class ResultBuilder:
     def __init__(self) -> None:
         self._request_id = ""
         self._texts: dict[str, list[str]] = {}
+        self._reasoning: dict[str, list[str]] = {}
+        self._tool_calls: dict[str, dict[int, ToolCall]] = {}
         self._token_ids: dict[str, list[int]] = {}
         self._prompt_token_ids: dict[str, list[int]] = {}
         self._audio = bytearray()
@@ -91,6 +100,10 @@ class ResultBuilder:
                 self._request_id = self._request_id or event.request_id
             case TextDelta():
                 self._texts.setdefault(event.stage, []).append(event.text)
+            case ReasoningDelta():
+                self._reasoning.setdefault(event.stage, []).append(event.text)
+            case ToolCallDelta():
+                self._add_tool_call(event)
             case TokenDelta():
                 self._token_ids.setdefault(event.stage, []).extend(event.ids)
                 if event.prompt_ids:
@@ -110,6 +123,10 @@ class ResultBuilder:
         return GenerationResult(
             request_id=self._request_id,
             texts={stage: "".join(parts) for stage, parts in self._texts.items()},
+            reasoning={stage: "".join(parts) for stage, parts in self._reasoning.items()},
+            tool_calls={
+                stage: tuple(call for _, call in sorted(calls.items())) for stage, calls in self._tool_calls.items()
+            },
             token_ids=self._token_ids,
             prompt_token_ids=self._prompt_token_ids,
             audio=bytes(self._audio),
@@ -120,6 +137,11 @@ class ResultBuilder:
             failed=self._failed,
             summary=self._summary,
         )
+
+    def _add_tool_call(self, piece: ToolCallDelta) -> None:
+        calls = self._tool_calls.setdefault(piece.stage, {})
+        begun = calls.get(piece.index, ToolCall("", "", ""))
+        calls[piece.index] = ToolCall(begun.id or piece.id, begun.name or piece.name, begun.arguments + piece.arguments)
 
     def _add_audio(self, chunk: AudioChunk) -> None:
         first = self._first_audio = self._first_audio or chunk

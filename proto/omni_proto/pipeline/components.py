@@ -103,6 +103,12 @@ class ComponentFacts(ConfigModel):
     """Whether it can start before its input is complete."""
     writes_text: bool = False
     """Whether its tokens are text of the checkpoint's tokenizer."""
+    takes_reply: bool = False
+    """Whether it can take a reply that is given, in place of one that it samples."""
+    structures_text: bool = False
+    """Whether it can hold its text to a form: a JSON Schema, an expression, a grammar."""
+    takes_tools: bool = False
+    """Whether its prompts may offer tools, where engineArgs.toolCallParser names a parser."""
     voices: tuple[str, ...] = ()
     """Voices of the published checkpoints, the default first. A checkpoint's own list counts at run time."""
     sample_rate_hz: Annotated[int, Field(ge=0)] = 0

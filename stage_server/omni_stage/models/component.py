@@ -19,6 +19,7 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
+from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, ToolCallPiece, Tools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,11 +66,15 @@ class ChatMessage:
 
     role: str
     parts: Sequence[TextPart | ImagePart | AudioPart]
+    tool_calls: Sequence[CalledTool] = ()
+    """Tools that the assistant called in this message."""
+    tool_call_id: str = ""
+    """The call that a message of the role "tool" answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class UserPrompt:
-    """The input of an entry stage. Exactly one of the four is set."""
+    """The input of an entry stage. Exactly one of the first four is set."""
 
     text: str | None = None
     messages: Sequence[ChatMessage] | None = None
@@ -77,6 +82,12 @@ class UserPrompt:
     prompt_embeds: PromptEmbedsPayload | None = None
     """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
     them as StageInput.prompt_embeds."""
+    reply: GivenReply | None = None
+    """The reply, in place of one that is sampled. Only where the component's facts say takes_reply."""
+    tools: Tools | None = None
+    """Tools that the model may call. Only where the component's facts say takes_tools."""
+    structured: StructuredText | None = None
+    """The form of the text. Only where the component's facts say structures_text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +163,9 @@ class StageStep:
     """One output of a stage for one request: what goes to the client and what goes downstream. Deltas."""
 
     text: str = ""
+    reasoning: str = ""
+    """What the model wrote before its text, where a parser tells the two apart."""
+    tool_calls: Sequence[ToolCallPiece] = ()
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] | None = None
     tensors: Mapping[str, Array] = field(default_factory=dict)

@@ -103,6 +103,9 @@ def describe(
     streams_input: bool = False,
     writes_text: bool = False,
     takes_prompt_embeds: bool = False,
+    takes_reply: bool = False,
+    structures_text: bool = False,
+    takes_tools: bool = False,
     voices: tuple[str, ...] = (),
     sample_rate_hz: int = 0,
     step_timeout_s: float = 30.0,
@@ -125,6 +128,9 @@ def describe(
         media=media,
         streams_input=streams_input,
         writes_text=writes_text,
+        takes_reply=takes_reply,
+        structures_text=structures_text,
+        takes_tools=takes_tools,
         voices=voices,
         sample_rate_hz=sample_rate_hz,
         step_timeout_s=step_timeout_s,
@@ -133,6 +139,7 @@ def describe(
         refused_engine_args=(
             *_engine_args_of_kind(kind),
             *_prompt_embeds(reads, takes_prompt_embeds, publishes_rows),
+            *_parsers(takes_tools),
             *(_OF_PUBLISHED_ROWS if publishes_rows else ()),
             *refused_engine_args,
         ),
@@ -197,6 +204,15 @@ def _prompt_embeds(reads: str | None, takes: bool, publishes_rows: bool) -> tupl
             when=When.READ,
             allows_empty=True,
         ),
+    )
+
+
+def _parsers(takes_tools: bool) -> tuple[Refusal, ...]:
+    if takes_tools:
+        return ()
+    return tuple(
+        Refusal(field=name, why="this component does not look for tool calls or reasoning in what it writes")
+        for name in ("reasoning_parser", "tool_call_parser")
     )
 
 

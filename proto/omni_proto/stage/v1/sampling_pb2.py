@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"omni_proto/stage/v1/sampling.proto\x12\x13omni_proto.stage.v1\"\xda\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\n\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12 \n\x13num_inference_steps\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x1b\n\x0eguidance_scale\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_num_inference_stepsB\x11\n\x0f_guidance_scale\"S\n\x0c\x41udioOptions\x12\r\n\x05voice\x18\x01 \x01(\t\x12\x34\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\".omni_proto.stage.v1.AudioEncoding\"C\n\x07Include\x12\x11\n\ttoken_ids\x18\x01 \x01(\x08\x12\x14\n\x0c\x63odec_tokens\x18\x02 \x01(\x08\x12\x0f\n\x07timings\x18\x03 \x01(\x08*K\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02*k\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_S16LE\x10\x01\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_F32LE\x10\x02\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"omni_proto/stage/v1/sampling.proto\x12\x13omni_proto.stage.v1\"\xda\x04\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\n \x01(\rH\t\x88\x01\x01\x12\x17\n\nignore_eos\x18\x0b \x01(\x08H\n\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12 \n\x13num_inference_steps\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x1b\n\x0eguidance_scale\x18\x0f \x01(\x02H\x0c\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_num_inference_stepsB\x11\n\x0f_guidance_scale\"\x9c\x01\n\x10StructuredOutput\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12.\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x1c.omni_proto.stage.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x05 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"S\n\x0c\x41udioOptions\x12\r\n\x05voice\x18\x01 \x01(\t\x12\x34\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\".omni_proto.stage.v1.AudioEncoding\"C\n\x07Include\x12\x11\n\ttoken_ids\x18\x01 \x01(\x08\x12\x14\n\x0c\x63odec_tokens\x18\x02 \x01(\x08\x12\x0f\n\x07timings\x18\x03 \x01(\x08*K\n\x08Modality\x12\x18\n\x14MODALITY_UNSPECIFIED\x10\x00\x12\x11\n\rMODALITY_TEXT\x10\x01\x12\x12\n\x0eMODALITY_AUDIO\x10\x02*k\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_S16LE\x10\x01\x12\x1c\n\x18\x41UDIO_ENCODING_PCM_F32LE\x10\x02\x42(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,14 +32,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.samplin
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
-  _globals['_MODALITY']._serialized_start=818
-  _globals['_MODALITY']._serialized_end=893
-  _globals['_AUDIOENCODING']._serialized_start=895
-  _globals['_AUDIOENCODING']._serialized_end=1002
+  _globals['_MODALITY']._serialized_start=1003
+  _globals['_MODALITY']._serialized_end=1078
+  _globals['_AUDIOENCODING']._serialized_start=1080
+  _globals['_AUDIOENCODING']._serialized_end=1187
   _globals['_SAMPLINGPARAMS']._serialized_start=60
   _globals['_SAMPLINGPARAMS']._serialized_end=662
-  _globals['_AUDIOOPTIONS']._serialized_start=664
-  _globals['_AUDIOOPTIONS']._serialized_end=747
-  _globals['_INCLUDE']._serialized_start=749
-  _globals['_INCLUDE']._serialized_end=816
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=665
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=821
+  _globals['_CHOICES']._serialized_start=823
+  _globals['_CHOICES']._serialized_end=847
+  _globals['_AUDIOOPTIONS']._serialized_start=849
+  _globals['_AUDIOOPTIONS']._serialized_end=932
+  _globals['_INCLUDE']._serialized_start=934
+  _globals['_INCLUDE']._serialized_end=1001
 # @@protoc_insertion_point(module_scope)

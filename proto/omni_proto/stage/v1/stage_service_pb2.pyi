@@ -23,7 +23,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., media: _Optional[_Union[_prompt_pb2.MediaChunk, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., tensor: _Optional[_Union[_tensors_pb2.TensorChunk, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt")
+    __slots__ = ("text", "chat", "token_ids", "tensors", "prompt_embeds", "sampling", "seed", "modalities", "audio", "include", "allow_partial", "edge_schema_hash", "priority", "cache_salt", "reply", "structured_output")
     class SamplingEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,8 @@ class Start(_message.Message):
     EDGE_SCHEMA_HASH_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: _prompt_pb2.ChatPrompt
     token_ids: _prompt_pb2.TokenPrompt
@@ -59,7 +61,9 @@ class Start(_message.Message):
     edge_schema_hash: str
     priority: int
     cache_salt: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: _Optional[bool] = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    reply: _prompt_pb2.GivenReply
+    structured_output: _sampling_pb2.StructuredOutput
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_prompt_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_prompt_pb2.TokenPrompt, _Mapping]] = ..., tensors: _Optional[_Union[_tensors_pb2.TensorPrompt, _Mapping]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorHeader, _Mapping]] = ..., sampling: _Optional[_Mapping[str, _sampling_pb2.SamplingParams]] = ..., seed: _Optional[int] = ..., modalities: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., audio: _Optional[_Union[_sampling_pb2.AudioOptions, _Mapping]] = ..., include: _Optional[_Union[_sampling_pb2.Include, _Mapping]] = ..., allow_partial: _Optional[bool] = ..., edge_schema_hash: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., reply: _Optional[_Union[_prompt_pb2.GivenReply, _Mapping]] = ..., structured_output: _Optional[_Union[_sampling_pb2.StructuredOutput, _Mapping]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("upstream_finish_reason",)
@@ -68,7 +72,7 @@ class End(_message.Message):
     def __init__(self, upstream_finish_reason: _Optional[_Union[_events_pb2.FinishReason, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("stage", "accepted", "text", "tokens", "finished", "failed", "summary", "audio")
+    __slots__ = ("stage", "accepted", "text", "tokens", "finished", "failed", "summary", "tool_call", "reasoning", "audio")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +80,8 @@ class GenerateResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
     AUDIO_FIELD_NUMBER: _ClassVar[int]
     stage: str
     accepted: _events_pb2.Accepted
@@ -84,15 +90,17 @@ class GenerateResponse(_message.Message):
     finished: _events_pb2.StageFinished
     failed: _events_pb2.StageFailed
     summary: _events_pb2.Summary
+    tool_call: _events_pb2.ToolCallDelta
+    reasoning: _events_pb2.ReasoningDelta
     audio: _events_pb2.AudioChunk
-    def __init__(self, stage: _Optional[str] = ..., accepted: _Optional[_Union[_events_pb2.Accepted, _Mapping]] = ..., text: _Optional[_Union[_events_pb2.TextDelta, _Mapping]] = ..., tokens: _Optional[_Union[_events_pb2.TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[_events_pb2.StageFinished, _Mapping]] = ..., failed: _Optional[_Union[_events_pb2.StageFailed, _Mapping]] = ..., summary: _Optional[_Union[_events_pb2.Summary, _Mapping]] = ..., audio: _Optional[_Union[_events_pb2.AudioChunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[str] = ..., accepted: _Optional[_Union[_events_pb2.Accepted, _Mapping]] = ..., text: _Optional[_Union[_events_pb2.TextDelta, _Mapping]] = ..., tokens: _Optional[_Union[_events_pb2.TokenDelta, _Mapping]] = ..., finished: _Optional[_Union[_events_pb2.StageFinished, _Mapping]] = ..., failed: _Optional[_Union[_events_pb2.StageFailed, _Mapping]] = ..., summary: _Optional[_Union[_events_pb2.Summary, _Mapping]] = ..., tool_call: _Optional[_Union[_events_pb2.ToolCallDelta, _Mapping]] = ..., reasoning: _Optional[_Union[_events_pb2.ReasoningDelta, _Mapping]] = ..., audio: _Optional[_Union[_events_pb2.AudioChunk, _Mapping]] = ...) -> None: ...
 
 class GetStageRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStageResponse(_message.Message):
-    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds")
+    __slots__ = ("pipeline", "stage", "component", "versions", "config_hash", "input_schema", "input_schema_hash", "output_schema", "output_schema_hash", "outputs", "stages", "limits", "voices", "prompt_embeds", "text")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +122,7 @@ class GetStageResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     VOICES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
     pipeline: str
     stage: str
     component: str
@@ -128,7 +137,20 @@ class GetStageResponse(_message.Message):
     limits: StageLimits
     voices: _containers.RepeatedScalarFieldContainer[str]
     prompt_embeds: _tensors_pb2.TensorSpec
-    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ...) -> None: ...
+    text: TextAbilities
+    def __init__(self, pipeline: _Optional[str] = ..., stage: _Optional[str] = ..., component: _Optional[str] = ..., versions: _Optional[_Mapping[str, str]] = ..., config_hash: _Optional[str] = ..., input_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., input_schema_hash: _Optional[str] = ..., output_schema: _Optional[_Union[_tensors_pb2.TensorSchema, _Mapping]] = ..., output_schema_hash: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[_sampling_pb2.Modality, str]]] = ..., stages: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[StageLimits, _Mapping]] = ..., voices: _Optional[_Iterable[str]] = ..., prompt_embeds: _Optional[_Union[_tensors_pb2.TensorSpec, _Mapping]] = ..., text: _Optional[_Union[TextAbilities, _Mapping]] = ...) -> None: ...
+
+class TextAbilities(_message.Message):
+    __slots__ = ("given_reply", "structured_output", "tool_call_parser", "reasoning_parser")
+    GIVEN_REPLY_FIELD_NUMBER: _ClassVar[int]
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_PARSER_FIELD_NUMBER: _ClassVar[int]
+    REASONING_PARSER_FIELD_NUMBER: _ClassVar[int]
+    given_reply: bool
+    structured_output: bool
+    tool_call_parser: str
+    reasoning_parser: str
+    def __init__(self, given_reply: _Optional[bool] = ..., structured_output: _Optional[bool] = ..., tool_call_parser: _Optional[str] = ..., reasoning_parser: _Optional[str] = ...) -> None: ...
 
 class StageLimits(_message.Message):
     __slots__ = ("max_model_len", "max_concurrent_requests", "max_inflight_bytes", "max_media_bytes", "max_message_bytes")

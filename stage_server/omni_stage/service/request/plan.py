@@ -17,6 +17,7 @@ from omni_stage.service.request import modalities
 from omni_stage.service.request.modalities import plan_modalities
 from omni_stage.service.request.prompt import PromptPlan, plan_prompt
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES, plan_embeds
+from omni_stage.service.request.reply_form import bound_reply, check_reply_form
 from omni_stage.service.request.sampling import check_sampling_names, sampling_from_proto
 
 _ENCODINGS = frozenset(
@@ -79,13 +80,17 @@ def plan_request(
 
     Raises OmniStageError with the path of the wrong field; touches nothing.
     """
+    plan = plan_modalities(config, start.modalities)
+    check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
     prompt, edge = _plan_input(start, config, component, max_model_len, prompt_embeds)
     _check_queueing(start)
     check_sampling_names(start.sampling, config.stages)
     if start.HasField("seed") and start.seed > MAX_SEED:
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
     sampling = _resolve(start, config, component)
-    plan = plan_modalities(config, start.modalities)
+    if prompt is not None and prompt.reply is not None:
+        # As long as the reply can be, whatever would be sampled.
+        sampling = sampling.model_copy(update={"max_tokens": bound_reply(prompt.reply, max_model_len)})
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
     prompt_rows = prompt.max_prompt_tokens if prompt else max((h.max_rows for h in start.tensors.tensors), default=0)

@@ -6,15 +6,17 @@ Errors name fields and limits, never what a field holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
+from omni_stage.service.request.reply_form import read_called_tools, read_reply, read_structured, read_tools
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
 """Of all messages of a chat together: what a conversation costs does not depend on how it is cut."""
 _LIGHT_PARTS = 64
@@ -36,6 +38,11 @@ class PromptPlan:
     """No tokenizer makes more of it: a token is at least one byte."""
     embeds: bool = False
     """Whether embeddings follow in place of text, chat and token ids."""
+    called_tools: tuple[tuple[CalledTool, ...], ...] = ()
+    """Of each message of the chat."""
+    tools: Tools | None = None
+    reply: GivenReply | None = None
+    structured: StructuredText | None = None
 
     @property
     def announced(self) -> dict[int, int]:
@@ -49,8 +56,10 @@ class PromptPlan:
 
 
 def is_light(start: stage_service_pb2.Start) -> bool:
-    """Whether planning takes well below a millisecond: no media, whose headers are read, and few parts."""
+    """Whether planning takes well below a millisecond: no media, whose headers are read, no JSON, and few parts."""
     messages = start.chat.messages
+    if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
+        return False
     if len(messages) > _LIGHT_PARTS or sum(len(message.parts) for message in messages) > _LIGHT_PARTS:
         return False
     return all(part.WhichOneof("part") == "text" for message in messages for part in message.parts)
@@ -63,6 +72,16 @@ def plan_prompt(
 
     Raises InvalidRequestError, InvalidMediaError, PromptTooLongError, RequestTooLargeError.
     """
+    plan = _plan_input(start, limits, max_model_len, media)
+    reply = read_reply(start, limits, max_model_len)
+    if reply is None:
+        return replace(plan, structured=read_structured(start))
+    return replace(plan, reply=reply)
+
+
+def _plan_input(
+    start: stage_service_pb2.Start, limits: Limits, max_model_len: int, media: MediaRules | None
+) -> PromptPlan:
     kind = start.WhichOneof("input")
     if kind == "text":
         _check_chars(len(start.text), limits, "start.text")
@@ -83,17 +102,18 @@ def plan_prompt(
 def build_prompt(plan: PromptPlan, decoded: Sequence[ImagePart | AudioPart] = ()) -> UserPrompt:
     """Returns the prompt; `decoded` are the media of the plan, in its order."""
     if plan.chat is None:
-        return UserPrompt(text=plan.text, token_ids=plan.token_ids)
+        return UserPrompt(text=plan.text, token_ids=plan.token_ids, reply=plan.reply, structured=plan.structured)
     media = iter(decoded)
-    return UserPrompt(
-        messages=[
-            ChatMessage(
-                message.role,
-                [TextPart(part.text) if part.WhichOneof("part") == "text" else next(media) for part in message.parts],
-            )
-            for message in plan.chat.messages
-        ]
-    )
+    messages = [
+        ChatMessage(
+            message.role,
+            [TextPart(part.text) if part.WhichOneof("part") == "text" else next(media) for part in message.parts],
+            called,
+            message.tool_call_id,
+        )
+        for message, called in zip(plan.chat.messages, plan.called_tools, strict=True)
+    ]
+    return UserPrompt(messages=messages, reply=plan.reply, tools=plan.tools, structured=plan.structured)
 
 
 def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
@@ -112,7 +132,9 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
 
 def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
     _check_size(chat, limits)
+    tools = read_tools(chat)
     media: list[MediaSlot] = []
+    called: list[tuple[CalledTool, ...]] = []
     chars = tokens = 0
     for number, message in enumerate(chat.messages):
         path = f"start.chat.messages[{number}]"
@@ -120,6 +142,9 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             raise InvalidRequestError(
                 f"role must be one of {', '.join(ROLES)}", field=f"{path}.role", limit=", ".join(ROLES)
             )
+        _check_tool_fields(message, path)
+        called.append(read_called_tools(message.tool_calls, f"{path}.tool_calls"))
+        chars += sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         tokens += _MESSAGE_OVERHEAD_TOKENS
         for index, part in enumerate(message.parts):
             kind = part.WhichOneof("part")
@@ -136,8 +161,22 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
     _check_chars(chars, limits, "start.chat")
     if rules is not None:
         check_media(media, rules)
-    upper = max_model_len if media else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
-    return PromptPlan(None, chat, None, tuple(media), upper)
+    # A template writes tools in a way of its own, which may be longer than what was sent.
+    is_open = media or tools or any(called)
+    upper = max_model_len if is_open else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
+    return PromptPlan(None, chat, None, tuple(media), upper, called_tools=tuple(called), tools=tools)
+
+
+def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:
+    """What belongs to one role alone. Raises InvalidRequestError."""
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequestError("only an assistant's message has tool_calls", field=f"{path}.tool_calls")
+    if bool(message.tool_call_id) != (message.role == "tool"):
+        raise InvalidRequestError(
+            'a message of the role "tool", and no other, names the call that it answers', field=f"{path}.tool_call_id"
+        )
+    if message.role == "tool" and any(part.WhichOneof("part") != "text" for part in message.parts):
+        raise InvalidRequestError('a message of the role "tool" holds text', field=f"{path}.parts")
 
 
 def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
@@ -150,11 +189,11 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
         )
     parts = 0
     for number, message in enumerate(chat.messages):
-        if not message.parts:
+        if not message.parts and not message.tool_calls:
             raise InvalidRequestError(
                 "a message has at least one part", field=f"start.chat.messages[{number}].parts", limit=MAX_PARTS
             )
-        parts += len(message.parts)
+        parts += len(message.parts) + len(message.tool_calls)
     if parts > MAX_PARTS:
         raise InvalidRequestError(
             f"the messages of a chat have at most {MAX_PARTS} parts together, got {parts}; join text parts",

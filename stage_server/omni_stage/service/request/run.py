@@ -174,6 +174,8 @@ class RequestRun:
     async def _emit(self, step: StageStep) -> None:
         if step.text and Modality.TEXT in self._plan.own:
             await self._writer.send(text=events_pb2.TextDelta(text=step.text))
+        if (step.reasoning or step.tool_calls) and Modality.TEXT in self._plan.own:
+            await self._emit_parsed(step)
         if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
             # Of embeddings the engine reports zeros, which are nobody's token ids.
             has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
@@ -183,6 +185,13 @@ class RequestRun:
             for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
                 self._timeline.first_audio = self._timeline.first_audio or self._timeline.now()
                 await self._writer.send(audio=chunk)
+
+    async def _emit_parsed(self, step: StageStep) -> None:
+        if step.reasoning:
+            await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
+        for piece in step.tool_calls:
+            delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
+            await self._writer.send(tool_call=delta)
 
     def _wants_tokens(self) -> bool:
         include = self._plan.include

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from functools import cache
 
+from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
@@ -63,4 +64,16 @@ def describe_stage(
         ),
         voices=component.voices,
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
+        text=_describe_text(config, component.facts),
+    )
+
+
+def _describe_text(config: StageConfig, facts: ComponentFacts) -> stage_service_pb2.TextAbilities | None:
+    if config.input is not None or not facts.writes_text:
+        return None
+    return stage_service_pb2.TextAbilities(
+        given_reply=facts.takes_reply,
+        structured_output=facts.structures_text,
+        tool_call_parser=config.engine_args.tool_call_parser or "",
+        reasoning_parser=config.engine_args.reasoning_parser or "",
     )

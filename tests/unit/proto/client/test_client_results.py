@@ -25,6 +25,7 @@ from omni_proto.client import (
     Summary,
     TextDelta,
     TokenDelta,
+    ToolCall,
     error_from_status,
     event_from_response,
     write_wav,
@@ -212,3 +213,23 @@ def test_errors_can_be_copied(error: OmniRequestError) -> None:
     assert type(other) is type(error)
     assert vars(other) == vars(error)
     assert str(other) == str(error)
+
+
+def test_tool_calls_and_reasoning_are_put_together() -> None:
+    pieces = [
+        GenerateResponse(stage="llm", accepted=events_pb2.Accepted(request_id="r")),
+        GenerateResponse(stage="llm", reasoning=events_pb2.ReasoningDelta(text="Rome, ")),
+        GenerateResponse(stage="llm", reasoning=events_pb2.ReasoningDelta(text="then.")),
+        GenerateResponse(stage="llm", tool_call=events_pb2.ToolCallDelta(id="c0", name="weather", arguments='{"ci')),
+        GenerateResponse(stage="llm", tool_call=events_pb2.ToolCallDelta(arguments='ty": "Rome"}')),
+        GenerateResponse(stage="llm", tool_call=events_pb2.ToolCallDelta(index=1, id="c1", name="now")),
+    ]
+    builder = ResultBuilder()
+    for piece in pieces:
+        event = event_from_response(piece)
+        assert event is not None
+        builder.add(event)
+    result = builder.result()
+    assert result.reasoning == {"llm": "Rome, then."}
+    assert result.tool_calls == {"llm": (ToolCall("c0", "weather", '{"city": "Rome"}'), ToolCall("c1", "now", ""))}
+    assert result.text == ""

@@ -1,0 +1,81 @@
+"""What a caller may ask of an entry stage's reply: to be given, to call tools, to have a form. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReply:
+    """A reply that is not sampled. Exactly one of the two is set."""
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    """Of the stage's tokenizer; one that ends the text is left out if it is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON Schema of its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalledTool:
+    """A call that the assistant made earlier in a conversation."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class ToolMode(Enum):
+    """Whether the model calls tools."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request."""
+
+    tools: tuple[Tool, ...]
+    mode: ToolMode = ToolMode.AUTO
+    function: str = ""
+    """Name of the one function to call; empty: as the mode says."""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredText:
+    """The form that the text must have. Exactly one is set."""
+
+    json_schema: str | None = None
+    """JSON Schema, as JSON text."""
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    """EBNF."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """A piece of a tool call that the model writes."""
+
+    index: int
+    """Number of the call in the answer, from 0."""
+    id: str = ""
+    """Only in the first piece of a call."""
+    name: str = ""
+    """Only in the first piece of a call."""
+    arguments: str = ""
+    """More of the arguments' JSON text."""

@@ -1,0 +1,244 @@
+"""What Start asks of the entry stage's reply: validated with the path of every wrong field. Pure.
+
+Errors name fields and limits, never what a field holds. A grammar's own rules are vLLM's to check; what is checked here
+bounds what that costs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
+from omni_proto.stage_config import Limits, StageConfig
+from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
+from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+
+MAX_TOOLS: Final = 128
+MAX_CHOICES: Final = 1024
+MAX_FORM_BYTES: Final = 64 << 10
+"""Of a schema, an expression or a grammar: vLLM compiles it before the request runs."""
+MAX_JSON_DEPTH: Final = 64
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MODES: Final = {
+    prompt_pb2.TOOL_MODE_UNSPECIFIED: ToolMode.AUTO,
+    prompt_pb2.TOOL_MODE_AUTO: ToolMode.AUTO,
+    prompt_pb2.TOOL_MODE_NONE: ToolMode.NONE,
+    prompt_pb2.TOOL_MODE_REQUIRED: ToolMode.REQUIRED,
+}
+
+
+def check_reply_form(
+    start: stage_service_pb2.Start, config: StageConfig, facts: ComponentFacts, *, speaks: bool
+) -> None:
+    """Refuse what the stage cannot do, and what does not go together. `speaks`: whether stages below are called.
+
+    Raises InvalidRequestError.
+    """
+    tools = bool(start.chat.tools) or start.chat.HasField("tool_choice")
+    asked = {
+        "start.reply": start.HasField("reply"),
+        "start.structured_output": start.HasField("structured_output"),
+        "start.chat.tools": tools,
+    }
+    possible = {
+        "start.reply": facts.takes_reply,
+        "start.structured_output": facts.structures_text,
+        "start.chat.tools": facts.takes_tools and bool(config.engine_args.tool_call_parser),
+    }
+    for field, is_asked in asked.items():
+        if is_asked and not possible[field]:
+            raise InvalidRequestError(_refusal(field, config, facts), field=field)
+    if asked["start.reply"]:
+        _check_alone(start, config, [field for field, is_asked in asked.items() if is_asked])
+    for field in ("start.structured_output", "start.chat.tools"):
+        if asked[field] and speaks:
+            raise InvalidRequestError(
+                f"{field.removeprefix('start.')} does not go with speech: the reply would be read out; "
+                "ask for the modality text alone",
+                field=field,
+            )
+
+
+def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: int) -> GivenReply | None:
+    """Returns the given reply, if there is one.
+
+    Raises InvalidRequestError, PromptTooLongError, RequestTooLargeError.
+    """
+    if not start.HasField("reply"):
+        return None
+    kind = start.reply.WhichOneof("reply")
+    if kind == "text":
+        text = start.reply.text
+        if not text:
+            raise InvalidRequestError("the reply is empty; leave it out to have one written", field="start.reply.text")
+        if len(text) > limits.max_prompt_chars:
+            raise RequestTooLargeError(
+                f"the reply has {len(text)} characters, at most {limits.max_prompt_chars} (limits.maxPromptChars)",
+                field="start.reply.text",
+                limit=f"{limits.max_prompt_chars} characters",
+            )
+        return GivenReply(text=text)
+    ids, field = start.reply.token_ids.ids, "start.reply.token_ids.ids"
+    if not ids:
+        raise InvalidRequestError("the reply is empty; leave it out to have one written", field=field)
+    if len(ids) >= max_model_len:
+        raise PromptTooLongError(
+            f"the reply has {len(ids)} tokens; the engine's longest sequence, prompt included, is {max_model_len}",
+            field=field,
+            limit=f"{max_model_len} tokens",
+        )
+    if max(ids) >= 1 << 31:
+        raise InvalidRequestError("a token id does not fit 31 bits", field=field, limit=(1 << 31) - 1)
+    return GivenReply(token_ids=tuple(ids))
+
+
+def bound_reply(reply: GivenReply, max_model_len: int) -> int:
+    """Returns the most tokens that a reply can have: no token is less than a byte of its text."""
+    length = len(reply.token_ids) if reply.token_ids is not None else len((reply.text or "").encode())
+    return max(1, min(length, max_model_len))
+
+
+def read_structured(start: stage_service_pb2.Start) -> StructuredText | None:
+    """Returns the form of the text, if one is asked for. Raises InvalidRequestError, RequestTooLargeError."""
+    if not start.HasField("structured_output"):
+        return None
+    message, field = start.structured_output, "start.structured_output"
+    kind = message.WhichOneof("form")
+    if kind is None:
+        raise InvalidRequestError(
+            "set one of json_schema, json_object, regex, choice and grammar; or leave structured_output out",
+            field=field,
+        )
+    _check_bytes(message.ByteSize(), f"{field}.{kind}")
+    if kind == "json_schema":
+        read_json_object(message.json_schema, f"{field}.json_schema", "a JSON Schema")
+        return StructuredText(json_schema=message.json_schema)
+    if kind == "choice":
+        return StructuredText(choice=_read_choice(message.choice, f"{field}.choice.texts"))
+    value = getattr(message, kind)
+    if not value:
+        raise InvalidRequestError(f"{kind} is empty; leave structured_output out", field=f"{field}.{kind}")
+    return StructuredText(**{kind: value})
+
+
+def read_tools(chat: prompt_pb2.ChatPrompt) -> Tools | None:
+    """Returns the tools of a chat, if it has any. Raises InvalidRequestError, RequestTooLargeError."""
+    field = "start.chat.tools"
+    if not chat.tools:
+        if chat.HasField("tool_choice"):
+            raise InvalidRequestError("tool_choice needs tools; leave it out", field="start.chat.tool_choice")
+        return None
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidRequestError(
+            f"a chat has at most {MAX_TOOLS} tools, got {len(chat.tools)}", field=field, limit=MAX_TOOLS
+        )
+    _check_bytes(sum(tool.ByteSize() for tool in chat.tools), field)
+    tools = tuple(_read_tool(tool, f"{field}[{number}]") for number, tool in enumerate(chat.tools))
+    names = [tool.name for tool in tools]
+    if len(set(names)) != len(names):
+        raise InvalidRequestError("two tools have one name", field=field)
+    function = chat.tool_choice.function
+    if chat.tool_choice.WhichOneof("choice") == "function":
+        if function not in names:
+            raise InvalidRequestError("tool_choice names no tool of the request", field="start.chat.tool_choice")
+        return Tools(tools, ToolMode.REQUIRED, function)
+    mode = _MODES.get(chat.tool_choice.mode)
+    if mode is None:
+        raise InvalidRequestError("the mode of tool_choice is not known", field="start.chat.tool_choice.mode")
+    return Tools(tools, mode)
+
+
+def read_called_tools(calls: Sequence[prompt_pb2.ToolCall], field: str) -> tuple[CalledTool, ...]:
+    """Returns the calls of an assistant's message. Raises InvalidRequestError."""
+    read = []
+    for number, call in enumerate(calls):
+        path = f"{field}[{number}]"
+        if not _TOOL_NAME.fullmatch(call.name):
+            raise InvalidRequestError(_NAME_RULE, field=f"{path}.name")
+        arguments = read_json_object(call.arguments, f"{path}.arguments", "arguments") if call.arguments else {}
+        read.append(CalledTool(call.id, call.name, arguments))
+    return tuple(read)
+
+
+def read_json_object(text: str, field: str, what: str) -> Mapping[str, Any]:
+    """Returns the JSON object in the text. Raises InvalidRequestError."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{what} must be JSON text", field=field) from error
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{what} must be a JSON object", field=field)
+    if _depth(value) > MAX_JSON_DEPTH:
+        raise InvalidRequestError(
+            f"{what} may be nested {MAX_JSON_DEPTH} deep at most", field=field, limit=MAX_JSON_DEPTH
+        )
+    return value
+
+
+_NAME_RULE: Final = 'a tool\'s name has 1 to 64 letters, digits, "_", "-" and "."'
+
+
+def _refusal(field: str, config: StageConfig, facts: ComponentFacts) -> str:
+    name = field.removeprefix("start.")
+    if config.input is not None:
+        return f"{name} is for the entry stage alone"
+    if field == "start.chat.tools" and facts.takes_tools:
+        return "this stage has no parser for tool calls; set engineArgs.toolCallParser of the stage"
+    return f"component {facts.id} cannot honour {name}; leave it out"
+
+
+def _check_alone(start: stage_service_pb2.Start, config: StageConfig, asked: Sequence[str]) -> None:
+    others = [field for field in asked if field != "start.reply"]
+    if config.stage in start.sampling:
+        others.append(f"start.sampling[{config.stage}]")
+    if start.WhichOneof("input") == "prompt_embeds":
+        others.append("start.prompt_embeds")
+    if others:
+        raise InvalidRequestError(
+            f"a given reply is not sampled: leave out {', '.join(others)}, or the reply", field=others[0]
+        )
+
+
+def _read_choice(choice: sampling_pb2.Choices, field: str) -> tuple[str, ...]:
+    if not 1 <= len(choice.texts) <= MAX_CHOICES or not all(choice.texts):
+        raise InvalidRequestError(
+            f"choice has 1 to {MAX_CHOICES} texts, none of them empty", field=field, limit=MAX_CHOICES
+        )
+    return tuple(choice.texts)
+
+
+def _read_tool(tool: prompt_pb2.Tool, field: str) -> Tool:
+    if not _TOOL_NAME.fullmatch(tool.name):
+        raise InvalidRequestError(_NAME_RULE, field=f"{field}.name")
+    parameters: Mapping[str, Any] = {"type": "object", "properties": {}}
+    if tool.parameters:
+        parameters = read_json_object(tool.parameters, f"{field}.parameters", "a JSON Schema")
+    return Tool(tool.name, tool.description, parameters)
+
+
+def _check_bytes(size: int, field: str) -> None:
+    if size > MAX_FORM_BYTES:
+        raise RequestTooLargeError(
+            f"{field.removeprefix('start.')} takes {size} bytes, at most {MAX_FORM_BYTES}; shorten it",
+            field=field,
+            limit=f"{MAX_FORM_BYTES} bytes",
+        )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth(value: Any) -> int:
+    """Levels of lists and mappings; without recursion, because the value is a stranger's."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        item, level = waiting.pop()
+        if isinstance(item, dict | list):
+            deepest = max(deepest, level)
+            waiting.extend((child, level + 1) for child in (item.values() if isinstance(item, dict) else item))
+    return deepest

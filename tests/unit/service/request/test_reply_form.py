@@ -1,0 +1,212 @@
+"""A given reply, tools and structured output in Start: what is read, and what is refused with which field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage_config import StageConfig
+from omni_stage.errors import InvalidRequestError, OmniStageError, PromptTooLongError, RequestTooLargeError
+from omni_stage.models.component import UserPrompt
+from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.service.request.plan import RequestPlan, plan_request
+from omni_stage.service.request.prompt import build_prompt
+from omni_stage.service.request.reply_form import MAX_FORM_BYTES, MAX_JSON_DEPTH, MAX_TOOLS
+from support.scripted_component import ScriptedComponent
+
+SPEECH = {
+    "stage": "talker",
+    "target": "localhost:1",
+    "component": "test/stage",
+    "stages": ["talker"],
+    "outputs": ["Audio"],
+}
+WEATHER = {"name": "weather", "description": "Looks.", "parameters": '{"type": "object"}'}
+ASK = {"messages": [{"role": "user", "parts": [{"text": "hi"}]}]}
+
+
+def config(**changes: Any) -> StageConfig:
+    fields = {
+        "pipeline": "p",
+        "stage": "thinker",
+        "component": "test/stage",
+        "model": {"path": "/none"},
+        "outputs": ["Text"],
+        "engineArgs": {"toolCallParser": "hermes"},
+        "limits": {"maxPromptChars": 200},
+    }
+    return StageConfig.model_validate({**fields, **changes})
+
+
+def plan(start: dict[str, Any], *, able: bool = True, **changes: Any) -> RequestPlan:
+    component = ScriptedComponent(takes_reply=able, structures_text=able, takes_tools=able)
+    return plan_request(pb.Start(**start), config(**changes), component, 64)
+
+
+def prompt(start: dict[str, Any], **changes: Any) -> UserPrompt:
+    planned = plan(start, **changes).prompt
+    assert planned is not None
+    return build_prompt(planned)
+
+
+def tools(*items: Any, **choice: Any) -> dict[str, Any]:
+    chat: dict[str, Any] = {**ASK, "tools": list(items)}
+    return {"chat": {**chat, "tool_choice": choice} if choice else chat}
+
+
+def test_reply_is_part_of_the_prompt_whatever_its_input() -> None:
+    for source in ({"text": "x"}, {"chat": ASK}, {"token_ids": {"ids": [1]}}):
+        assert prompt({**source, "reply": {"text": "Hello."}}).reply == GivenReply(text="Hello.")
+    assert prompt({"text": "x", "reply": {"token_ids": {"ids": [3, 4]}}}).reply == GivenReply(token_ids=(3, 4))
+
+
+def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:
+    given = plan({"text": "x", "reply": {"token_ids": {"ids": [1] * 20}}}, downstream=[SPEECH])
+    assert given.sampling.max_tokens == 20
+    assert given.output_rows == 9 + 20
+    assert plan({"text": "x", "reply": {"text": "é" * 10}}).sampling.max_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ({"json_schema": '{"type": "object"}'}, StructuredText(json_schema='{"type": "object"}')),
+        ({"json_object": True}, StructuredText(json_object=True)),
+        ({"regex": "a+"}, StructuredText(regex="a+")),
+        ({"choice": {"texts": ["yes", "no"]}}, StructuredText(choice=("yes", "no"))),
+        ({"grammar": 'root ::= "a"'}, StructuredText(grammar='root ::= "a"')),
+    ],
+)
+def test_structured_output_is_read(form: dict[str, Any], read: StructuredText) -> None:
+    assert prompt({"text": "x", "structured_output": form}).structured == read
+
+
+def test_tools_are_read_with_their_choice() -> None:
+    weather = Tool("weather", "Looks.", {"type": "object"})
+    assert prompt(tools(WEATHER)).tools == Tools((weather,))
+    assert prompt(tools(WEATHER, mode="TOOL_MODE_NONE")).tools == Tools((weather,), ToolMode.NONE)
+    assert prompt(tools(WEATHER, mode="TOOL_MODE_REQUIRED")).tools == Tools((weather,), ToolMode.REQUIRED)
+    assert prompt(tools(WEATHER, function="weather")).tools == Tools((weather,), ToolMode.REQUIRED, "weather")
+    bare = prompt(tools({"name": "now"})).tools
+    assert bare == Tools((Tool("now", "", {"type": "object", "properties": {}}),))
+
+
+def test_tool_messages_of_a_conversation_are_read() -> None:
+    call = {"id": "c1", "name": "weather", "arguments": '{"city": "Rome"}'}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "parts": [{"text": "sunny"}]},
+    ]
+    read = prompt({"chat": {"messages": messages, "tools": [WEATHER]}}).messages
+    assert read is not None
+    assert read[1].tool_calls == (CalledTool("c1", "weather", {"city": "Rome"}),)
+    assert (read[2].role, read[2].tool_call_id) == ("tool", "c1")
+
+
+DEEP = "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH
+REFUSED: list[Any] = [
+    # A reply.
+    ({"text": "x", "reply": {}}, InvalidRequestError, "start.reply.token_ids.ids", {}),
+    ({"text": "x", "reply": {"text": ""}}, InvalidRequestError, "start.reply.text", {}),
+    ({"text": "x", "reply": {"text": "y" * 201}}, RequestTooLargeError, "start.reply.text", {}),
+    ({"text": "x", "reply": {"token_ids": {}}}, InvalidRequestError, "start.reply.token_ids.ids", {}),
+    ({"text": "x", "reply": {"token_ids": {"ids": [1] * 64}}}, PromptTooLongError, "start.reply.token_ids.ids", {}),
+    ({"text": "x", "reply": {"token_ids": {"ids": [2**31]}}}, InvalidRequestError, "start.reply.token_ids.ids", {}),
+    ({"text": "x", "reply": {"text": "y"}}, InvalidRequestError, "start.reply", {"able": False}),
+    (
+        {"text": "x", "reply": {"text": "y"}, "sampling": {"thinker": {"temperature": 0.5}}},
+        InvalidRequestError,
+        "start.sampling[thinker]",
+        {},
+    ),
+    (
+        {"text": "x", "reply": {"text": "y"}, "structured_output": {"json_object": True}},
+        InvalidRequestError,
+        "start.structured_output",
+        {},
+    ),
+    ({**tools(WEATHER), "reply": {"text": "y"}}, InvalidRequestError, "start.chat.tools", {}),
+    ({"prompt_embeds": {}, "reply": {"text": "y"}}, InvalidRequestError, "start.prompt_embeds", {}),
+    # A form.
+    ({"text": "x", "structured_output": {}}, InvalidRequestError, "start.structured_output", {}),
+    (
+        {"text": "x", "structured_output": {"json_object": True}},
+        InvalidRequestError,
+        "start.structured_output",
+        {"able": False},
+    ),
+    (
+        {"text": "x", "structured_output": {"json_object": True}},
+        InvalidRequestError,
+        "start.structured_output",
+        {"downstream": [SPEECH]},
+    ),
+    *(
+        ({"text": "x", "structured_output": form}, error, f"start.structured_output.{field}", {})
+        for form, error, field in [
+            ({"json_schema": "{"}, InvalidRequestError, "json_schema"),
+            ({"json_schema": "[]"}, InvalidRequestError, "json_schema"),
+            ({"json_schema": '{"const": NaN}'}, InvalidRequestError, "json_schema"),
+            ({"json_schema": '{"x": ' + DEEP + "}"}, InvalidRequestError, "json_schema"),
+            ({"json_schema": "[" * 50_000}, InvalidRequestError, "json_schema"),
+            ({"json_schema": json.dumps("y" * MAX_FORM_BYTES)}, RequestTooLargeError, "json_schema"),
+            ({"json_object": False}, InvalidRequestError, "json_object"),
+            ({"regex": ""}, InvalidRequestError, "regex"),
+            ({"regex": "a" * MAX_FORM_BYTES}, RequestTooLargeError, "regex"),
+            ({"choice": {}}, InvalidRequestError, "choice.texts"),
+            ({"choice": {"texts": ["a", ""]}}, InvalidRequestError, "choice.texts"),
+            ({"grammar": ""}, InvalidRequestError, "grammar"),
+        ]
+    ),
+    # Tools.
+    (tools(WEATHER), InvalidRequestError, "start.chat.tools", {"able": False}),
+    (tools(WEATHER), InvalidRequestError, "start.chat.tools", {"engineArgs": {}}),
+    (tools(WEATHER), InvalidRequestError, "start.chat.tools", {"downstream": [SPEECH]}),
+    (tools(mode="TOOL_MODE_AUTO"), InvalidRequestError, "start.chat.tool_choice", {}),
+    (tools(WEATHER, function="time"), InvalidRequestError, "start.chat.tool_choice", {}),
+    (tools(WEATHER, mode=9), InvalidRequestError, "start.chat.tool_choice.mode", {}),
+    (tools(WEATHER, WEATHER), InvalidRequestError, "start.chat.tools", {}),
+    (tools(*[WEATHER] * (MAX_TOOLS + 1)), InvalidRequestError, "start.chat.tools", {}),
+    (tools({"name": "x", "description": "y" * MAX_FORM_BYTES}), RequestTooLargeError, "start.chat.tools", {}),
+    (tools({"name": "no blanks"}), InvalidRequestError, "start.chat.tools[0].name", {}),
+    (tools({"name": "x" * 65}), InvalidRequestError, "start.chat.tools[0].name", {}),
+    (tools({"name": "x", "parameters": "[]"}), InvalidRequestError, "start.chat.tools[0].parameters", {}),
+    # Messages.
+    *(
+        (
+            {"chat": {"messages": [*ASK["messages"], message]}},
+            InvalidRequestError,
+            f"start.chat.messages[1].{field}",
+            {},
+        )
+        for message, field in [
+            ({"role": "user", "tool_calls": [{"name": "x"}]}, "tool_calls"),
+            ({"role": "assistant", "tool_calls": [{"name": ""}]}, "tool_calls[0].name"),
+            ({"role": "assistant", "tool_calls": [{"name": "x", "arguments": "1"}]}, "tool_calls[0].arguments"),
+            ({"role": "tool", "parts": [{"text": "x"}]}, "tool_call_id"),
+            ({"role": "user", "parts": [{"text": "x"}], "tool_call_id": "c"}, "tool_call_id"),
+            ({"role": "tool", "tool_call_id": "c", "parts": [{"image": {"data": b"x"}}]}, "parts"),
+            ({"role": "tool", "tool_call_id": "c"}, "parts"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("start", "error", "field", "changes"), REFUSED)
+def test_refusals_name_their_field(
+    start: dict[str, Any], error: type[OmniStageError], field: str, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(error) as caught:
+        plan(start, **changes)
+    assert caught.value.details.field == field
+
+
+def test_refusals_do_not_repeat_what_was_sent() -> None:
+    secret = {"name": "CANARY!", "parameters": json.dumps({"CANARY": 1})}
+    with pytest.raises(InvalidRequestError) as caught:
+        plan(tools(secret))
+    assert "CANARY" not in str(caught.value)
