@@ -44,10 +44,10 @@ class AddedTokens:
         return self._tokens.get(token_id)
 
 
-def published_component(stage: str, checkpoint: Path) -> Component:
+def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omni") -> Component:
     """The component of a checkpoint without tokenizer, as the registry makes it of one with."""
     if stage != "thinker":
-        return installed_families().factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
+        return installed_families().factory(f"{family}/{stage}")(stage_config(stage, checkpoint, family=family))
     facts = read_checkpoint(checkpoint)
     prompts = PromptBuilder(AddedTokens(), facts)
     return Thinker(
@@ -64,7 +64,9 @@ def published_component(stage: str, checkpoint: Path) -> Component:
 
 def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:
     """vLLM's configuration of the stage's engine, made as the product makes it."""
-    args = build_engine_args(stage_config(stage, checkpoint, **engine_args), component, on_cpu=True)
+    args = build_engine_args(
+        stage_config(stage, checkpoint, family=component.facts.id.split("/")[0], **engine_args), component, on_cpu=True
+    )
     return AsyncEngineArgs(**vllm_engine_kwargs(args, on_cpu=True)).create_engine_config()
 
 

@@ -5,6 +5,7 @@
                       ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
                       HasPlaceholders       some token ids have no embedding
     one shot          OneShotModel          a whole output from a whole input: diffusion, codec decoders, vocoders
+                      KeepsStreams          it remembers a stream from one of its parts to the next
 
 A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
 
@@ -113,4 +114,17 @@ class OneShotModel(Protocol):
         An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
         request by request; so `generate` must not leave state behind when it raises.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsStreams(Protocol):
+    """A one-shot model that keeps something of a stream between its parts, each of which is a request.
+
+    Requests say by their payload which stream they belong to, by the request id that the component was given. The model
+    frees what it keeps with the part that says that it is the last.
+    """
+
+    def end_stream(self, stream: str) -> None:
+        """Free what is kept of a stream that ended before its last part. Called between steps; unknown ids pass."""
         ...

@@ -1,1 +1,1 @@
-"""Codes to sound, chunk by chunk: what every layer remembers (state), the computation (decoder), open streams (pool)."""
+"""Codes to sound, chunk by chunk: what layers remember (state), the computation (decoder), open sounds (pool)."""

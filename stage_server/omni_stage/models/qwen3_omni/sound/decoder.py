@@ -1,8 +1,8 @@
 """code2wav's computation on a chunk of codes with what came before it: transformers' modules, run with their past.
 
 Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The chunks of a sound, one after another, are that forward of
-all codes at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r gives
-the r values of one input only with the next input, so the sound of N frames is `lookahead_samples` short of
+all codes at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r
+gives the r values of one input only with the next input, so the sound of N frames is `lookahead_samples` short of
 N * frame_samples, as transformers' is, and the first chunk of a sound gives so many fewer.
 """
 
@@ -32,9 +32,7 @@ class ChunkDecoder:
         device: torch.device = self._model.code_embedding.weight.device
         return device
 
-    def advance(
-        self, codes: torch.Tensor, positions: Sequence[int], states: States
-    ) -> tuple[torch.Tensor, States]:
+    def advance(self, codes: torch.Tensor, positions: Sequence[int], states: States) -> tuple[torch.Tensor, States]:
         """The audio float32 [sounds, samples] of the codes int64 [sounds, groups, frames], and the states behind them.
 
         `positions`: frames of each sound before these; all are 0 or none is, since a sound's first chunk gives fewer
@@ -99,7 +97,9 @@ def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return values * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-def _next_block(block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+def _next_block(
+    block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
+) -> torch.Tensor:
     """transformers' Qwen3OmniMoeConvNeXtBlock with its past."""
     mixed = _convolve(block.dwconv, hidden, past, kept).permute(0, 2, 1)
     mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
@@ -125,9 +125,7 @@ def _decode(
     return activated
 
 
-def _convolve(
-    layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
-) -> torch.Tensor:
+def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
     """A causal convolution of stride 1: what it sees of the past stands where its padding would."""
     columns = layer.padding
     joined = torch.cat([next(past), hidden], dim=-1)

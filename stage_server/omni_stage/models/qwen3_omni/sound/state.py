@@ -94,4 +94,3 @@ def _walk(layer: Any) -> Sequence[tuple[int, int]]:
 
 def _columns_of(convolution: Any) -> tuple[int, int]:
     return convolution.conv.in_channels, convolution.padding
-
