@@ -39,7 +39,7 @@ from omni_operator.desired.revision import compute_revision
 from omni_operator.kinds import FIELD_MANAGER, KIND_BY_NAME
 from omni_operator.process.metrics import Metrics
 from omni_operator.rollout.replicas import first_replicas
-from omni_proto.pipeline.load import type_document
+from omni_proto.pipeline.read.load import type_document
 from support.controlplane.api import Api, ApiError, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.operators import OperatorProcess, wait_idle

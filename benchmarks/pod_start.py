@@ -21,7 +21,7 @@ from benchmarks.report import Report, Row
 from benchmarks.startup import SAMPLE, STAGES, start_once
 from benchmarks.stored import RESULTS
 from benchmarks.verdict import Ratio
-from omni_cli.local import compile_local
+from omni_cli.local.pipeline import compile_local
 from omni_proto.pipeline import load_pipeline
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 from support.cluster.cluster import Cluster

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from omni_proto.pipeline.components import render_components
-from omni_proto.pipeline.crd import render_crd
-from omni_proto.pipeline.reference import render_reference
+from omni_proto.pipeline.crd.crd import render_crd
+from omni_proto.pipeline.crd.reference import render_reference
 from omni_proto.stage_config import StageConfig
 from omni_stage.models.registry import built_in_facts
 

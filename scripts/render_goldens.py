@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omni_cli.render import format_manifests, render_children
+from omni_cli.commands.render import format_manifests, render_children
 from omni_operator.desired.build_settings import BuildSettings
-from omni_proto.pipeline.offline import load_checked
+from omni_proto.pipeline.read.offline import load_checked
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = ROOT / "manifests" / "samples"

@@ -69,7 +69,7 @@ def measure(options: Options) -> Report:
 
 async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[StageLLM, int]]:
     """token2wav and the talker on a checkpoint of their own, each with its engine's process id. `stack` ends them."""
-    from omni_cli.local import compile_local
+    from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
     from omni_stage.engine.offline.stage_llm import StageLLM
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.gpu.checks import Context
-from omni_cli.local import LocalOptions, LocalPipeline
-from omni_cli.progress import PlainProgress
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline
+from omni_cli.local.progress import PlainProgress
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"

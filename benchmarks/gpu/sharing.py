@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
 from benchmarks.gpu.sizes import Release, pipeline_memory
-from omni_cli.local import LocalOptions, LocalPipeline
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline
 

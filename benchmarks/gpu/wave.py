@@ -61,9 +61,9 @@ class Wave:
 
     def prepare(self, utterances: Sequence[Any]) -> tuple[Any, Any, Any, torch.Tensor]:
         """Transformer, pack, conditions and start noise of utterances."""
-        from omni_stage.models.qwen2_5_omni.wave.blocks import pack_blocks
-        from omni_stage.models.qwen2_5_omni.wave.solver import make_noise
-        from omni_stage.models.qwen2_5_omni.wave.transformer import BlockTransformer
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer
 
         transformer = BlockTransformer(self.dit)
         frames = [utterance.codes.shape[0] * self.dit.repeats for utterance in utterances]
@@ -80,7 +80,7 @@ class Wave:
     @torch.inference_mode()
     def speak(self, *utterances: Any, graphs: Graphs | None = None) -> list[torch.Tensor]:
         """Audio float32 [samples] of each, on the device, all through one solver's loop; vocoded one by one."""
-        from omni_stage.models.qwen2_5_omni.wave.solver import time_points
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import time_points
 
         transformer, pack, conditions, mel = self.prepare(utterances)
         step, vocoder = (graphs.step, graphs.vocoder) if graphs else (self.step(transformer), self.vocode)
@@ -90,8 +90,8 @@ class Wave:
 
     def step(self, transformer: Any) -> Callable[..., torch.Tensor]:
         """One step of the solver, a function of tensors alone."""
-        from omni_stage.models.qwen2_5_omni.wave.solver import advance
-        from omni_stage.models.qwen2_5_omni.wave.transformer import Conditions
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import Conditions
 
         def advanced(mel: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
             conditions = Conditions(*tables)
@@ -101,15 +101,15 @@ class Wave:
 
     def vocode(self, mel: torch.Tensor) -> torch.Tensor:
         """Samples [N, samples] of mel [N, bins, frames]."""
-        from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 
         return vocode(self.model.code2wav_bigvgan_model, mel)
 
     @torch.inference_mode()
     def capture(self, utterance: Any) -> Graphs:
         """CUDA graphs for utterances of this one's length, as a stage captures them for its windows."""
-        from omni_stage.models.qwen2_5_omni.wave.graphs import CudaCapture, GraphedFunction
-        from omni_stage.models.qwen2_5_omni.wave.solver import time_points
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import CudaCapture, GraphedFunction
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import time_points
 
         transformer, pack, conditions, mel = self.prepare([utterance])
         capture = CudaCapture(transformer.device)
@@ -151,7 +151,7 @@ class Wave:
 
     def utterance(self, codes: int, seed: int = 0, steps: int = STEPS) -> Any:
         """Random codes."""
-        from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance
+        from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 
         drawn = torch.randint(self.codes, (codes,), generator=torch.Generator().manual_seed(100 + seed))
         return Utterance(codes=drawn, voice="a", seed=seed, steps=steps, guidance=0.5)
@@ -253,7 +253,7 @@ def batch(context: Context) -> Finding:
 
 def windows(context: Context) -> Finding:
     """A later window's audio against transformers' own of the same codes: what a window hears is all that it needs."""
-    from omni_stage.models.qwen2_5_omni.windows import next_window
+    from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window
 
     wave = load(context.device)
     block = wave.dit.block_size // wave.dit.repeats
@@ -292,9 +292,9 @@ def _published_on_meta() -> Any:
 
 def _meta_peak(count: int) -> int:
     """Peak of one evaluation, and of the vocoder, whichever is larger."""
-    from omni_stage.models.qwen2_5_omni.wave.blocks import pack_blocks
-    from omni_stage.models.qwen2_5_omni.wave.transformer import BlockTransformer, VoiceRows
-    from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
+    from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
+    from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows
+    from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 
     model = _published_on_meta()
     dit = model.code2wav_dit_model
@@ -375,7 +375,7 @@ def _milliseconds(function: Any, inputs: tuple[torch.Tensor, ...], rounds: int =
 
 def syncs(_: Context) -> Finding:
     """An evaluation and the vocoder wait for the device nowhere: torch raises where they would."""
-    from omni_stage.models.qwen2_5_omni.wave.vocoder import vocode
+    from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 
     wave = load("cuda")
     with torch.inference_mode():

@@ -21,7 +21,7 @@ from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, star
 from benchmarks.pipeline.work import PROMPTS, TALKER_TOKENS, THINKER_TOKENS
 from benchmarks.report import Options, Report, Row
 from benchmarks.verdict import Ratio
-from omni_cli.local import LocalPipeline
+from omni_cli.local.pipeline import LocalPipeline
 
 ROUNDS = 5
 AT_ONCE = (1, 4, 8)

@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.pipeline.work import SAMPLING, SEED
-from omni_cli.local import LocalOptions, LocalPipeline
-from omni_cli.progress import make_progress
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline
+from omni_cli.local.progress import make_progress
 from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, StageTimings
 from omni_proto.pipeline import load_pipeline
 

@@ -26,7 +26,7 @@ SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
 
 def measure(options: Options) -> Report:
     """Starts every stage a few times, in turn; the first, uncounted start of the thinker fills the caches."""
-    from omni_cli.local import compile_local
+    from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
 
     starts: dict[str, list[tuple[dict[str, float], float]]] = {stage: [] for stage in STAGES}

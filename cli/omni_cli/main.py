@@ -65,7 +65,7 @@ def require_engine() -> None:
 def read_pipeline(path: Path) -> OmniPipeline:
     """The pipeline in the file. Prints every problem and exits 1 if there is one."""
     from omni_proto.pipeline import PipelineError
-    from omni_proto.pipeline.offline import load_checked
+    from omni_proto.pipeline.read.offline import load_checked
 
     try:
         return load_checked(path)
@@ -104,8 +104,8 @@ def run(
       omnipipe run manifests/samples/tiny-omni.yaml --model-dir /tmp/tiny-omni
       omnipipe run pipeline.yaml --port 50051 --log-dir logs
     """
-    from omni_cli.local import LocalOptions
-    from omni_cli.run import run_pipeline
+    from omni_cli.commands.run import run_pipeline
+    from omni_cli.local.pipeline import LocalOptions
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
     require_engine()
@@ -192,7 +192,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
-    from omni_cli.generate import GenerateOptions, InputFileError, run_generate
+    from omni_cli.commands.generate import GenerateOptions, InputFileError, run_generate
     from omni_cli.sampling import SamplingOptionError, parse_sampling
     from omni_proto.client import ClientTls
 
@@ -245,7 +245,7 @@ def validate(pipeline_file: PipelineFile) -> None:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.component_checks import list_unknown_components
+    from omni_proto.pipeline.rules.component_checks import list_unknown_components
 
     pipeline = read_pipeline(pipeline_file)
     for warning in list_unknown_components(pipeline):
@@ -274,7 +274,7 @@ def render(
       omnipipe render manifests/samples/qwen25-omni.yaml
       omnipipe render pipeline.yaml -n models --image registry.example/stage:1.2 | kubectl diff -f -
     """
-    from omni_cli.render import format_manifests, render_children
+    from omni_cli.commands.render import format_manifests, render_children
     from omni_operator.desired.build_settings import DEFAULT_IMAGE, BuildSettings
 
     pipeline = read_pipeline(pipeline_file)
@@ -305,7 +305,7 @@ def status(
     """
     from rich.console import Console
 
-    from omni_cli.status import StatusError, show_status
+    from omni_cli.commands.status import StatusError, show_status
 
     try:
         show_status(name, kubeconfig, namespace, watch, Console(highlight=False))
@@ -335,7 +335,7 @@ def tiny_model(
       omnipipe tiny-model /tmp/tiny-omni --seed 0
     """
     require_engine()
-    from omni_cli.tiny_model import TinyModelError, write_tiny_model
+    from omni_cli.commands.tiny_model import TinyModelError, write_tiny_model
 
     try:
         write_tiny_model(directory, family=family, seed=seed, shape=shape)
@@ -359,7 +359,7 @@ def demo(
     Example:
       omnipipe demo --out demo-output
     """
-    from omni_cli.demo import run_demo
+    from omni_cli.commands.demo import run_demo
 
     require_engine()
     raise typer.Exit(run_demo(out))

@@ -59,7 +59,7 @@ def snapshot_name(pipeline: str, revision: str, spec_hash: str) -> str:
 def stage_name(pipeline: str, stage: str, revision: str) -> str:
     """What belongs to one stage of one revision: Deployment, headless Service, PodDisruptionBudget, NetworkPolicy.
 
-    At most 62 characters (graph_rules.MAX_JOINED_NAME), so that it fits a Service's name.
+    At most 62 characters (MAX_JOINED_NAME of pipeline/rules/graph.py), so that it fits a Service's name.
     """
     return f"{pipeline}-{stage}-{revision}"
 

@@ -109,7 +109,7 @@ def validate_pipeline(path: str | Path) -> OmniPipeline:
     extra to install, without omnipipeline[cli].
     """
     try:
-        from omni_proto.pipeline.offline import load_checked
+        from omni_proto.pipeline.read.offline import load_checked
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}; the rules need a CEL library: pip install 'omnipipeline[cli]'") from error
     return load_checked(path)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from support.cluster.cluster import Cluster
 from support.cluster.images import ROOT, STAGE_IMAGE
 from support.cluster.workload import add_persistent_volume, make_namespace

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_cli.render import format_manifests, render_children
+from omni_cli.commands.render import format_manifests, render_children
 from omni_kube.matching import find_difference
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.kinds import CHILD_KINDS

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from omni_proto.pipeline.crd import build_crd
-from omni_proto.pipeline.status import MAX_STAGE_MESSAGE
+from omni_proto.pipeline.crd.crd import build_crd
+from omni_proto.pipeline.types.status import MAX_STAGE_MESSAGE
 from support.controlplane.api import Api, ApiError, Manifest
 from support.controlplane.api_server import ApiServer
 from support.spec_edits import LETTERS, YAML_WORDS, first, make, stages

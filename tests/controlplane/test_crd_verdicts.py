@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from omni_cli.render import format_manifests, render_children
+from omni_cli.commands.render import format_manifests, render_children
 from omni_operator.desired.build_settings import BuildSettings
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError
-from omni_proto.pipeline.offline import fill_in, parse_checked
+from omni_proto.pipeline.read.offline import fill_in, parse_checked
 from support.controlplane.api import ApiError, Manifest, path_of
 from support.controlplane.api_server import ApiServer
 from support.spec_mutations import mutated

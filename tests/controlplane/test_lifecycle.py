@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from omni_cli.render import render_children
+from omni_cli.commands.render import render_children
 from omni_operator.desired.build_settings import BuildSettings
-from omni_proto.pipeline.load import type_document
+from omni_proto.pipeline.read.load import type_document
 from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.control_plane import ControlPlane
 from support.controlplane.fault_proxy import POD_NEWS, FaultProxy

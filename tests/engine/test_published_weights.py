@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.weights import select_weights
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_embedding_rows, read_voices
-from omni_stage.models.qwen2_5_omni.token2wav_model import IGNORED_TENSORS
+from omni_stage.models.qwen2_5_omni.token2wav.model import IGNORED_TENSORS
 from omni_stage.models.registry import weight_prefixes
 from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.published import (

@@ -13,7 +13,7 @@ import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
-from omni_stage.models.qwen2_5_omni import talker_feed
+from omni_stage.models.qwen2_5_omni.talker import feed as talker_feed
 from support.media import make_image, make_sound
 from support.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
 from support.reference import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from omni_proto.client import OmniClient, OmniRequestError
 from omni_proto.stage_config import StageConfig
 from support.example_packages import install_example

@@ -31,7 +31,7 @@ import torch
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
 
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen2_5_omni.prompts import SPEECH_SYSTEM_PROMPT
+from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT
 from omni_stage.models.qwen2_5_omni.tiny.checkpoint import write_tiny_checkpoint
 from omni_stage.models.qwen2_5_omni.tiny.shapes import TinyShape
 from oracle.compare import AUDIO_TOLERANCE, Answer, Verdict, compare

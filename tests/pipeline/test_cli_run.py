@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.guard import ProcessId, list_running, list_tree
+from omni_cli.local.guard import ProcessId, list_running, list_tree
 from support.pipelines import OMNIPIPE, RunningPipeline, run_pipeline
 
 pytestmark = pytest.mark.pipeline

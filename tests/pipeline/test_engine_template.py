@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.guard import list_running
+from omni_cli.local.guard import list_running
 from omni_proto.client import OmniClient
 from omni_proto.stage_config import ModelSource, StageConfig
 from support.generic_checkpoint import write_tiny_text_checkpoint

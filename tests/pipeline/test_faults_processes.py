@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from omni_cli.guard import list_running
+from omni_cli.local.guard import list_running
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, TokenDelta
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 

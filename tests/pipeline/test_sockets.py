@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_cli.guard import list_tree
+from omni_cli.local.guard import list_tree
 from support.pipelines import RunningPipeline
 from support.sockets import list_listeners
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from omni_cli.local import LocalOptions
-from omni_cli.run import run_pipeline
+from omni_cli.commands.run import run_pipeline
+from omni_cli.local.pipeline import LocalOptions
 from omni_proto.pipeline import load_pipeline
 
 if __name__ == "__main__":

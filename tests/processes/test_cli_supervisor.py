@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.guard import list_tree
+from omni_cli.local.guard import list_tree
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"

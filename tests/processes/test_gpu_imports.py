@@ -24,8 +24,8 @@ _GPU_MODULES = (
     *MODULES,
     *(worker_cls(kind, "cuda").rpartition(".")[0] for kind in ("autoregressive", "diffusion")),
     "omni_stage.vllm_adapter.process.template",
-    "omni_stage.models.qwen2_5_omni.thinker_model",
-    "omni_stage.models.qwen2_5_omni.talker_model",
+    "omni_stage.models.qwen2_5_omni.thinker.model",
+    "omni_stage.models.qwen2_5_omni.talker.model",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from omni_operator.desired.children.deployment import USER_ID
-from omni_proto.pipeline.offline import load_checked
+from omni_proto.pipeline.read.offline import load_checked
 from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]

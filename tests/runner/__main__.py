@@ -61,11 +61,11 @@ def run_groups(
 
 
 class _Guard:
-    """omni_cli.guard: ends the groups' processes when the runner ends in whatever way, SIGKILL included."""
+    """omni_cli.local.guard: ends the groups' processes when the runner ends in whatever way, SIGKILL included."""
 
     def __enter__(self) -> _Guard:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "omni_cli.guard"], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", "omni_cli.local.guard"], stdin=subprocess.PIPE, text=True, start_new_session=True
         )
         return self
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_cli.guard import ProcessId, end_tree, list_tree
+from omni_cli.local.guard import ProcessId, end_tree, list_tree
 from runner.groups import Group
 from runner.progress import PROGRESS_VARIABLE
 from runner.report import Counts, Outcome, read_counts

@@ -24,10 +24,10 @@ from omni_stage.engine.arguments.engine_args import build_engine_args
 from omni_stage.engine.vllm_engine import vllm_engine_kwargs
 from omni_stage.models.component import Component
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
-from omni_stage.models.qwen2_5_omni.media_cost import MediaCosts
-from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
-from omni_stage.models.qwen2_5_omni.text_defaults import read_text_ends, read_text_sampling
-from omni_stage.models.qwen2_5_omni.thinker import Thinker
+from omni_stage.models.qwen2_5_omni.thinker.component import Thinker
+from omni_stage.models.qwen2_5_omni.thinker.media_cost import MediaCosts
+from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.registry import installed_families
 from support.omni_stages import stage_config
 from support.published import read_added_tokens

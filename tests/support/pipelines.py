@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.guard import list_tree
+from omni_cli.local.guard import list_tree
 from support.controlplane.process import ENDS_WITH_PARENT
 
 OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))

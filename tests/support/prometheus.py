@@ -23,7 +23,7 @@ import yaml
 from observability.alerts import Alert
 from observability.grafana import Dashboard
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from support.controlplane.process import ChildProcess
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from omni_operator.state.observed import Observed
 from omni_operator.state.slim import slim_seen
 from omni_operator.status.events import EventData, compute_events
 from omni_operator.status.status import compute_status
-from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pipeline.types.status import PipelineStatus
 from omni_proto.pod_contract import REVISION_LABEL, STAGE_LABEL
 
 START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)

@@ -21,8 +21,8 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from omni_cli.guard import ProcessId, end_tree, list_tree
-from omni_cli.ports import pick_ports
+from omni_cli.local.guard import ProcessId, end_tree, list_tree
+from omni_cli.local.ports import pick_ports
 from omni_proto.stage_config import StageConfig
 from support.controlplane.process import Running
 from support.forks import ForkedProgram, preload

@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
-from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 
 _SMALL: dict[str, Any] = {
     "hidden_size": 64,

@@ -8,7 +8,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 
-_TARGET = "omni_stage.models.qwen2_5_omni.token2wav_model"
+_TARGET = "omni_stage.models.qwen2_5_omni.token2wav.model"
 _ASSERT_SEED, _OOM_SEED = 1_000_001, 1_000_002
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from omni_kube.objects import Manifest
 from omni_operator.desired.revision import DEFAULT_MODEL_REVISION
 from omni_proto.pipeline import OmniPipeline, Stage, gpus_of
-from omni_proto.pipeline.kubernetes import SecretKeyReference
+from omni_proto.pipeline.types.kubernetes import SecretKeyReference
 
 MODELS_MOUNT: Final = "/models"
 MODELS_VOLUME: Final = "models"

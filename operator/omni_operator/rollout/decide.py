@@ -22,8 +22,8 @@ from omni_operator.rollout.rollout import Rollout, decide_rollout
 from omni_operator.state.observed import Observed
 from omni_operator.state.slim import SPEC_BYTES
 from omni_proto.pipeline import OmniPipeline, PipelineError, type_document
-from omni_proto.pipeline.component_checks import check_components
-from omni_proto.pipeline.load import spec_too_large
+from omni_proto.pipeline.read.load import spec_too_large
+from omni_proto.pipeline.rules.component_checks import check_components
 
 REMEMBERED_SETS: Final = 64
 """Built sets that are kept, some 200 KiB each."""

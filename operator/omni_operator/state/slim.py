@@ -16,7 +16,7 @@ import msgspec
 from omni_kube.objects import Manifest
 from omni_operator.kinds import KIND_BY_NAME, PIPELINE_KIND
 from omni_operator.names import DESIRED_HASH_ANNOTATION
-from omni_proto.pipeline.load import MAX_SPEC_BYTES
+from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 SLIM: Final = "slim"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from omni_proto.errors import OmniProtoError
-from omni_proto.pipeline.kubernetes import GPU_RESOURCES
 from omni_proto.pipeline.problems import PipelineError, Problem
-from omni_proto.pipeline.resource import OmniPipeline, Stage
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
+from omni_proto.pipeline.types.resource import OmniPipeline, Stage
 from omni_proto.stage_config import (
     DownstreamStage,
     InputEdge,

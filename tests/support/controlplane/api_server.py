@@ -15,7 +15,7 @@ from typing import Any, Self
 import urllib3
 import yaml
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from support.controlplane.api import Api, ApiError, Manifest, eventually
 from support.controlplane.binaries import find_binaries
 from support.controlplane.pki import Pki

@@ -25,7 +25,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from support.controlplane.api_server import ApiServer
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from omni_cli.generate import GenerateOptions, InputFileError, read_prompt
+from omni_cli.commands.generate import GenerateOptions, InputFileError, read_prompt
 from omni_cli.main import app
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "samples").glob("*.yaml"))

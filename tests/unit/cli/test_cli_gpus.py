@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.gpus import GpuDemand, assign_gpus, gpu_environments, list_gpus
+from omni_cli.local.gpus import GpuDemand, assign_gpus, gpu_environments, list_gpus
 from omni_proto.pipeline import load_pipeline
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"

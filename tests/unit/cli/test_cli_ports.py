@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from omni_cli.ports import DEFAULT_RANGE, RANGE_VARIABLE, NoFreePortError, pick_ports, port_range
+from omni_cli.local.ports import DEFAULT_RANGE, RANGE_VARIABLE, NoFreePortError, pick_ports, port_range
 
 
 @pytest.mark.parametrize("text", ["20000", "a-b", "30000-20000", "80-90", "65000-70000", "1-2-3"])

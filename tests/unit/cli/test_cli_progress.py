@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from omni_cli.progress import make_progress
+from omni_cli.local.progress import make_progress
 
 STAGES = ["thinker", "token2wav"]
 

@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
+from omni_cli.commands.status import StatusError, changes, follow
 from omni_cli.main import app
-from omni_cli.status import StatusError, changes, follow
-from omni_cli.status_view import draw_status
+from omni_cli.views.status import draw_status
 from support.operator_pipelines import make_stages
 
 Json = dict[str, Any]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from omni_cli.local import LocalOptions, LocalPipeline, compile_local
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, compile_local
+from omni_cli.local.processes import StageAddress
 from omni_cli.main import app
-from omni_cli.processes import StageAddress
 from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.stage_config import ClientCertificates
 

@@ -9,10 +9,10 @@ from benchmarks.gpu.sharing import DOCUMENTED, load_release
 from benchmarks.gpu.sizes import awq_bytes, decoder_config, kv_shape, pipeline_memory, stage_memory
 from benchmarks.gpu.tables import PAGE, fill
 
-from omni_cli.gpus import gpu_environments
+from omni_cli.local.gpus import gpu_environments
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline
-from omni_proto.pipeline.offline import load_checked
+from omni_proto.pipeline.read.offline import load_checked
 
 SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from omni_operator.process.settings import OperatorSettings
-from omni_proto.pipeline.offline import parse_checked
+from omni_proto.pipeline.read.offline import parse_checked
 from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen
 from support.doc_examples import EXAMPLES

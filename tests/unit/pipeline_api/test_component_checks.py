@@ -8,8 +8,8 @@ import pytest
 
 from omni_operator.rollout.decide import parse_live_pipeline
 from omni_proto.pipeline import PipelineError, parse_pipeline
-from omni_proto.pipeline.component_checks import check_components, list_unknown_components
-from omni_proto.pipeline.offline import parse_checked
+from omni_proto.pipeline.read.offline import parse_checked
+from omni_proto.pipeline.rules.component_checks import check_components, list_unknown_components
 from support.odd_components import ODD_COMPONENTS_BAD
 from support.spec_mutations import mutated
 from support.spec_table import GOOD, make

@@ -10,15 +10,15 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from omni_proto.pipeline import OmniPipeline
-from omni_proto.pipeline.cel import RuleError, evaluate
-from omni_proto.pipeline.crd import build_crd, object_schema
-from omni_proto.pipeline.graph_rules import MAX_JOINED_NAME, OBJECT_RULES
-from omni_proto.pipeline.kubernetes import GPU_RESOURCES
-from omni_proto.pipeline.offline import check_document, fill_in
-from omni_proto.pipeline.reference import render_reference
-from omni_proto.pipeline.rules import RULES, TEXT_RULES
-from omni_proto.pipeline.schema import structural_schema
-from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pipeline.crd.crd import build_crd, object_schema
+from omni_proto.pipeline.crd.reference import render_reference
+from omni_proto.pipeline.crd.schema import structural_schema
+from omni_proto.pipeline.read.cel import RuleError, evaluate
+from omni_proto.pipeline.read.offline import check_document, fill_in
+from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.graph import MAX_JOINED_NAME, OBJECT_RULES
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
+from omni_proto.pipeline.types.status import PipelineStatus
 from support.spec_table import BAD, make
 
 LIST_KEYS = {

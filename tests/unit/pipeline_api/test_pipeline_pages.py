@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_proto.pipeline.offline import parse_checked
+from omni_proto.pipeline.read.offline import parse_checked
 from support.doc_examples import EXAMPLES, ROOT, pipelines_in
 
 

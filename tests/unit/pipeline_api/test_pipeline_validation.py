@@ -15,9 +15,9 @@ import yaml
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline, parse_pipeline
-from omni_proto.pipeline.load import parse_document
-from omni_proto.pipeline.offline import load_checked, parse_checked
-from omni_proto.pipeline.strict_yaml import StrictLoader
+from omni_proto.pipeline.read.load import parse_document
+from omni_proto.pipeline.read.offline import load_checked, parse_checked
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
 from support.spec_table import BAD, BAD_FIELDS, GOOD, make
 

@@ -14,7 +14,7 @@ from observability.alerts import GROUPS, render_rules
 from observability.grafana import render_dashboard
 from observability.reference import collect_stage_metrics, sample_name
 
-from omni_cli import processes
+from omni_cli.local import processes
 from omni_operator.desired.pod.probes import build_probes
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import find_container_cause

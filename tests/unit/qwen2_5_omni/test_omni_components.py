@@ -22,8 +22,9 @@ from omni_stage.models.component import (
     TakesStreams,
     UserPrompt,
 )
-from omni_stage.models.qwen2_5_omni import thinker, token2wav
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker, pick_token2wav
+from omni_stage.models.qwen2_5_omni.thinker import component as thinker
+from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
 from omni_stage.models.registry import installed_families
 from support.omni_stages import stage_config
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, Qwen2_5OmniProcessor
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, OmniStageError
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen2_5_omni.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 from support.media import make_image, make_sound
 

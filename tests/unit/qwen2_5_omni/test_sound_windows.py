@@ -13,10 +13,10 @@ from omni_stage.errors import InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
-from omni_stage.models.qwen2_5_omni.sound_feed import SoundFeed, WindowEmitter, fade_over
-from omni_stage.models.qwen2_5_omni.wave.solver import make_noise
-from omni_stage.models.qwen2_5_omni.wave.utterance import Utterance, cut_window
-from omni_stage.models.qwen2_5_omni.windows import (
+from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, fade_over
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window
+from omni_stage.models.qwen2_5_omni.token2wav.windows import (
     CODE_SAMPLES,
     FADE_SAMPLES,
     LOOKAHEAD_BLOCKS,

@@ -15,8 +15,8 @@ from omni_stage.models.component import EngineStep, FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
-from omni_stage.models.qwen2_5_omni.talker_feed import TalkerFeed
-from omni_stage.models.qwen2_5_omni.thinker import ThinkerEmitter
+from omni_stage.models.qwen2_5_omni.talker.feed import TalkerFeed
+from omni_stage.models.qwen2_5_omni.thinker.component import ThinkerEmitter
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 TEXT = TextRows(start=torch.full((1, 2), 1.0), end=torch.full((1, 2), 2.0), padding=torch.full((1, 2), 3.0))

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from omni_stage.models.qwen2_5_omni.token2wav_model import GRAPH_BLOCKS, Speech
-from omni_stage.models.qwen2_5_omni.wave.graphs import Captured, GraphedFunction, TensorFunction, next_size
-from omni_stage.models.qwen2_5_omni.windows import next_window, window_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.model import GRAPH_BLOCKS, Speech
+from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import Captured, GraphedFunction, TensorFunction, next_size
+from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 from support.wave_models import make_utterance, make_wave_model, make_wave_voices
 
 

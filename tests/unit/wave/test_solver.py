@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
 
-from omni_stage.models.qwen2_5_omni.wave.solver import advance, make_noise, solve, time_points
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, make_noise, solve, time_points
 
 
 def velocity(time: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

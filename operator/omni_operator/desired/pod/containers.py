@@ -20,7 +20,7 @@ from omni_operator.desired.pod.volumes import (
     writable_mounts,
 )
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
-from omni_proto.pipeline.kubernetes import GPU_RESOURCES
+from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
     GRPC_PORT,

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omni_kube.objects import Manifest
 from omni_operator.desired.stage_build import StageBuild
-from omni_proto.pipeline.kubernetes import TopologySpread
+from omni_proto.pipeline.types.kubernetes import TopologySpread
 from omni_proto.stage_config import ConfigModel
 
 _FIELDS: Final = (

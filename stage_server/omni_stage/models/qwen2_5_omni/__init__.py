@@ -1,5 +1,5 @@
-"""Qwen2.5-Omni: thinker (text, sound and images to text), talker (rows to codec tokens), token2wav (codes to sound).
+"""Qwen2.5-Omni: thinker (text, audio and images to text), talker (rows to codec tokens), token2wav (codes to audio).
 
-Components (thinker, talker, token2wav) run in the stage server, model classes (talker_model, token2wav_model) in the
-engine's process; processors join the stages; tiny writes a small seeded checkpoint.
+A folder a stage: its component runs in the stage server, its model class in the engine's process, and its feed takes
+input that comes in parts. processors.py joins the stages; tiny/ writes a small seeded checkpoint.
 """

@@ -70,21 +70,23 @@ TOKEN2WAV: Final = describe(
 FAMILY: Final = FamilyManifest(
     name="qwen2_5_omni",
     components=(
-        ComponentEntry(facts=THINKER, factory=f"{_PACKAGE}.thinker:build_component", weight_prefixes=("thinker.",)),
+        ComponentEntry(
+            facts=THINKER, factory=f"{_PACKAGE}.thinker.component:build_component", weight_prefixes=("thinker.",)
+        ),
         ComponentEntry(
             facts=TALKER,
-            factory=f"{_PACKAGE}.talker:build_component",
+            factory=f"{_PACKAGE}.talker.component:build_component",
             # It reads a few rows of the thinker's embedding: the start, end and padding of the text.
             weight_prefixes=("talker.", "thinker.model.embed_tokens."),
         ),
         ComponentEntry(
-            facts=TOKEN2WAV, factory=f"{_PACKAGE}.token2wav:build_component", weight_prefixes=("token2wav.",)
+            facts=TOKEN2WAV, factory=f"{_PACKAGE}.token2wav.component:build_component", weight_prefixes=("token2wav.",)
         ),
     ),
     model_classes={
-        THINKER_ARCHITECTURE: f"{_PACKAGE}.thinker_model:ThinkerModel",
-        TALKER_ARCHITECTURE: f"{_PACKAGE}.talker_model:TalkerModel",
-        TOKEN2WAV_ARCHITECTURE: f"{_PACKAGE}.token2wav_model:Token2WavModel",
+        THINKER_ARCHITECTURE: f"{_PACKAGE}.thinker.model:ThinkerModel",
+        TALKER_ARCHITECTURE: f"{_PACKAGE}.talker.model:TalkerModel",
+        TOKEN2WAV_ARCHITECTURE: f"{_PACKAGE}.token2wav.model:Token2WavModel",
     },
     # The thinker's language model.
     prepared_architectures=("Qwen2ForCausalLM",),

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from omni_cli.main import app
 from omni_operator.kinds import key_of
 from omni_proto.pipeline import load_pipeline
-from omni_proto.pipeline.offline import load_checked
+from omni_proto.pipeline.read.offline import load_checked
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from omni_operator.status.conditions import Verdict, bound, set_conditions
 from omni_operator.status.events import EventData, compute_events
 from omni_operator.status.status import compute_invalid_status
 from omni_operator.status.verdicts import Assessment, ChildError, StageState, judge
-from omni_proto.pipeline.status import PipelineStatus
+from omni_proto.pipeline.types.status import PipelineStatus
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PULL = Cause(Reason.IMAGE_PULL_BACK_OFF, "image x cannot be pulled")

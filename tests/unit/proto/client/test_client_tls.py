@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from omni_cli.ports import pick_ports
+from omni_cli.local.ports import pick_ports
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, OmniClient, OmniRequestError
 from omni_proto.client.connection import explain_refusal, plan_connection
 from omni_proto.rpc.options import channel_options

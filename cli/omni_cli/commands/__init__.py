@@ -1,0 +1,1 @@
+"""The subcommands of `omnipipe`, a module each. Nothing is imported here: `--help` is quick."""

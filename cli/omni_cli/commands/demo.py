@@ -1,0 +1,166 @@
+"""`omnipipe demo`: the whole product on one machine, from a checkpoint made here to text and speech.
+
+tiny checkpoint -> three stage servers -> a text, an audio and an image prompt -> text, WAV, timeline -> all stopped
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from omni_cli.commands.generate import GenerateOptions, InputFileError, ask, read_prompt, save_answer
+from omni_cli.local.guard import ProcessId, list_running
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
+from omni_cli.local.progress import make_progress
+from omni_proto.client import GenerationResult, OmniRequestError
+from omni_proto.pipeline import load_pipeline, order_stages
+
+ASSETS = Path(__file__).parents[1] / "assets"
+SEED = 0
+IMAGE_SIZE = 112
+
+
+class DemoError(RuntimeError):
+    """Something that the demo shows did not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """One prompt of the demo."""
+
+    name: str
+    text: str
+    image: Path | None = None
+    audio: Path | None = None
+
+
+def run_demo(out: Path) -> int:
+    """Run the demo; results under out. 0 if every prompt was answered with text and audio, else 1."""
+    console = Console(stderr=True, soft_wrap=True)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        model = write_model(out / "model", console)
+        prompts = make_prompts(out)
+        answers, processes = serve_and_ask(model, prompts, out, console)
+        if left := list_running(processes):
+            raise DemoError(f"{len(left)} of {len(processes)} processes are still there")
+    except (DemoError, LocalRunError, OmniRequestError, InputFileError, OSError) as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped", highlight=False)
+        return 130
+    Console().print(make_table(answers))
+    console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
+    return 0
+
+
+def write_model(directory: Path, console: Console) -> Path:
+    """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
+    console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
+    shutil.rmtree(directory, ignore_errors=True)
+    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise DemoError(f"the checkpoint could not be written:\n{result.stderr}")
+    return directory.resolve()
+
+
+def make_prompts(out: Path) -> list[DemoPrompt]:
+    """Returns a text, an audio file (speech made by espeak-ng) and an image (a red disc on white)."""
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE), "white")
+    border = IMAGE_SIZE // 5
+    ImageDraw.Draw(picture).ellipse((border, border, IMAGE_SIZE - border, IMAGE_SIZE - border), fill="red")
+    image, audio = out / "prompt-image.png", out / "prompt-audio.wav"
+    picture.save(image)
+    shutil.copyfile(ASSETS / "speech.wav", audio)
+    return [
+        DemoPrompt("text", "Say hello to the world."),
+        DemoPrompt("audio", "Answer the question that you hear.", audio=audio),
+        DemoPrompt("image", "What do you see in this picture?", image=image),
+    ]
+
+
+def serve_and_ask(
+    model: Path, prompts: list[DemoPrompt], out: Path, console: Console
+) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
+    """Answers by prompt, and the processes that served them, which have ended when this returns.
+
+    Raises LocalRunError, OmniRequestError, DemoError.
+    """
+    pipeline = load_pipeline(ASSETS / "tiny-omni-stream.yaml")
+    names = [stage.name for stage in order_stages(pipeline)]
+    console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
+    answers: dict[str, GenerationResult] = {}
+    with LocalPipeline(pipeline, LocalOptions(model_path=str(model), log_dir=out / "logs")) as running:
+        with make_progress(console, names) as progress:
+            running.start(progress)
+        processes = running.list_processes()
+        for prompt in prompts:
+            try:
+                answers[prompt.name] = ask_one(running.endpoint, prompt, out / prompt.name)
+            except OmniRequestError:
+                running.check()
+                raise
+            console.print(f"{prompt.name}: answered", highlight=False, markup=False)
+        running.check()
+        late = running.stop()
+    if late:
+        raise DemoError(f"{', '.join(late)} did not end in time and had to be killed")
+    return answers, processes
+
+
+def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationResult:
+    """Send one prompt and save what comes back: text.txt, speech.wav, timeline.png, answer.json.
+
+    Raises OmniRequestError; DemoError if text or audio is missing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    options = GenerateOptions(
+        endpoint=endpoint,
+        text=prompt.text,
+        images=(prompt.image,) if prompt.image else (),
+        audios=(prompt.audio,) if prompt.audio else (),
+        seed=SEED,
+        out=directory / "speech.wav",
+        timeline=directory / "timeline.png",
+        json_file=directory / "answer.json",
+    )
+    with (directory / "text.txt").open("w", encoding="utf-8") as text:
+        answer = ask(options, read_prompt(options), text)
+    save_answer(answer, options)
+    if not answer.text:
+        raise DemoError(f"the {prompt.name} prompt was answered without text")
+    if not any(answer.audio):
+        raise DemoError(f"the {prompt.name} prompt was answered without audio")
+    return answer
+
+
+def make_table(answers: dict[str, GenerationResult]) -> Table:
+    """What came back, one row a prompt."""
+    table = Table(title="answers")
+    for heading in ("prompt", "text", "speech", "total"):
+        table.add_column(heading, justify="right" if heading in ("speech", "total") else "left")
+    for name, answer in answers.items():
+        text = " ".join(answer.text.split())
+        total = answer.summary.total_ns / 1e9 if answer.summary else 0.0
+        table.add_row(
+            name, Text(text if len(text) <= 48 else text[:47] + "…"), f"{answer.audio_seconds:.2f} s", f"{total:.2f} s"
+        )
+    return table
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,227 @@
+"""`omnipipe generate`: one request to a running pipeline, shown as it is answered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from omni_cli.views.timeline import compute_timeline
+from omni_proto.client import (
+    ArgumentError,
+    ChatMessage,
+    ClientTls,
+    GenerationResult,
+    MediaPart,
+    OmniClient,
+    OmniRequestError,
+    Part,
+    ResultBuilder,
+    StageFinished,
+    TextDelta,
+    audio_part,
+    image_part,
+)
+
+
+class InputFileError(RuntimeError):
+    """A file of the prompt cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """One request and what to do with the answer."""
+
+    endpoint: str
+    text: str | None = None
+    prompt_file: Path | None = None
+    prompt_embeds: Path | None = None
+    raw: bool = False
+    system: str | None = None
+    images: tuple[Path, ...] = ()
+    audios: tuple[Path, ...] = ()
+    voice: str = ""
+    seed: int | None = None
+    max_tokens: int | None = None
+    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
+    modalities: tuple[str, ...] = ()
+    out: Path | None = None
+    timeline: Path | None = None
+    json_file: Path | None = None
+    timeout_s: float = 300.0
+    tls: ClientTls | None = None
+    """None: as the endpoint's scheme says."""
+
+
+def run_generate(options: GenerateOptions) -> int:
+    """Send the request, show and save the answer. 0 if it was answered, 1 if it failed.
+
+    Raises InputFileError.
+    """
+    prompt = read_prompt(options)
+    try:
+        answer = ask(options, prompt, sys.stdout)
+    except OmniRequestError as error:
+        sys.stderr.write(f"\nerror: {options.endpoint}: {error}{_describe_error(error)}\n")
+        return 1
+    except ArgumentError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\ncancelled\n")
+        return 130
+    try:
+        saved = save_answer(answer, options)
+    except OSError as error:
+        sys.stderr.write(f"error: cannot write {error.filename}: {error.strerror}\n")
+        return 1
+    for line in saved:
+        sys.stderr.write(f"{line}\n")
+    return 0
+
+
+def read_prompt(options: GenerateOptions) -> dict[str, Any]:
+    """The prompt, as keyword arguments of the client: embeddings, text as it is, or a chat. Raises InputFileError."""
+    if options.prompt_embeds is not None:
+        return {"prompt_embeds": read_embeds(options.prompt_embeds)}
+    text = options.text if options.prompt_file is None else _read_text(options.prompt_file)
+    if options.raw:
+        return {"raw_text": text or ""}
+    media = [
+        *(_read_media(path, image_part) for path in options.images),
+        *(_read_media(path, audio_part) for path in options.audios),
+    ]
+    parts: tuple[Part, ...] = (*media, *([text] if text else []))
+    if not parts:
+        raise InputFileError("the prompt is empty; give a text, an image or an audio file")
+    messages = [ChatMessage("system", (options.system,))] if options.system else []
+    return {"chat": [*messages, ChatMessage("user", parts)]}
+
+
+def read_embeds(path: Path) -> Any:
+    """The array [rows, hidden size] of a .npy file. Raises InputFileError."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise InputFileError("prompt embeddings need numpy; install omnipipeline[stage]") from error
+    try:
+        # Never pickled objects: a file must not run code.
+        return numpy.ascontiguousarray(numpy.load(path, allow_pickle=False))
+    except OSError as error:
+        raise InputFileError(f"cannot read {path}: {error.strerror or 'it is not a .npy file'}") from error
+    except (ValueError, EOFError) as error:
+        raise InputFileError(f"cannot read {path}: it is not a .npy file of numbers") from error
+
+
+def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> GenerationResult:
+    """Send the request and write its text to show as it comes. Leaving by an exception cancels the request.
+
+    Raises OmniRequestError, ArgumentError.
+    """
+    builder = ResultBuilder()
+    wrote_text = False
+    with OmniClient(options.endpoint, tls=options.tls) as client:
+        sampling = {stage: dict(values) for stage, values in options.sampling.items()}
+        if options.max_tokens is not None:
+            entry = client.get_stage(timeout=options.timeout_s).stage
+            sampling.setdefault(entry, {}).setdefault("max_tokens", options.max_tokens)
+        events = client.generate(
+            **prompt,
+            sampling=sampling,
+            seed=options.seed,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            modalities=options.modalities,
+            voice=options.voice,
+            include_timings=True,
+            timeout=options.timeout_s,
+        )
+        for event in events:
+            builder.add(event)
+            if isinstance(event, TextDelta):
+                wrote_text = True
+                show.write(event.text)
+                show.flush()
+    if wrote_text:
+        show.write("\n")
+        show.flush()
+    return builder.result()
+
+
+def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]:
+    """Write the requested files. Returns one line on each. Raises OSError."""
+    lines: list[str] = []
+    if options.out is not None and answer.audio:
+        answer.write_wav(options.out)
+        lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
+    elif options.out is not None:
+        lines.append(f"the response holds no audio; {options.out} was not written")
+    if options.timeline is not None:
+        from omni_cli.views.timeline_plot import draw_timeline
+
+        timings = {stage.stage: stage.timings for stage in list_finished(answer)}
+        draw_timeline(compute_timeline(timings), options.timeline, title=f"request {answer.request_id}")
+        lines.append(f"{options.timeline}: timeline of the stages")
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(describe_answer(answer), indent=2) + "\n", encoding="utf-8")
+        lines.append(f"{options.json_file}: what came back")
+    return lines
+
+
+def list_finished(answer: GenerationResult) -> list[StageFinished]:
+    """The stages that ended well, in the order of the graph."""
+    order = [outcome.stage for outcome in answer.summary.stages] if answer.summary else []
+    return [answer.finished[stage] for stage in order if stage in answer.finished]
+
+
+def describe_answer(answer: GenerationResult) -> dict[str, Any]:
+    """The answer without its samples, as JSON can hold it."""
+    return {
+        "request_id": answer.request_id,
+        "total_ns": answer.summary.total_ns if answer.summary else 0,
+        "text": dict(answer.texts),
+        "audio": {
+            "sample_rate_hz": answer.sample_rate_hz,
+            "channels": answer.channels,
+            "encoding": answer.encoding,
+            "seconds": answer.audio_seconds,
+        }
+        if answer.audio
+        else None,
+        "stages": [dataclasses.asdict(stage) for stage in list_finished(answer)],
+    }
+
+
+def _describe_error(error: OmniRequestError) -> str:
+    notes = {
+        "field": error.field,
+        "limit": error.limit,
+        "request": error.request_id,
+        "retry after": "" if error.retry_after_s is None else f"{error.retry_after_s:g} s",
+    }
+    text = ", ".join(f"{name} {value}" for name, value in notes.items() if value)
+    return f" ({text})" if text else ""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputFileError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"cannot read {path}: it is not UTF-8 text") from error
+
+
+def _read_media(path: Path, read: Callable[[Path], MediaPart]) -> MediaPart:
+    try:
+        return read(path)
+    except OSError as error:
+        raise InputFileError(f"cannot read {path}: {error.strerror}") from error
+    except ArgumentError as error:
+        raise InputFileError(f"{path}: {error}") from error

@@ -1,0 +1,92 @@
+"""`omnipipe run`: a pipeline as processes here, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from omni_cli.local.pipeline import LocalOptions, LocalPipeline, LocalRunError
+from omni_cli.local.progress import make_progress
+from omni_proto.pipeline import OmniPipeline, order_stages
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """Set by the first stop signal. A second one while stages end does not wait for their grace."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def install(self) -> None:
+        """Take over the stop signals of this process."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def __call__(self) -> bool:
+        return self.requested
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            # This process ends at once; PR_SET_PDEATHSIG and the guard end the stages.
+            os._exit(128 + number)
+        self.requested = True
+
+
+def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Path | None = None) -> int:
+    """Run until a stop signal; 0 after an orderly stop, 1 if a stage failed."""
+    console = Console(stderr=True, soft_wrap=True)
+    stop = StopRequest()
+    stop.install()
+    names = [stage.name for stage in order_stages(pipeline)]
+    if pipeline.spec.entry.tls is not None and options.tls_dir is None:
+        console.print(
+            "spec.entry.tls is for clusters: plaintext here; --tls-dir DIR serves a certificate",
+            style="yellow",
+            markup=False,
+        )
+    failure: LocalRunError | None = None
+    with LocalPipeline(pipeline, options) as running:
+        console.print(
+            f"pipeline {pipeline.metadata.name}: {' -> '.join(names)}; logs in {running.log_dir}",
+            highlight=False,
+            markup=False,
+        )
+        try:
+            with make_progress(console, names) as progress:
+                ready = running.start(progress, stop)
+            if ready:
+                _announce(running, console, address_file)
+                running.watch(stop)
+        except LocalRunError as error:
+            failure = error
+            console.print(f"error: {error}", style="red", highlight=False, markup=False)
+        console.print("stopping; once more to stop without waiting", highlight=False, markup=False)
+        late = running.stop()
+    if late:
+        console.print(f"killed after {options.grace_s:g} s: {', '.join(late)}", style="yellow", markup=False)
+    return 1 if failure else 0
+
+
+def _announce(running: LocalPipeline, console: Console, address_file: Path | None) -> None:
+    print(running.endpoint, flush=True)
+    console.print(f"ready at {running.endpoint}; try:", highlight=False, markup=False)
+    trust = "" if running.options.tls_dir is None else f" --ca {running.options.tls_dir / 'ca.crt'}"
+    console.print(
+        f'  omnipipe generate --endpoint {running.endpoint}{trust} --text "Hello"', highlight=False, markup=False
+    )
+    console.print("Ctrl-C stops it", highlight=False, markup=False)
+    if address_file is None:
+        return
+    stages = {
+        name: {"grpc": address.grpc, "health": address.health, "metrics": address.metrics}
+        for name, address in running.addresses.items()
+    }
+    partial = address_file.with_name(f"{address_file.name}.partial")
+    partial.write_text(json.dumps({"endpoint": running.endpoint, "stages": stages}), encoding="utf-8")
+    partial.replace(address_file)

@@ -1,0 +1,117 @@
+"""`omnipipe status`: reads one OmniPipeline from a cluster and draws it, once or whenever it changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from omni_cli.views.status import draw_status
+from omni_proto.pipeline import API_VERSION
+
+Document = dict[str, Any]
+POLL_S = 1.0
+_GROUP, _, _VERSION = API_VERSION.partition("/")
+_PLURAL = "omnipipelines"
+_TIMEOUT_S = 10.0
+
+
+class StatusError(Exception):
+    """The pipeline cannot be read; the message says why and what to do."""
+
+
+def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[str], Document], str]:
+    """A function that reads the pipeline of a name, and the namespace that it reads from.
+
+    Without kubeconfig the default one, else a pod's own credentials; without namespace that of the kubeconfig's
+    context. Raises StatusError.
+    """
+    from kubernetes import client, config
+    from kubernetes.config.config_exception import ConfigException
+
+    file = str(kubeconfig) if kubeconfig else None
+    try:
+        config.load_config(config_file=file)  # type: ignore[no-untyped-call]
+        context = _context_namespace(config, file)
+    except (ConfigException, OSError) as error:
+        raise StatusError(f"no way to a cluster: {error}; give a file by --kubeconfig or KUBECONFIG") from error
+    api = client.CustomObjectsApi()
+    where = namespace or context
+
+    def read(name: str) -> Document:
+        return _read(api, where, name)
+
+    return read, where
+
+
+def _context_namespace(config: Any, file: str | None) -> str:
+    try:
+        _, active = config.list_kube_config_contexts(config_file=file)
+    except config.ConfigException:
+        return "default"  # in a pod there is no kubeconfig
+    return str(active["context"].get("namespace") or "default")
+
+
+def _read(api: Any, namespace: str, name: str) -> Document:
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        found: Document = api.get_namespaced_custom_object(
+            _GROUP, _VERSION, namespace, _PLURAL, name, _request_timeout=_TIMEOUT_S
+        )
+    except ApiException as error:
+        if error.status == 404:
+            raise StatusError(
+                f"no pipeline {name!r} in namespace {namespace!r}; kubectl get omni -A lists all of them"
+            ) from error
+        raise StatusError(f"the API server answers {error.status} ({error.reason})") from error
+    except HTTPError as error:
+        raise StatusError(f"the API server does not answer: {type(error).__name__}") from error
+    return found
+
+
+def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch: bool, console: Console) -> None:
+    """Draw the pipeline; with watch again at each change, until the pipeline is gone or the user stops it.
+
+    Raises StatusError.
+    """
+    read, _ = connect(kubeconfig, namespace)
+    if not watch:
+        console.print(draw_status(read(name)))
+        return
+    follow(changes(lambda: read(name), lambda: time.sleep(POLL_S)), console)
+
+
+def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
+    """The document whenever it is another one than before. Raises StatusError if the first read fails or it is gone."""
+    version = None
+    for number in count():
+        if number:
+            pause()
+        try:
+            document = read()
+        except StatusError as error:
+            # An API server that restarts does not end a watch; a pipeline that is gone does.
+            if number == 0 or str(error).startswith("no pipeline"):
+                raise
+            continue
+        if document["metadata"].get("resourceVersion") != version:
+            version = document["metadata"].get("resourceVersion")
+            yield document
+
+
+def follow(documents: Iterator[Document], console: Console) -> None:
+    """Draw each document: in place on a terminal, one below the other elsewhere."""
+    if not console.is_terminal:
+        for document in documents:
+            console.print(draw_status(document))
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for document in documents:
+            live.update(draw_status(document), refresh=True)

@@ -1,0 +1,1 @@
+"""A pipeline on this machine: stage servers as processes, their ports, their GPUs, and nothing left behind."""

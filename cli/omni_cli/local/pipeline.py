@@ -1,0 +1,233 @@
+"""A pipeline on this machine: the very stage servers that a cluster runs, as processes.
+
+    pipeline file -> compile_stages -> one file and one process a stage -> ready -> watched until stopped
+
+All stages start at once (engines take long to load), on ports that are picked before, each with the GPUs that
+gpus.py gives it. Stages that share a GPU need no order: see docs/gpu-sizing.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from omni_cli.local.gpus import gpu_environments, list_gpus
+from omni_cli.local.guard import ProcessId
+from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
+from omni_cli.local.processes import Guard, StageAddress, StageFiles, StageProcess, stop_processes
+from omni_cli.local.progress import StartProgress
+from omni_proto.pipeline import OmniPipeline, compile_stages, order_stages
+from omni_proto.stage_config import ClientCertificates, Listen, ServerTls, StageConfig
+
+STAGE_COMMAND = (sys.executable, "-m", "omni_stage", "serve")
+START_ATTEMPTS = 3
+"""How often a start is tried when another program takes a picked port first."""
+POLL_S = 0.1
+LOG_TAIL_LINES = 20
+
+
+class LocalRunError(RuntimeError):
+    """The pipeline cannot be run here, or a stage ended. The message names the stage and says what it logged last."""
+
+
+class PortTakenError(LocalRunError):
+    """A port is taken by another program."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """How a pipeline is run on this machine."""
+
+    model_path: str
+    """Directory of the checkpoint."""
+    port: int = 0
+    """gRPC port of the entry stage; 0 takes a free one."""
+    log_dir: Path | None = None
+    """Where logs are kept; None means a temporary directory that an orderly stop removes."""
+    tls_dir: Path | None = None
+    """Directory with the entry's certificate, in a Secret's shape; None: plaintext, whatever spec.entry says."""
+    start_timeout_s: float = 900.0
+    """Longest time until all stages are ready."""
+    grace_s: float = 15.0
+    """How long stages may take to end after SIGTERM."""
+    stage_command: Sequence[str] = STAGE_COMMAND
+    """Program and arguments that start a stage server."""
+
+
+def compile_local(
+    pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
+) -> list[StageConfig]:
+    """Stage configurations for one machine: loopback only, health and metrics on free ports, no wait before a drain."""
+    configs = compile_stages(
+        pipeline,
+        target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
+        model_path_for=lambda stage: model_path,
+        listen_for=lambda stage: Listen(
+            host=LOOPBACK,
+            grpc_port=ports[stage.name],
+            health_port=0,
+            metrics_port=0,
+            tls=None if stage.inputs or tls_dir is None else _tls(pipeline, tls_dir),
+        ),
+    )
+    # The notice gives load balancers time to look away; here there is none.
+    return [
+        config.model_copy(update={"timeouts": config.timeouts.model_copy(update={"drain_notice": 0.0})})
+        for config in configs
+    ]
+
+
+def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
+    asked = pipeline.spec.entry.tls
+    clients = asked.client_certificates if asked else ClientCertificates.IGNORED
+    return ServerTls(directory=str(directory), client_certificates=clients)
+
+
+class LocalPipeline:
+    """A running pipeline. A context manager: leaving it stops every process. Use it from the main thread."""
+
+    def __init__(self, pipeline: OmniPipeline, options: LocalOptions) -> None:
+        self.pipeline = pipeline
+        self.options = options
+        self.addresses: dict[str, StageAddress] = {}
+        self._processes: list[StageProcess] = []
+        self._guard: Guard | None = None
+        self._directory = Path(tempfile.mkdtemp(prefix=f"omnipipe-{pipeline.metadata.name}-"))
+        self._failed = False
+        self.log_dir = options.log_dir or self._directory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT of the entry stage, once ready; with the scheme grpcs:// if it has TLS."""
+        scheme = "" if self.options.tls_dir is None else "grpcs://"
+        return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
+
+    def list_processes(self) -> set[ProcessId]:
+        """The stage servers and all that descends from them."""
+        return {one for process in self._processes for one in process.list_tree()}
+
+    def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Start every stage and wait until all are ready; False if is_stopping became true first.
+
+        Raises LocalRunError if a stage ends or the time is over; the rest still runs until stop().
+        """
+        try:
+            environments = gpu_environments(self.pipeline, list_gpus(os.environ))
+        except ValueError as error:
+            raise LocalRunError(str(error)) from error
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._guard = Guard()
+        attempts_left = START_ATTEMPTS
+        while True:
+            attempts_left -= 1
+            ports = self._pick_ports()
+            for config in compile_local(self.pipeline, self.options.model_path, ports, self.options.tls_dir):
+                self._start_stage(config, environments.get(config.stage, {}))
+                progress.loading(config.stage)
+            try:
+                return self._wait_ready(progress, is_stopping)
+            except LocalRunError:
+                if attempts_left == 0 or not any(self._is_taken(name, port) for name, port in ports.items()):
+                    self._failed = True
+                    raise
+                self._end_processes(grace_s=0)
+
+    def check(self) -> None:
+        """Raises LocalRunError if a stage has ended, or reports that it cannot continue (kubelet would restart it)."""
+        for process in self._processes:
+            if process.poll() is not None or process.has_given_up():
+                self._failed = True
+                raise LocalRunError(self._explain_end(process))
+
+    def watch(self, is_stopping: Callable[[], bool]) -> None:
+        """Return when is_stopping() is true. Raises LocalRunError when a stage ends or gives up before."""
+        while not is_stopping():
+            self.check()
+            time.sleep(POLL_S)
+
+    def stop(self) -> list[str]:
+        """End every process. Idempotent. Names of the stages that had to be killed."""
+        late = self._end_processes(self.options.grace_s)
+        if self._guard:
+            self._guard.close()
+            self._guard = None
+        if not (self._failed and self.log_dir == self._directory):
+            shutil.rmtree(self._directory, ignore_errors=True)
+        return late
+
+    def _pick_ports(self) -> dict[str, int]:
+        names = [stage.name for stage in order_stages(self.pipeline)]
+        if self.options.port and not is_free(self.options.port):
+            raise PortTakenError(f"port {self.options.port} is taken; choose another with --port, or leave it out")
+        try:
+            ports = dict(zip(names, pick_ports(len(names)), strict=True))
+        except NoFreePortError as error:
+            raise LocalRunError(str(error)) from error
+        return {**ports, names[0]: self.options.port} if self.options.port else ports
+
+    def _start_stage(self, config: StageConfig, environment: dict[str, str]) -> None:
+        if self._guard is None:
+            raise LocalRunError("the pipeline is stopped")
+        files = StageFiles(
+            config=self._directory / f"{config.stage}.yaml",
+            address=self._directory / f"{config.stage}.address.json",
+            log=self.log_dir / f"{config.stage}.log",
+            termination=self._directory / f"{config.stage}.termination.json",
+        )
+        for stale in (files.address, files.termination):
+            stale.unlink(missing_ok=True)
+        files.config.write_text(config.to_yaml(), encoding="utf-8")
+        self._processes.append(StageProcess(config.stage, self.options.stage_command, files, self._guard, environment))
+
+    def _wait_ready(self, progress: StartProgress, is_stopping: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + self.options.start_timeout_s
+        while len(self.addresses) < len(self._processes):
+            if is_stopping():
+                return False
+            for process in self._processes:
+                address = process.read_address()
+                if address and process.name not in self.addresses:
+                    self.addresses[process.name] = address
+                    progress.ready(process.name, time.monotonic() - process.started)
+            self.check()
+            if time.monotonic() > deadline:
+                waiting = [process for process in self._processes if process.name not in self.addresses]
+                self._failed = True
+                raise LocalRunError(
+                    f"stage {waiting[0].name} is not ready after {self.options.start_timeout_s:g} s\n"
+                    + self._quote_log(waiting[0])
+                )
+            time.sleep(POLL_S)
+        return True
+
+    def _is_taken(self, name: str, port: int) -> bool:
+        ended = any(process.name == name and process.poll() is not None for process in self._processes)
+        return ended and port != self.options.port and not is_free(port)
+
+    def _end_processes(self, grace_s: float) -> list[str]:
+        processes, self._processes, self.addresses = self._processes, [], {}
+        return stop_processes(processes, grace_s)
+
+    def _explain_end(self, process: StageProcess) -> str:
+        return f"stage {process.name} {process.describe_end()}\n{self._quote_log(process)}"
+
+    def _quote_log(self, process: StageProcess) -> str:
+        lines = process.read_log_tail(LOG_TAIL_LINES)
+        quoted = "\n".join(f"  | {line}" for line in lines) if lines else "  (it logged nothing)"
+        return f"last lines of {process.files.log}:\n{quoted}"

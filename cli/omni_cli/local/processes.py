@@ -1,0 +1,217 @@
+"""Stage servers as processes of this machine: started, watched, stopped, and never left behind.
+
+Each stage leads a session of its own, so that Ctrl-C in the terminal reaches `omnipipe` alone and everything that a
+stage starts can be found again. Three things keep orphans away: an orderly stop ends whole sessions; PR_SET_PDEATHSIG
+kills a stage whose `omnipipe` died; and a guard process (guard.py) then ends what is left of the sessions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from omni_cli.local.guard import ProcessId, end_tree, list_running, list_tree
+from omni_proto.pod_contract import TERMINATION_LOG_VARIABLE, Termination, TerminationReason, parse_termination
+
+PR_SET_PDEATHSIG = 1
+LEFTOVER_WAIT_S = 3.0
+"""How long processes that a stage started may outlive it in an orderly stop."""
+TAIL_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class StageAddress:
+    """Ports of a ready stage server, as its address file says."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFiles:
+    """Files of one stage process."""
+
+    config: Path
+    address: Path
+    log: Path
+    termination: Path
+
+
+class Guard:
+    """The guard process: ends the sessions registered with it when this process ends, however it ends."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "omni_cli.local.guard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def watch(self, session: int) -> None:
+        """End that session should this process end."""
+        self._send(f"+{session}")
+
+    def forget(self, session: int) -> None:
+        """The session has ended."""
+        self._send(f"-{session}")
+
+    def close(self) -> None:
+        """End the guard, and with it the sessions that it still watches."""
+        if self._process.stdin:
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        pipe = self._process.stdin
+        if pipe is None or self._process.poll() is not None:
+            raise RuntimeError("the guard process has ended; nothing would end the stages if omnipipe were killed")
+        pipe.write(line + "\n")
+        pipe.flush()
+
+
+class StageProcess:
+    """One stage server. Must be started from the main thread: the kernel ties PR_SET_PDEATHSIG to the thread."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        files: StageFiles,
+        guard: Guard,
+        extra_environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.name = name
+        self.files = files
+        self.started = time.monotonic()
+        self._guard = guard
+        self._log: IO[bytes] = files.log.open("wb")
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            TERMINATION_LOG_VARIABLE: str(files.termination),
+            **extra_environment,
+        }
+        self._popen = subprocess.Popen(
+            [*argv, "--config", str(files.config), "--address-file", str(files.address)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_ParentDeathSignal(os.getpid()),
+        )
+        guard.watch(self.session)
+
+    @property
+    def session(self) -> int:
+        """Id of the stage's session: the pid of the stage server."""
+        return self._popen.pid
+
+    def poll(self) -> int | None:
+        """Exit status of the stage server, None while it runs."""
+        return self._popen.poll()
+
+    def read_address(self) -> StageAddress | None:
+        """Its ports, None until it is ready."""
+        try:
+            data = json.loads(self.files.address.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return StageAddress(grpc=int(data["grpc"]), health=int(data["health"]), metrics=int(data["metrics"]))
+
+    def has_given_up(self) -> bool:
+        """Whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
+        return self.poll() is None and self._read_termination().reason == TerminationReason.STEP_TIMEOUT
+
+    def describe_end(self) -> str:
+        """How the stage server ended, in words, with what its termination message says."""
+        status = self.poll()
+        if status is None:
+            text = "cannot continue" if self.has_given_up() else "is running"
+        else:
+            text = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+        said = self._read_termination()
+        if not said.reason and not said.message:
+            return text
+        parts = (said.reason, f"({said.field})" if said.field else "", said.message)
+        return f"{text}: {' '.join(part for part in parts if part)}"
+
+    def read_log_tail(self, lines: int) -> list[str]:
+        """The last lines of its log."""
+        with self.files.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return log.read().decode(errors="replace").splitlines()[-lines:]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the stage server alone; its engine is its own business."""
+        if self.poll() is None:
+            self._popen.send_signal(number)
+
+    def list_tree(self) -> set[ProcessId]:
+        """The stage server and all that descends from it."""
+        return list_tree(self.session)
+
+    def _read_termination(self) -> Termination:
+        """What it left for kubelet; empty if it left nothing, or has not written all of it."""
+        try:
+            text = self.files.termination.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return Termination("")
+        return parse_termination(text) or Termination("")
+
+    def finish(self, known: Iterable[ProcessId] = ()) -> None:
+        """End whatever is left of the stage, the known processes included, and release the log.
+
+        What a stage server that has ended left behind has LEFTOVER_WAIT_S to end by itself.
+        """
+        deadline = time.monotonic() + (LEFTOVER_WAIT_S if self.poll() is not None else 0)
+        while (self.list_tree() | list_running(known)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        end_tree(self.session, known)
+        self._popen.wait()
+        self._log.close()
+        self._guard.forget(self.session)
+
+
+def stop_processes(processes: Sequence[StageProcess], grace_s: float) -> list[str]:
+    """SIGTERM to all, then SIGKILL to all that is left of those that did not end in time. Names of the latter."""
+    trees = {process.name: process.list_tree() for process in processes}
+    for process in processes:
+        process.send(signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    late = [process.name for process in processes if process.poll() is None]
+    for process in processes:
+        process.finish(trees[process.name])
+    return late
+
+
+# Looked up before any fork: between fork and exec only async-signal-safe work is safe.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else None
+
+
+class _ParentDeathSignal:
+    """preexec_fn that asks the kernel to kill the child when the parent dies, and checks that it has not yet."""
+
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
+
+    def __call__(self) -> None:
+        if _prctl is not None:
+            _prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self.parent:
+            os._exit(1)

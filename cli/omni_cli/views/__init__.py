@@ -1,0 +1,1 @@
+"""What commands draw, computed apart from drawing it: a status, a timeline."""

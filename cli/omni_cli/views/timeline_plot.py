@@ -1,0 +1,71 @@
+"""Draws a timeline: one lane a stage, time from left to right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from omni_cli.views.timeline import Phase, Span, Timeline
+
+# Okabe and Ito's palette: told apart by the colour-blind.
+COLOURS = {
+    Phase.INPUT: "#bbbbbb",
+    Phase.QUEUE: "#e69f00",
+    Phase.PREFILL: "#0072b2",
+    Phase.GENERATE: "#56b4e9",
+    Phase.FINISH: "#dddddd",
+    Phase.TRANSFER: "#009e73",
+}
+AUDIO_COLOUR = "#d55e00"
+LEAST_WIDTH = 0.002
+"""Share of the axis that the shortest span gets, so that it can be seen."""
+WORK_BOTTOM, WORK_HEIGHT = -0.18, 0.5
+TRANSFER_BOTTOM, TRANSFER_HEIGHT = -0.36, 0.12
+
+
+def draw_timeline(timeline: Timeline, path: Path, title: str = "") -> None:
+    """Write the timeline as an image; the suffix of the path says which kind."""
+    unit, factor = ("s", 1.0) if timeline.end >= 1 else ("ms", 1000.0)
+    end = max(timeline.end, 1e-6) * factor
+    figure = Figure(figsize=(10, 1.6 + 0.8 * len(timeline.lanes)), layout="constrained")
+    axes = figure.add_subplot()
+
+    def draw(span: Span, row: int, bottom: float, height: float) -> None:
+        width = max((span.end - span.start) * factor, end * LEAST_WIDTH)
+        axes.broken_barh([(span.start * factor, width)], (row + bottom, height), facecolors=COLOURS[span.phase])
+
+    seen: set[Phase] = set()
+    for row, lane in enumerate(reversed(timeline.lanes)):
+        for span in lane.work:
+            draw(span, row, WORK_BOTTOM, WORK_HEIGHT)
+        if lane.transfer:
+            draw(lane.transfer, row, TRANSFER_BOTTOM, TRANSFER_HEIGHT)
+        seen |= {span.phase for span in (*lane.work, *([lane.transfer] if lane.transfer else []))}
+        if lane.steps:
+            low, high = row + WORK_BOTTOM + 0.08, row + WORK_BOTTOM + WORK_HEIGHT - 0.08
+            axes.vlines([step * factor for step in lane.steps], low, high, colors="black", linewidth=0.6)
+        if lane.first_audio is not None:
+            axes.plot(lane.first_audio * factor, row + WORK_BOTTOM + WORK_HEIGHT + 0.07, "v", color=AUDIO_COLOUR)
+    handles: list[Patch | Line2D] = [Patch(color=COLOURS[phase], label=phase.value) for phase in Phase if phase in seen]
+    if any(lane.steps for lane in timeline.lanes):
+        handles.append(Line2D([], [], color="black", marker="|", linestyle="", label="engine output"))
+    if any(lane.first_audio is not None for lane in timeline.lanes):
+        handles.append(Line2D([], [], color=AUDIO_COLOUR, marker="v", linestyle="", label="first audio"))
+    axes.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=len(handles) or 1, frameon=False
+    )
+    axes.set_yticks(range(len(timeline.lanes)), [lane.stage for lane in reversed(timeline.lanes)])
+    axes.set_ylim(-0.6, len(timeline.lanes) - 0.3)
+    axes.set_xlim(0, end * 1.02)
+    axes.set_xlabel(f"time since the request was accepted ({unit})")
+    axes.set_title(title)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    figure.savefig(path, dpi=120)

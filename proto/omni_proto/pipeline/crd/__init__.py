@@ -1,0 +1,1 @@
+"""What is generated from the types: the CustomResourceDefinition, its schema and the reference page."""

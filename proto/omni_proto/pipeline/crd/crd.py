@@ -1,0 +1,129 @@
+"""The CustomResourceDefinition, generated: `manifests/crd/omnipipelines.yaml` is what `render_crd` returns."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import yaml
+
+from omni_proto.pipeline.crd.schema import Schema, structural_schema
+from omni_proto.pipeline.rules.graph import OBJECT_RULES
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, Metadata, OmniPipeline, PipelineSpec
+from omni_proto.pipeline.types.status import PipelineStatus
+
+GROUP, VERSION = API_VERSION.split("/")
+PLURAL = "omnipipelines"
+SHORT_NAME = "omni"
+
+COLUMNS: Final[tuple[dict[str, Any], ...]] = (
+    {
+        "name": "Ready",
+        "type": "string",
+        "description": "Whether every stage serves requests.",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].status',
+    },
+    {
+        "name": "Reason",
+        "type": "string",
+        "description": "Why it is ready or not.",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].reason',
+    },
+    {
+        "name": "Stages",
+        "type": "string",
+        "description": "Stages that are ready, of all.",
+        "jsonPath": ".status.readyStages",
+    },
+    {
+        "name": "URL",
+        "type": "string",
+        "description": "Where clients inside the cluster connect.",
+        "jsonPath": ".status.url",
+    },
+    {
+        "name": "Model",
+        "type": "string",
+        "description": "The checkpoint that all stages share.",
+        "jsonPath": ".spec.model.uri",
+        "priority": 1,
+    },
+    {
+        "name": "Suspended",
+        "type": "boolean",
+        "description": "Whether the pipeline runs no pods because it should not.",
+        "jsonPath": ".spec.suspend",
+        "priority": 1,
+    },
+    {
+        "name": "Age",
+        "type": "date",
+        "description": "Time since it was made.",
+        "jsonPath": ".metadata.creationTimestamp",
+    },
+)
+"""What `kubectl get omni` shows; priority 1 only with -o wide."""
+
+
+@cache
+def object_schema() -> Schema:
+    """The schema of a whole OmniPipeline. Cached: do not change it."""
+    return {
+        "description": " ".join((OmniPipeline.__doc__ or "").split()),
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"description": f"Version of the API: {API_VERSION}", "type": "string"},
+            "kind": {"description": f"Kind of the object: {KIND}", "type": "string"},
+            # Of metadata, Kubernetes lets a CRD say something about the name only.
+            "metadata": {
+                "type": "object",
+                "properties": {"name": structural_schema(Metadata)["properties"]["name"]},
+            },
+            "spec": structural_schema(PipelineSpec),
+            "status": structural_schema(PipelineStatus),
+        },
+        "x-kubernetes-validations": [rule.to_schema() for rule in OBJECT_RULES],
+    }
+
+
+def build_crd() -> dict[str, Any]:
+    """The CustomResourceDefinition of OmniPipeline."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": KIND.lower(),
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [dict(column) for column in COLUMNS],
+                    "schema": {"openAPIV3Schema": object_schema()},
+                }
+            ],
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def render_crd() -> str:
+    """The manifest of the CRD, as YAML text."""
+    header = "# Generated from proto/omni_proto/pipeline by `make schemas`; do not edit.\n"
+    return header + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -1,0 +1,134 @@
+"""Types -> structural schema: the part of OpenAPI v3 that a CustomResourceDefinition takes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+from pydantic import BaseModel
+
+from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
+from omni_proto.pipeline.rules.rule import Rule, keys_match
+from omni_proto.pipeline.types.forms import KEY_FORM
+
+Schema: TypeAlias = dict[str, Any]
+
+_COPIED: Final = (
+    *("type", "format", "enum", "minimum", "maximum", "minLength", "maxLength", "pattern"),
+    *("minItems", "maxItems", "maxProperties", "required"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
+)
+# `additionalProperties: false` is what a structural schema means anyway, and what `--validate` of kubectl holds.
+_HANDLED: Final = {
+    *_COPIED,
+    *("title", "description", "default", "const", "anyOf", "exclusiveMinimum", "exclusiveMaximum"),
+    *("items", "properties", "additionalProperties", "patternProperties", "propertyNames"),
+    *("x-rules", "x-server-default"),
+}
+
+
+def structural_schema(model: type[BaseModel]) -> Schema:
+    """The schema of a type with its descriptions, bounds, defaults, list types and CEL rules; $refs are inlined.
+
+    Raises ValueError if the type holds something that a structural schema cannot say.
+    """
+    whole = model.model_json_schema(by_alias=True, mode="validation")
+    definitions = whole.pop("$defs", {})
+    rules = {owner.__name__: own for owner, own in RULES.items()}
+    return _walk({**whole, "x-rules": rules.get(model.__name__, ())}, lambda ref: _lookup(ref, definitions, rules))
+
+
+def _lookup(ref: str, definitions: Mapping[str, Schema], rules: Mapping[str, tuple[Rule, ...]]) -> Schema:
+    name = ref.rsplit("/", 1)[1]
+    return {**definitions[name], "x-rules": rules.get(name, ())}
+
+
+def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
+    node = resolve(node, lookup)
+    if lost := set(node) - _HANDLED:
+        raise ValueError(f"a structural schema has no {', '.join(sorted(lost))}: {node}")
+    out: Schema = {}
+    rules = list(node.get("x-rules", ()))
+    default = whole(node.get("default"))
+    if "description" in node:
+        out["description"] = _describe(node["description"], default)
+    if "anyOf" in node:
+        out |= _int_or_string(node["anyOf"])
+    out |= {name: node[name] for name in _COPIED if name in node}
+    out |= {name: exact_bound(out[name]) for name in ("minimum", "maximum") if name in out}
+    if "const" in node:
+        out["enum"] = [node["const"]]
+    for bound in ("Minimum", "Maximum"):
+        if f"exclusive{bound}" in node:
+            out |= {bound.lower(): node[f"exclusive{bound}"], f"exclusive{bound}": True}
+    if text_rules := TEXT_RULES.get(out.get("pattern", "")):
+        del out["pattern"]
+        rules += text_rules
+    if default is not None and (not isinstance(default, dict) or node.get("x-server-default")):
+        out["default"] = default
+    if "items" in node:
+        out = {"x-kubernetes-list-type": "atomic", **out, "items": _walk(node["items"], lookup)}
+    if "properties" in node:
+        out["properties"] = {name: _walk(child, lookup) for name, child in node["properties"].items()}
+    elif values := _map_values(node):
+        out["additionalProperties"] = _walk(values, lookup)
+        if "patternProperties" in node:
+            ((pattern, _),) = node["patternProperties"].items()
+            rules.append(keys_match(pattern, node["propertyNames"]["maxLength"], KEY_FORM))
+    if rules:
+        out["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
+    return out
+
+
+def _describe(text: str, default: Any) -> str:
+    """On one line, with the default: `kubectl explain` shows none."""
+    text = " ".join(text.split())
+    if default is None or isinstance(default, dict | list) or "Default:" in text:
+        return text
+    return f"{text} Default: {json.dumps(default).strip(chr(34))}."
+
+
+def whole(value: Any) -> Any:
+    """300.0 as 300, as JSON has it."""
+    if isinstance(value, dict):
+        return {name: whole(item) for name, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def exact_bound(bound: float) -> float:
+    """The bound, or the next one towards 0 that a float64 holds.
+
+    The API server keeps bounds as float64: it would round 2^63-1 up to 2^63, take that for negative and refuse all.
+    """
+    return bound if float(bound) == bound else int(math.nextafter(bound, 0))
+
+
+def _map_values(node: Schema) -> Schema | None:
+    """The schema of the values of a map; keys of a pattern make it patternProperties."""
+    if "patternProperties" in node:
+        (values,) = node["patternProperties"].values()
+        return dict(values)
+    values = node.get("additionalProperties")
+    return values if isinstance(values, dict) else None
+
+
+def resolve(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
+    """Returns the node with $ref and Optional resolved; the field's own description wins over its type's."""
+    while True:
+        if "$ref" in node:
+            inner = lookup(node["$ref"])
+        elif len(choices := [item for item in node.get("anyOf", ()) if item != {"type": "null"}]) == 1:
+            (inner,) = choices
+        else:
+            return node
+        node = {**inner, **{name: value for name, value in node.items() if name not in ("$ref", "anyOf")}}
+
+
+def _int_or_string(choices: list[Schema]) -> Schema:
+    kinds = {choice.get("type"): choice for choice in choices}
+    if set(kinds) != {"integer", "string"}:
+        raise ValueError(f"a structural schema has no union of {sorted(map(str, kinds))}")
+    bounds = {name: value for kind in kinds.values() for name, value in kind.items() if name not in ("type", "title")}
+    return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True, **bounds}

@@ -1,0 +1,108 @@
+"""jsonschema's errors in words that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import jsonschema
+from pydantic.alias_generators import to_camel
+
+from omni_proto.pipeline.problems import FieldPath
+from omni_proto.pipeline.types.forms import FORMS
+
+_TYPE_WORDS: Final = {
+    "string": "text",
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+}
+
+
+def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]]:
+    """Returns the problems in one error of jsonschema: path and words."""
+    path = tuple(error.absolute_path)
+    if error.validator == "required":
+        # One error for each missing field, none of which says which.
+        for name in error.validator_value:
+            if name not in error.instance:
+                yield (*path, name), "is missing"
+    elif error.validator == "additionalProperties":
+        known = error.schema.get("properties", {})
+        for name in error.instance:
+            if name not in known:
+                yield (*path, name), f"unknown field; {_suggest(name, list(known))}"
+    else:
+        words = _WORDS.get(str(error.validator))
+        yield path, words(error.validator_value, error.instance) if words else error.message
+
+
+_FIELD_HINTS: Final = {
+    "tensorparallelsize": 'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
+    "gpus": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
+}
+"""For fields of other systems, by the name in lower case without underscores."""
+_VALUE_HINTS: Final = {
+    "half": "half is float16",
+    "fp16": "fp16 is float16",
+    "float": "float is float32",
+    "fp32": "fp32 is float32",
+    "bf16": "bf16 is bfloat16",
+}
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    if hint := _FIELD_HINTS.get(name.replace("_", "").lower()):
+        return hint
+    close = difflib.get_close_matches(to_camel(name), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
+
+
+def _show(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _wrong_type(expected: str | list[str], value: Any) -> str:
+    kind = expected if isinstance(expected, str) else expected[0]
+    if kind == "string" and isinstance(value, bool | int | float):
+        return f"must be text; put quotes around {_show(value)}"
+    if kind in ("integer", "number", "boolean") and isinstance(value, str):
+        return f"must be {_TYPE_WORDS[kind]}, found the text {_show(value)}"
+    return f"must be {_TYPE_WORDS[kind]}, found {_show(value)}"
+
+
+def _wrong_pattern(pattern: str, value: Any) -> str:
+    words = FORMS.get(pattern.removeprefix("(?i)").removesuffix(r"\Z") + "$", f"text that matches {pattern}")
+    return f"must be {words}, found {_show(value)}"
+
+
+def _not_a_choice(choices: list[Any], value: Any) -> str:
+    hint = _VALUE_HINTS.get(value) if isinstance(value, str) else None
+    return f"must be one of {', '.join(map(_show, choices))}; found {_show(value)}{f'; {hint}' if hint else ''}"
+
+
+def _bound(words: str) -> Callable[[Any, Any], str]:
+    return lambda bound, value: f"must be {words} {bound}, found {_show(value)}"
+
+
+_WORDS: Final[dict[str, Callable[[Any, Any], str]]] = {
+    "type": _wrong_type,
+    "pattern": _wrong_pattern,
+    "const": lambda expected, value: f"must be {expected}, found {_show(value)}",
+    "enum": _not_a_choice,
+    "anyOf": lambda choices, value: f"must be a whole number or text, found {_show(value)}",
+    "minimum": _bound("at least"),
+    "maximum": _bound("at most"),
+    "exclusiveMinimum": _bound("above"),
+    "exclusiveMaximum": _bound("below"),
+    "minLength": lambda bound, value: "must not be empty",
+    "maxLength": lambda bound, value: f"has {len(value)} characters; at most {bound} are allowed",
+    "minItems": lambda bound, value: f"has {len(value)} items; at least {bound} is needed",
+    "maxItems": lambda bound, value: f"has {len(value)} items; at most {bound} are allowed",
+    "maxProperties": lambda bound, value: f"has {len(value)} keys; at most {bound} are allowed",
+}

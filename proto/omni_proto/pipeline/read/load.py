@@ -1,0 +1,121 @@
+"""Reads an OmniPipeline from YAML or JSON text into its types.
+
+Types hold the form of each field, as strictly as the API server does. The rules between fields are CEL and need the CEL
+library: `read/offline.py`, which every command of `omnipipe` goes through; a stage server's image does without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from omni_proto.pipeline.problems import PipelineError, Problem, format_path
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
+from omni_proto.pipeline.types.resource import KIND, OmniPipeline
+
+MAX_PIPELINE_BYTES = 256 << 10
+"""Most bytes of a pipeline file, comments and blanks included."""
+MAX_SPEC_BYTES = 64 << 10
+"""Most bytes of a spec as compact JSON: its children are many times as large, and everyone's operator holds them."""
+
+
+def load_pipeline(path: str | Path) -> OmniPipeline:
+    """Read the pipeline file at path and check its fields. Raises PipelineError."""
+    return parse_pipeline(read_file(Path(path)), source=str(path))
+
+
+def parse_pipeline(text: str, *, source: str = "pipeline") -> OmniPipeline:
+    """Parse YAML or JSON text that holds one OmniPipeline and check its fields.
+
+    Types are taken as strictly as the API server takes them: "1" is no number, 1 is no text. A status is ignored.
+    Raises PipelineError with every wrong field.
+    """
+    return type_document(parse_document(text, source), source)
+
+
+def read_file(path: Path) -> str:
+    """The text of a pipeline file. Raises PipelineError."""
+    try:
+        if path.stat().st_size > MAX_PIPELINE_BYTES:
+            raise PipelineError(str(path), [Problem("file", f"is larger than {MAX_PIPELINE_BYTES} bytes")])
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PipelineError(str(path), [Problem("file", f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise PipelineError(str(path), [Problem("file", "is not UTF-8 text")]) from error
+
+
+def parse_document(text: str, source: str) -> dict[str, Any]:
+    """The one document of YAML or JSON text, made of what JSON has. Raises PipelineError."""
+    try:
+        documents = [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "file"
+        raise PipelineError(
+            source, [Problem(where, f"is not YAML: {getattr(error, 'problem', None) or error}")]
+        ) from error
+    if len(documents) != 1:
+        raise PipelineError(source, [Problem("file", f"holds {len(documents)} YAML documents; give one {KIND}")])
+    document = documents[0]
+    if not isinstance(document, dict):
+        raise PipelineError(source, [Problem("file", f"must hold one {KIND}, found a {type(document).__name__}")])
+    try:
+        text = json.dumps(document, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(source, [Problem("file", f"holds a value that JSON cannot: {error}")]) from error
+    plain: dict[str, Any] = json.loads(text, parse_float=_number)
+    return plain
+
+
+def _number(text: str) -> int | float:
+    """1.0 and 1e3 are whole numbers: kubectl sends them so."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def type_document(document: Mapping[str, Any], source: str = "pipeline") -> OmniPipeline:
+    """The typed pipeline of a document made of what JSON has, such as an object of the API server.
+
+    Raises PipelineError with every wrong field.
+    """
+    check_spec_size(document.get("spec"), source)
+    raw = json.dumps({key: value for key, value in document.items() if key != "status"})
+    try:
+        return OmniPipeline.model_validate_json(raw, strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise PipelineError(source, _list_problems(error)) from error
+
+
+def check_spec_size(spec: Any, source: str) -> None:
+    """Raises PipelineError for a spec of more than MAX_SPEC_BYTES."""
+    size = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
+    if size > MAX_SPEC_BYTES:
+        raise spec_too_large(size, source)
+
+
+def spec_too_large(size: int, source: str) -> PipelineError:
+    """The error of a spec of that many bytes."""
+    words = f"is {size} bytes as JSON, over the limit of {MAX_SPEC_BYTES}; shorten annotations, labels and lists"
+    return PipelineError(source, [Problem("spec", words)])
+
+
+def _list_problems(error: ValidationError) -> list[Problem]:
+    problems: list[Problem] = []
+    for item in error.errors(include_url=False):
+        # Branches of a union (int, constrained-str) and of a map's key appear in loc; they are no part of the file.
+        path = tuple(
+            part
+            for part in item["loc"]
+            if isinstance(part, int) or not (part in ("int", "str", "[key]") or part.startswith("constrained-"))
+        )
+        words = {"missing": "is missing", "extra_forbidden": "unknown field"}.get(item["type"])
+        problem = Problem(format_path(path), words or item["msg"][:1].lower() + item["msg"][1:])
+        if problem not in problems:
+            problems.append(problem)
+    return problems

@@ -1,0 +1,208 @@
+"""The rules of the API that types cannot say, in CEL: the API server evaluates them, and `omnipipe` the very same.
+
+Each has a message that names the offender and says what to do. crd/schema.py puts them into the CRD, beside what the
+types say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it
+allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import BaseModel
+
+from omni_proto.pipeline.rules.components import SPEC_COMPONENT_RULES, STAGE_COMPONENT_RULES
+from omni_proto.pipeline.rules.graph import GRAPH_RULES
+from omni_proto.pipeline.rules.resources import (
+    LIMITS_RULES,
+    MEDIA_BUDGET_RULES,
+    RESOURCE_RULES,
+    STAGE_BUDGET_RULES,
+)
+from omni_proto.pipeline.rules.rule import Rule, matches, quote
+from omni_proto.pipeline.types import kubernetes as k8s
+from omni_proto.pipeline.types import resource as api
+from omni_proto.pipeline.types.forms import FORMS
+from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN, EngineArgs, Limits, SamplingDefaults
+
+_URI_HINT: Final = (
+    f"self.matches({quote('^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$')}) || self.startsWith('http') "
+    "? '; a repository of the Hugging Face hub is hf://ORG/NAME' "
+    f": self.matches({quote('^[a-z][a-z0-9]*://')}) && !self.matches({quote('^(hf|pvc|file)://')}) "
+    "? '; download the checkpoint to a volume and name that: pvc://CLAIM/PATH' "
+    ": self.matches('^/') || self.matches('^file:/*$') ? '; a directory in the image is file:///PATH' : ''"
+)
+"""What the author of a wrong uri most likely wants."""
+
+TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
+    **{
+        pattern: (matches(pattern, FORMS[pattern]),)
+        for pattern in (api.IMAGE_PATTERN, STAGE_NAME_PATTERN, COMPONENT_PATTERN)
+    },
+    api.URI_PATTERN: (
+        Rule(
+            summary=f"is {FORMS[api.URI_PATTERN]}",
+            rule=f"self.matches({quote(api.URI_PATTERN)})",
+            words=f"must be {FORMS[api.URI_PATTERN]}; found %s%s",
+            values=("self", _URI_HINT),
+            fallback=f"must be {FORMS[api.URI_PATTERN]}",
+        ),
+    ),
+    api.NAME_PATTERN: (
+        matches(api.NAME_PATTERN, FORMS[api.NAME_PATTERN]),
+        Rule(
+            summary="does not end with -headless: another pipeline's Service has that name",
+            rule="!self.endsWith('-headless')",
+            words="is the name of another pipeline's headless Service; give one that does not end with -headless",
+        ),
+    ),
+}
+"""By pattern: texts whose form is better told in words than by the pattern."""
+
+
+def _only_hf(field: str) -> Rule:
+    return Rule(
+        summary=f"`{field}` is for hf:// only",
+        rule=f"!has(self.{field}) || self.uri.startsWith('hf://')",
+        words=f"{field} has no meaning with %s; remove it, or use an hf:// uri",
+        values=("self.uri",),
+        field=f".{field}",
+    )
+
+
+_MODEL = (
+    Rule(
+        summary="`uri` stays below its root: no `..` in its path",
+        rule="!self.uri.matches('/[.][.](/|$)')",
+        words="%s leaves its root through ..; give the path without it",
+        values=("self.uri",),
+        field=".uri",
+    ),
+    _only_hf("revision"),
+    _only_hf("tokenSecretRef"),
+    _only_hf("cache"),
+)
+
+_RESERVED = "k.matches('^([-a-z0-9.]+[.])?(omnipipeline[.]io|kubernetes[.]io|k8s[.]io)/')"
+
+
+def _not_reserved(field: str, what: str) -> Rule:
+    return Rule(
+        summary=f"`{field}` has no key of the domains omnipipeline.io, kubernetes.io and k8s.io",
+        rule=f"!has(self.{field}) || !self.{field}.exists(k, {_RESERVED})",
+        words=f"{what} of the domains omnipipeline.io, kubernetes.io and k8s.io are reserved: %s; use a domain of your "
+        "own",
+        values=(f"self.{field}.filter(k, {_RESERVED})",),
+        field=f".{field}",
+    )
+
+
+_POD_SETTINGS = (_not_reserved("podLabels", "labels"), _not_reserved("podAnnotations", "annotations"))
+
+_TOLERATION = (
+    Rule(
+        summary="`key` is missing with operator Exists only",
+        rule="has(self.key) || self.operator == 'Exists'",
+        words="key is missing; name the taint's key, or use operator: Exists for every taint",
+    ),
+    Rule(
+        summary="`value` is for operator Equal only",
+        rule="!has(self.value) || self.value == '' || self.operator == 'Equal'",
+        words="value %s has no meaning with operator Exists; remove it",
+        values=("self.value",),
+        field=".value",
+    ),
+    Rule(
+        summary="`tolerationSeconds` is for effect NoExecute only",
+        rule="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+        words="tolerationSeconds needs effect: NoExecute; set this effect, or remove tolerationSeconds",
+        field=".tolerationSeconds",
+    ),
+)
+
+_TAKES_NONE = "self.operator in ['Exists', 'DoesNotExist']"
+_VALUES = Rule(
+    summary="`values` go with In and NotIn, and are absent with Exists and DoesNotExist",
+    rule=f"({_TAKES_NONE}) == (!has(self.values) || size(self.values) == 0)",
+    words="operator %s of key %s needs %s",
+    values=(
+        "self.operator",
+        "self.key",
+        f"{_TAKES_NONE} ? 'no values; remove them' : 'values; add at least one'",
+    ),
+    field=".values",
+)
+_NUMBER = Rule(
+    summary="Gt and Lt compare with one whole number",
+    rule="!(self.operator in ['Gt', 'Lt']) || "
+    "(has(self.values) && size(self.values) == 1 && self.values[0].matches('^[0-9]{1,18}$'))",
+    words="operator %s of key %s compares with one whole number; give values: [NUMBER]",
+    values=("self.operator", "self.key"),
+    field=".values",
+)
+_NODE_FIELD = "f.key == 'metadata.name' && f.operator in ['In', 'NotIn'] && has(f.values) && size(f.values) == 1"
+_NODE_TERM = Rule(
+    summary="`matchFields` knows the field metadata.name, with operator In or NotIn and one value",
+    rule=f"!has(self.matchFields) || self.matchFields.all(f, {_NODE_FIELD})",
+    words="wrong conditions on %s; the one field is metadata.name, with operator In or NotIn and one value",
+    values=(f"self.matchFields.filter(f, !({_NODE_FIELD})).map(f, f.key)",),
+    field=".matchFields",
+)
+
+_NODE_TERM_SAYS = Rule(
+    summary="a term has a condition",
+    rule="(has(self.matchExpressions) && size(self.matchExpressions) > 0) || "
+    "(has(self.matchFields) && size(self.matchFields) > 0)",
+    words="a term without conditions matches no node; add matchExpressions, or remove the term",
+)
+
+_ENGINE_ARGS = (
+    Rule(
+        summary="`dtype` float32 has no quantization awq, gptq or fp8",
+        rule="!has(self.dtype) || self.dtype != 'float32' || !has(self.quantization) || "
+        "!(self.quantization in ['awq', 'gptq', 'fp8'])",
+        words="quantization %s computes in float16 or bfloat16, not in float32; give one of these, or leave dtype out",
+        values=("self.quantization",),
+        field=".dtype",
+    ),
+    Rule(
+        summary="`maxNumBatchedTokens` is at least `maxNumSeqs`",
+        rule="!has(self.maxNumBatchedTokens) || !has(self.maxNumSeqs) || self.maxNumBatchedTokens >= self.maxNumSeqs",
+        words="maxNumBatchedTokens (%d) is below maxNumSeqs (%d); raise it, every sequence needs a token a step",
+        values=("self.maxNumBatchedTokens", "self.maxNumSeqs"),
+        field=".maxNumBatchedTokens",
+    ),
+)
+
+_SAMPLING = Rule(
+    summary="`minTokens` is at most `maxTokens`",
+    rule="!has(self.minTokens) || !has(self.maxTokens) || self.minTokens <= self.maxTokens",
+    words="minTokens (%d) is above maxTokens (%d); lower it",
+    values=("self.minTokens", "self.maxTokens"),
+    field=".minTokens",
+)
+
+_ROLLOUT = Rule(
+    summary="`maxSurge` and `maxUnavailable` are not both 0",
+    rule="!((self.maxSurge == 0 || self.maxSurge == '0%') && "
+    "(self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
+    words="maxSurge and maxUnavailable are both 0, so no pod could ever be replaced; raise one",
+)
+
+RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
+    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES),
+    api.Model: _MODEL,
+    api.PodSettings: _POD_SETTINGS,
+    api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
+    api.Rollout: (_ROLLOUT,),
+    k8s.Resources: RESOURCE_RULES,
+    k8s.Toleration: _TOLERATION,
+    k8s.NodeSelectorTerm: (_NODE_TERM, _NODE_TERM_SAYS),
+    k8s.NodeSelectorRequirement: (_VALUES, _NUMBER),
+    k8s.LabelSelectorRequirement: (_VALUES,),
+    EngineArgs: _ENGINE_ARGS,
+    Limits: LIMITS_RULES,
+    SamplingDefaults: (_SAMPLING,),
+}
+"""By the type whose values they are about."""

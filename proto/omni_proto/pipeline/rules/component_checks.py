@@ -1,0 +1,95 @@
+"""What is wrong with a typed pipeline by the facts of its components, without CEL: for the operator.
+
+The API server and `omnipipe validate` refuse the same by the rules of components.py. The operator meets such a
+spec where an older CRD let it in. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from omni_proto.pipeline.components import (
+    ComponentFacts,
+    Objection,
+    built_in_components,
+    refuse_engine_args,
+    refuse_sampling,
+    refuse_timeouts,
+)
+from omni_proto.pipeline.problems import Problem
+from omni_proto.pipeline.rules.components import list_edges
+from omni_proto.pipeline.types.resource import OmniPipeline, Stage
+from omni_proto.stage_config import EdgeMode, Timeouts
+
+
+def check_components(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns what built-in components refuse of their stages, in order; empty if nothing is wrong."""
+    facts = built_in_components()
+    problems: list[Problem] = []
+    for index, stage in enumerate(pipeline.spec.stages):
+        if own := facts.get(stage.component):
+            problems += _check_stage(pipeline, stage, f"spec.stages[{index}]", own, facts)
+        problems += _check_edge(pipeline, stage, f"spec.stages[{index}]", facts)
+    return problems
+
+
+def list_unknown_components(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for each stage whose component is not built in: its image has to bring it."""
+    known = list(built_in_components())
+    return [
+        Problem(f"spec.stages[{index}].component", _describe_unknown(stage.component, known))
+        for index, stage in enumerate(pipeline.spec.stages)
+        if stage.component not in known
+    ]
+
+
+def _describe_unknown(component: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(component, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"built in are {', '.join(known)}"
+    return f"{component} is not built in; the stage's image must bring it, or the stage does not start; {hint}"
+
+
+def _check_stage(
+    pipeline: OmniPipeline, stage: Stage, path: str, own: ComponentFacts, facts: Mapping[str, ComponentFacts]
+) -> Iterator[Problem]:
+    if extra := [output.value for output in stage.outputs if output not in own.outputs]:
+        can = ", ".join(output.value for output in own.outputs) or "nothing"
+        yield Problem(
+            f"{path}.outputs",
+            f"component {own.id} cannot return {', '.join(extra)}; it can return {can}",
+        )
+    if stage.inputs and own.reads is None:
+        yield Problem(
+            f"{path}.inputs", f"component {own.id} reads the client's prompt and no other stage; remove inputs"
+        )
+    if not stage.inputs and not own.is_entry:
+        words = f"component {own.id} cannot be the entry, for it reads another stage; add inputs; {list_edges(facts)}"
+        yield Problem(f"{path}.component", words)
+    is_streamed = bool(stage.inputs) and stage.inputs[0].mode is EdgeMode.STREAM
+    if is_streamed and own.reads is not None and not own.streams_input:
+        yield Problem(f"{path}.inputs", f"component {own.id} cannot start before its input is complete; set mode: Full")
+    is_read = any(edge.source == stage.name for other in pipeline.spec.stages for edge in other.inputs)
+    timeouts = Timeouts(step=stage.timeouts.step, queue=stage.timeouts.queue, prepare=stage.timeouts.prepare)
+    sections: dict[str, list[Objection]] = {
+        "engineArgs": refuse_engine_args(own, stage.engine_args, is_read=is_read),
+        "defaultSampling": refuse_sampling(own, stage.default_sampling, is_streamed=is_streamed),
+        "timeouts": refuse_timeouts(own, timeouts),
+    }
+    for section, objections in sections.items():
+        for item in objections:
+            yield Problem(f"{path}.{section}.{item.alias}", f"component {own.id}: {item.why}; {item.remedy}")
+
+
+def _check_edge(
+    pipeline: OmniPipeline, stage: Stage, path: str, facts: Mapping[str, ComponentFacts]
+) -> Iterator[Problem]:
+    for edge in stage.inputs:
+        above = facts.get(pipeline.stage(edge.source).component)
+        if above is None:
+            continue
+        own = facts.get(stage.component)
+        reads = own.reads if own else None
+        if above.publishes is None or (reads is not None and reads != above.publishes):
+            words = f"cannot read stage {edge.source}, which publishes other tensors or none; {list_edges(facts)}"
+            yield Problem(f"{path}.inputs[0].from", words)

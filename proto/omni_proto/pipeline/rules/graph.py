@@ -1,0 +1,87 @@
+"""Rules on the graph of stages, in CEL.
+
+Lists and texts are bounded, or the API server would refuse a rule for what it might cost.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_proto.pipeline.rules.rule import Rule
+
+MAX_JOINED_NAME: Final = 54
+"""Most characters of PIPELINE-STAGE: a Service is named PIPELINE-STAGE-REVISION, in 63 of which REVISION takes 8."""
+
+_NAMES = "self.stages.map(t, t.name)"
+_IS_ENTRY = "!has(s.inputs) || size(s.inputs) == 0"
+_ENTRIES = f"self.stages.filter(s, {_IS_ENTRY})"
+_EXISTS = "self.stages.exists(t, t.name == i.from)"
+_INPUTS_EXIST = f"self.stages.all(s, !has(s.inputs) || s.inputs.all(i, {_EXISTS}))"
+_LOST = f"self.stages.filter(s, has(s.inputs) && s.inputs.exists(i, !{_EXISTS}))"
+_RETURNS = "has(s.outputs) && size(s.outputs) > 0"
+_IS_READ = "self.stages.exists(t, has(t.inputs) && t.inputs.exists(i, i.from == s.name))"
+_IS_USED = f"({_RETURNS}) || {_IS_READ}"
+
+
+def _ancestors(then: str) -> str:
+    """`then`, with n for the names and p0 for the index, by stage, of the stage 16 edges above (of an entry: its own).
+
+    Pointer doubling, 1, 2, 4, 8, 16: cheap enough for the API server at 16 stages, in any order of the list. CEL has no
+    variables: a list of one item is mapped instead.
+    """
+    inner = then
+    for step in range(4):
+        inner = f"[p{step + 1}.map(i, p{step + 1}[i])].map(p{step}, {inner})[0]"
+    above = f"self.stages.map(s, {_IS_ENTRY} ? n.indexOf(s.name) : n.indexOf(s.inputs[0].from))"
+    return f"[{_NAMES}].map(n, [{above}].map(p4, {inner})[0])[0]"
+
+
+# What is 16 edges above a stage that never comes to the entry is a stage of a circle, and each of a circle is met.
+_ENTRY_ABOVE = _IS_ENTRY.replace("s.inputs", "self.stages[e].inputs")
+
+GRAPH_RULES: Final = (
+    Rule(
+        summary="exactly one stage has no inputs: the entry",
+        rule=f"{_ENTRIES}.size() == 1",
+        words="found %d entry stages: %s; exactly one stage, which reads the client's prompt, has no inputs; "
+        "give the others inputs: [{from: STAGE}]",
+        values=(f"{_ENTRIES}.size()", f"{_ENTRIES}.map(s, s.name)"),
+        field=".stages",
+    ),
+    Rule(
+        summary="stages read stages of this pipeline",
+        rule=_INPUTS_EXIST,
+        words="inputs of %s name %s, which are not stages of this pipeline; there are: %s",
+        values=(f"{_LOST}.map(s, s.name)", f"{_LOST}.map(s, s.inputs[0].from)", _NAMES),
+        field=".stages",
+    ),
+    Rule(
+        summary="stages do not read one another in a circle",
+        rule=f"!({_INPUTS_EXIST}) || {_ancestors(f'p0.all(e, {_ENTRY_ABOVE})')}",
+        words="stages read one another in a circle: %s; let one of them read another stage",
+        values=(_ancestors(f"n.filter(x, p0.exists(e, n[e] == x && !({_ENTRY_ABOVE})))"),),
+        field=".stages",
+    ),
+    Rule(
+        summary="a stage returns something to the client, or is read by a stage",
+        rule=f"self.stages.all(s, {_IS_USED})",
+        words="stages that return nothing and that no stage reads: %s; declare outputs: [Text] or [Audio], "
+        "or remove them",
+        values=(f"self.stages.filter(s, !({_IS_USED})).map(s, s.name)",),
+        field=".stages",
+    ),
+)
+"""On spec."""
+
+_TOO_LONG = f"size(self.metadata.name) + 1 + size(s.name) > {MAX_JOINED_NAME}"
+
+OBJECT_RULES: Final = (
+    Rule(
+        summary=f"`metadata.name` and a stage's name have at most {MAX_JOINED_NAME - 1} characters together",
+        rule=f"!self.spec.stages.exists(s, {_TOO_LONG})",
+        words=f"metadata.name and a stage's name may have {MAX_JOINED_NAME - 1} characters together, or they fit no "
+        "Service's name; shorten metadata.name, or the stages %s",
+        values=(f"self.spec.stages.filter(s, {_TOO_LONG}).map(s, s.name)",),
+    ),
+)
+"""On the whole object. Of metadata, Kubernetes lets rules read the name only, and blame no field."""

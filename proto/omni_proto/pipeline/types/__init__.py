@@ -1,0 +1,1 @@
+"""The resource as types: pydantic models of its spec, its status, and the Kubernetes objects inside it."""

@@ -1,0 +1,26 @@
+"""The forms that texts have, in words: for messages and for the reference page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from omni_proto.pipeline.types import kubernetes as k8s
+from omni_proto.pipeline.types import resource as api
+from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN
+
+KEY_FORM: Final = "such as team or example.com/team"
+
+FORMS: Final[Mapping[str, str]] = {
+    api.URI_PATTERN: "hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH",
+    api.IMAGE_PATTERN: "the name of an image such as registry.example/omnipipeline:0.1.0",
+    api.NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter: it names Services",
+    STAGE_NAME_PATTERN: "lower-case letters and digits, beginning with a letter",
+    COMPONENT_PATTERN: "an id of the stage server's registry such as qwen2_5_omni/thinker, never a Python path",
+    k8s.QUANTITY_PATTERN: "a quantity such as 2, 500m or 16Gi",
+    k8s.LABEL_KEY_PATTERN: f"a key {KEY_FORM}",
+    k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
+    k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
+    api.PERCENT_PATTERN: "a percentage such as 25%",
+}
+"""By pattern."""

@@ -1,0 +1,50 @@
+"""metadata of any Kubernetes object, as far as a file may say it: no part of the CRD, for the API server knows it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from omni_proto.pipeline.types import kubernetes as k8s
+
+_KEY: Final = {"pattern": k8s.LABEL_KEY_PATTERN.removesuffix("$") + r"\Z", "maxLength": 317}
+_VALUE: Final = {"type": "string", "pattern": k8s.LABEL_VALUE_PATTERN.removesuffix("$") + r"\Z", "maxLength": 63}
+
+OBJECT_META_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 63},
+        "namespace": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 63,
+            "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z",
+        },
+        "labels": {"type": ["object", "null"], "propertyNames": _KEY, "additionalProperties": _VALUE},
+        "annotations": {
+            "type": ["object", "null"],
+            # Of either case, unlike those of labels.
+            "propertyNames": {**_KEY, "pattern": f"(?i){_KEY['pattern']}"},
+            "additionalProperties": {"type": "string"},
+        },
+        "finalizers": {"type": ["array", "null"], "items": {"type": "string"}},
+        "ownerReferences": {"type": ["array", "null"], "items": {"type": "object"}},
+        # What the API server writes, in files that were read from it.
+        **{
+            name: {}
+            for name in (
+                "creationTimestamp",
+                "deletionGracePeriodSeconds",
+                "deletionTimestamp",
+                "generateName",
+                "generation",
+                "managedFields",
+                "resourceVersion",
+                "selfLink",
+                "uid",
+            )
+        },
+    },
+    "additionalProperties": False,
+}
+"""JSON schema of metadata (https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/)."""

@@ -1,0 +1,273 @@
+"""The OmniPipeline resource, omnipipeline.io/v1alpha1: an any-to-any model as a graph of stages.
+
+One source: the CRD, its reference page, `omnipipe validate` and `omnipipe run` all come from these classes and from the
+rules between their fields in rules/. Status is in status.py: only the operator writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic.alias_generators import to_camel
+
+from omni_proto.pipeline.types.kubernetes import (
+    LIST_SET,
+    SERVER_DEFAULT,
+    Affinity,
+    Annotations,
+    LabelKey,
+    Labels,
+    LabelValue,
+    LocalReference,
+    Resources,
+    SecretKeyReference,
+    SubdomainName,
+    Toleration,
+    TopologySpread,
+    list_map,
+)
+from omni_proto.stage_config import (
+    ClientCertificates,
+    ComponentId,
+    ConfigModel,
+    EdgeMode,
+    EngineArgs,
+    Limits,
+    MediaLimits,
+    Modality,
+    SamplingDefaults,
+    StageName,
+)
+
+API_VERSION = "omnipipeline.io/v1alpha1"
+KIND = "OmniPipeline"
+
+NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+URI_PATTERN: Final = (
+    r"^(hf://[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[A-Za-z0-9._-]+)*"
+    r"|file:///[!-~]+)$"
+)
+IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
+PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
+
+ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
+ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
+IntOrPercent = (
+    Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
+)
+
+
+class ModelCache(ConfigModel):
+    """Where a downloaded checkpoint is kept."""
+
+    persistent_volume_claim: SubdomainName
+    """Claim that holds downloads; ReadWriteMany when the pods sit on several nodes."""
+
+
+class Model(ConfigModel):
+    """The checkpoint that all stages share."""
+
+    uri: ModelUri
+    """hf://ORG/NAME, pvc://CLAIM/PATH, or file:///PATH (a path in the image, or on this machine for local runs)."""
+    revision: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._/-]+$")] | None = (
+        None
+    )
+    """Branch, tag or commit of an hf:// repository. Default: main."""
+    token_secret_ref: SecretKeyReference | None = None
+    """Secret with the token of a gated or private hf:// repository."""
+    cache: ModelCache | None = None
+    """Where downloads of hf:// are kept. Default: a volume of each pod, deleted with the pod."""
+
+
+class StageInput(ConfigModel):
+    """An edge from the stage that this one reads."""
+
+    source: StageName = Field(alias="from")
+    """Name of the upstream stage."""
+    mode: EdgeMode = EdgeMode.FULL
+    """Full waits for all of the upstream's output; Stream starts on the first rows."""
+
+
+class PodSettings(ConfigModel):
+    """Settings of stage pods. A stage's own value replaces the default's as a whole."""
+
+    image: ImageName | None = None
+    """Image of the stage server. Default: the operator's."""
+    image_pull_secrets: (
+        Annotated[list[LocalReference], Field(max_length=8, json_schema_extra=list_map("name"))] | None
+    ) = None
+    """Secrets to pull the image with."""
+    runtime_class_name: SubdomainName | None = None
+    """RuntimeClass of the pods, e.g. nvidia."""
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] | None = None
+    """Labels that nodes must have."""
+    tolerations: Annotated[list[Toleration], Field(max_length=16)] | None = None
+    """Taints that pods tolerate."""
+    affinity: Affinity | None = None
+    """Where pods may or should run."""
+    priority_class_name: SubdomainName | None = None
+    """PriorityClass of the pods."""
+    pod_labels: Labels | None = None
+    """Additional labels of the pods."""
+    pod_annotations: Annotations | None = None
+    """Additional annotations of the pods."""
+    topology: Annotated[list[TopologySpread], Field(max_length=4, json_schema_extra=list_map("topologyKey"))] | None = (
+        None
+    )
+    """How replicas are spread. Default: over hosts where possible."""
+
+
+class StageTimeouts(ConfigModel):
+    """Times of one stage, in seconds."""
+
+    step: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Longest time between two engine steps with unfinished requests. Default: the component's."""
+    queue: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    """Longest wait in the engine's queue. Default: the component's."""
+    prepare: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    """Longest time to decode a request's media, and again to convert them to engine input."""
+
+
+class Stage(PodSettings):
+    """One stage of the graph: one Deployment of pods, or one local process."""
+
+    name: StageName
+    """Name: lower-case letters and digits, unique in the pipeline."""
+    component: ComponentId
+    """Id in the stage server's registry, e.g. qwen2_5_omni/thinker; never a Python path."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Number of pods. Local runs start one process."""
+    resources: Resources = Resources()
+    """Resources of one pod; limits["nvidia.com/gpu"] is the GPU count. Default: none, the stage runs on the CPU."""
+    engine_args: EngineArgs = EngineArgs()
+    """Arguments of the engine."""
+    inputs: Annotated[list[StageInput], Field(max_length=1, json_schema_extra=list_map("from"))] = Field(
+        default_factory=list
+    )
+    """The upstream stage that this stage reads from; empty for the entry stage."""
+    outputs: Annotated[list[Modality], Field(max_length=2, json_schema_extra=LIST_SET)] = Field(default_factory=list)
+    """Modalities that the stage returns to the client."""
+    default_sampling: SamplingDefaults = SamplingDefaults()
+    """Sampling parameters for requests that set none."""
+    limits: Limits = Limits()
+    """Limits of one pod."""
+    timeouts: StageTimeouts = StageTimeouts()
+    """Times of the stage, in seconds."""
+
+
+class EntryTls(ConfigModel):
+    """The certificate of the entry stage. Clients then connect over TLS 1.2 or newer."""
+
+    secret_name: SubdomainName
+    """Secret in the pipeline's namespace with tls.crt and tls.key (and ca.crt), as cert-manager writes it. A renewed
+    certificate is served without a restart."""
+    client_certificates: ClientCertificates = ClientCertificates.IGNORED
+    """Required: clients must present a certificate signed by the ca.crt of the same Secret."""
+
+
+class Entry(ConfigModel):
+    """How clients reach the pipeline."""
+
+    tls: EntryTls | None = None
+    """TLS between clients and the entry stage. Default: plaintext, without authentication."""
+
+
+class PipelineTimeouts(ConfigModel):
+    """Times of the whole pipeline, in seconds."""
+
+    request: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    """Deadline of requests that have none."""
+
+
+class Rollout(ConfigModel):
+    """How a change reaches the pods."""
+
+    strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
+    """For a change of the contract between stages. BlueGreen: a complete second set, switched over when all of it is
+    ready. Recreate: the old set ends first; for clusters without capacity for two sets."""
+    max_surge: IntOrPercent = 1
+    """Pods above replicas while a compatible change rolls through a stage: a number or a percentage."""
+    max_unavailable: IntOrPercent = 0
+    """Pods that may be missing while a compatible change rolls through a stage: a number or a percentage."""
+
+
+def _is_tree(stages: list[Stage]) -> bool:
+    names = {stage.name for stage in stages}
+    reached = {stage.name for stage in stages if not stage.inputs}
+    if len(names) != len(stages) or len(reached) != 1:
+        return False
+    for _ in stages:
+        reached |= {stage.name for stage in stages if stage.inputs and stage.inputs[0].source in reached}
+    return reached == names
+
+
+class PipelineSpec(ConfigModel):
+    """The desired state."""
+
+    model: Model
+    """The checkpoint that all stages share."""
+    stages: Annotated[list[Stage], Field(min_length=1, max_length=16, json_schema_extra=list_map("name"))]
+    """The stages, in any order: an out-tree with one entry."""
+    defaults: PodSettings = PodSettings()
+    """Pod settings of stages that set none."""
+    entry: Entry = Entry()
+    """How clients reach the pipeline."""
+    media: MediaLimits = MediaLimits()
+    """Limits for the images and audio of a request."""
+    timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
+    """Times of the whole pipeline, in seconds."""
+    rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
+    """How a change reaches the pods."""
+    suspend: bool = False
+    """Run no pods; everything else stays."""
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> PipelineSpec:
+        # The one rule between fields that is here as well as in rules/: what walks the graph relies on it to end.
+        if not _is_tree(self.stages):
+            raise ValueError(
+                "stages must be a tree: names used once, one stage without inputs, all others below it; "
+                "`omnipipe validate` names the offender"
+            )
+        return self
+
+
+class Metadata(BaseModel):
+    """The parts of the object's metadata that matter here; what else the API server keeps there is ignored."""
+
+    model_config = ConfigDict(
+        extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")]
+    """Name: lower-case letters, digits and dashes; begins with a letter, for it names Services."""
+    namespace: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """Namespace; ignored by local runs."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels."""
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations."""
+    generation: Annotated[int, Field(ge=0, le=2**63 - 1)] = 1
+    """Counts the edits of the spec; kept by the API server."""
+
+
+class OmniPipeline(ConfigModel):
+    """An any-to-any model, served as a graph of stages."""
+
+    api_version: Literal["omnipipeline.io/v1alpha1"]
+    """Version of the API."""
+    kind: Literal["OmniPipeline"]
+    """Kind of the object."""
+    metadata: Metadata
+    """Name, labels and annotations."""
+    spec: PipelineSpec
+    """The desired state."""
+
+    def stage(self, name: str) -> Stage:
+        """The stage of that name. Raises KeyError."""
+        for stage in self.spec.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)

@@ -1,0 +1,75 @@
+"""The status of an OmniPipeline: what the operator writes, and nobody else.
+
+It has no defaults: what the API server filled in would look to the operator like somebody else's change.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, StringConstraints
+
+from omni_proto.pipeline.types.kubernetes import list_map
+from omni_proto.stage_config import ConfigModel, StageName
+
+MAX_STAGE_MESSAGE: Final = 4096
+"""Most characters of a stage's message."""
+MAX_STATUS_STAGES: Final = 32
+"""Most stage entries: those of the spec, and those of stages that were removed and still end their requests."""
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Generation = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Condition(ConfigModel):
+    """One aspect of the pipeline's state, in the form that Kubernetes' tools know."""
+
+    type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    """Ready, Progressing or Degraded."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    observed_generation: Generation | None = None
+    """The metadata.generation that the condition is about."""
+    last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+    """When status last changed."""
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Z][A-Za-z0-9]*$")]
+    """Why, in one word for programs."""
+    message: Annotated[str, StringConstraints(max_length=32768)]
+    """Why, for people: the stage, the cause and the next step."""
+
+
+class StageStatus(ConfigModel):
+    """One stage, as it runs."""
+
+    name: StageName
+    """Name of the stage."""
+    replicas: Count | None = None
+    """Pods that there should be."""
+    ready_replicas: Count | None = None
+    """Pods that take requests."""
+    revision: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """Revision of the pods that serve."""
+    endpoint: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Address of the stage inside the cluster."""
+    message: Annotated[str, StringConstraints(max_length=MAX_STAGE_MESSAGE)] | None = None
+    """What keeps the stage from being ready, and the next step; empty when nothing does."""
+
+
+class PipelineStatus(ConfigModel):
+    """What is, as the operator last saw it."""
+
+    observed_generation: Generation | None = None
+    """The metadata.generation that the status is about."""
+    conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))] = Field(
+        default_factory=list
+    )
+    """Ready: requests are served by every stage. Progressing: a change is on its way. Degraded: something failed."""
+    ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
+    """Stages that are ready, of all: 2/3."""
+    stages: Annotated[list[StageStatus], Field(max_length=MAX_STATUS_STAGES, json_schema_extra=list_map("name"))] = (
+        Field(default_factory=list)
+    )
+    """The stages, one by one."""
+    url: Annotated[str, StringConstraints(max_length=512)] | None = None
+    """Where clients inside the cluster connect: grpc://NAME.NAMESPACE.svc:50051, and grpcs:// where the entry has
+    TLS."""

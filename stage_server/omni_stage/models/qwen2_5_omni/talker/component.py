@@ -1,0 +1,132 @@
+"""Component qwen2_5_omni/talker: reads the thinker's rows, writes codec tokens in the chosen voice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, InvalidTensorError
+from omni_stage.models.component import (
+    EdgeInput,
+    Emitter,
+    EngineStep,
+    StageInput,
+    StageRequest,
+    StageStep,
+)
+from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen2_5_omni.checkpoint import (
+    CodecTokens,
+    OmniCheckpoint,
+    read_checkpoint,
+    read_embedding_rows,
+    read_voices,
+)
+from omni_stage.models.qwen2_5_omni.manifest import TALKER
+from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
+from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
+from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.talker.feed import TalkerFeed
+from omni_stage.models.shared.voices import pick_voice
+
+# The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
+_GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
+
+
+class Talker:
+    """The talker of one checkpoint; see the module's docstring."""
+
+    facts = TALKER
+    default_sampling = TALKER.default_sampling
+
+    def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows]) -> None:
+        """`texts`: the rows that frame the text, by voice, the default voice first."""
+        self._checkpoint = checkpoint
+        self._texts = dict(texts)
+        self.voices: Sequence[str] = tuple(texts)
+        self.input_schema = thinker2talker_schema(checkpoint)
+        self.output_schema = talker2token2wav_schema()
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Our model class over vLLM's layers. It has no tokenizer: its tokens are not text."""
+        return {
+            "model": str(self._checkpoint.path),
+            "dtype": self._checkpoint.dtype,
+            "hf_overrides": pick_talker,
+            "skip_tokenizer_init": True,
+            "generation_config": str(_GENERATION_CONFIG),
+            # See the manifest.
+            "enable_prefix_caching": False,
+        }
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
+        feed = self.open_feed(request)
+        feed.add(EdgeRows(request.source.tensors, ended=True))
+        part = feed.next_part()
+        if part is None:
+            raise InvalidTensorError("x: no rows came", field="tensors.x")
+        return part.input
+
+    def open_feed(self, request: StageRequest) -> TalkerFeed:
+        """The same, row by row."""
+        text = self._texts[pick_voice(request.voice, self.voices)]
+        conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
+        # To go on after the end of the stream is not to write its end at all.
+        return TalkerFeed(conditioning, self._checkpoint.codec, goes_on=bool(request.sampling.ignore_eos))
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """An emitter that leaves out the tokens that end the stream."""
+        return TalkerEmitter(self._checkpoint.codec)
+
+    def warmup_request(self) -> StageRequest:
+        """A few tokens for two rows of silence after a prompt of two."""
+        rows = torch.zeros(4, self._checkpoint.hidden_size, dtype=next(iter(self._texts.values())).start.dtype)
+        tensors = {
+            "x": rows,
+            "token_ids": torch.zeros(4, dtype=torch.int64),
+            "mrope_positions": torch.arange(2)[:, None].repeat(1, 3),
+            "mrope_delta": torch.zeros(1, dtype=torch.int64),
+        }
+        return StageRequest(
+            request_id="warmup",
+            source=EdgeInput(tensors),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=4, ignore_eos=True),
+        )
+
+
+class TalkerEmitter:
+    """Publishes codec tokens, without the ones that end the stream. Holds nothing."""
+
+    def __init__(self, codec: CodecTokens) -> None:
+        self._stop_ids = frozenset(codec.stop_ids)
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step."""
+        codes = [token for token in step.token_ids if token not in self._stop_ids]
+        return StageStep(
+            token_ids=step.token_ids,
+            prompt_token_ids=step.prompt_token_ids,
+            tensors={"codes": torch.tensor(codes, dtype=torch.int64)} if codes else {},
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def build_component(config: StageConfig) -> Talker:
+    """The talker of config.model.path. Raises ConfigurationError."""
+    checkpoint = read_checkpoint(config.model.path)
+    voices = read_voices(config.model.path)
+    ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]
+    # As the edge's rows: in the type that config.json names, which quantized checkpoints do not store everything in.
+    rows = read_embedding_rows(config.model.path, ids).to(getattr(torch, checkpoint.dtype))
+    end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
+    texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}
+    return Talker(checkpoint, texts)

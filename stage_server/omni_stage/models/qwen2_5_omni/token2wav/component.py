@@ -1,0 +1,171 @@
+"""Component qwen2_5_omni/token2wav: turns codec tokens into sound by diffusion and a vocoder."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, ModelExecutionError
+from omni_stage.models.component import (
+    EdgeInput,
+    Emitter,
+    EngineStep,
+    FinishReason,
+    StageInput,
+    StageRequest,
+    StageStep,
+)
+from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.manifest import DEFAULT_STEPS, TOKEN2WAV
+from omni_stage.models.qwen2_5_omni.model_configs import pick_token2wav
+from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
+from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema
+from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, check_audio
+from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window
+from omni_stage.models.shared.voices import pick_voice
+from omni_stage.payloads import AdditionalInformationPayload
+
+STEP_WORK = 4096
+"""Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
+alone. docs/gpu-sizing.md says what that costs."""
+MAX_BATCH = 32
+"""Most requests of one engine step."""
+_DEFAULT_INTERVALS = DEFAULT_STEPS - 1
+"""Between the time points of the solver."""
+
+
+class Token2Wav:
+    """The token2wav of one checkpoint; see the module's docstring."""
+
+    facts = TOKEN2WAV
+    output_schema = None
+    default_sampling = TOKEN2WAV.default_sampling
+
+    def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
+        """`voices`: names, the default first. `max_work`: most of one request; the longest utterance's if not said."""
+        self._checkpoint = checkpoint
+        self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)
+        self.voices = tuple(voices)
+        self.input_schema = talker2token2wav_schema()
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Our model class. A request is as many tokens to vLLM's scheduler as its work has units (count_work)."""
+        return {
+            "model": str(self._checkpoint.path),
+            "dtype": "float32",  # transformers runs this model in float32 whatever the checkpoint's dtype
+            "hf_overrides": pick_token2wav,
+            "skip_tokenizer_init": True,
+            "runner": "pooling",
+            "max_model_len": self._checkpoint.max_codes,
+            "max_num_batched_tokens": self._checkpoint.max_codes,
+            "max_num_seqs": MAX_BATCH,
+            "enforce_eager": True,  # for vLLM; the model captures its own graphs
+            "additional_config": {"omni_diffusion": {"step_work": STEP_WORK}},
+        }
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """The processor of the edge from the talker. No codec tokens end as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {TOKEN2WAV.id} reads tensors of a talker, not a prompt")
+        settings = self._settings(request)
+        codes = self._check_codes(request.source.tensors)
+        if codes is None:
+            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        return self._stage_input({"codes": codes, **settings})
+
+    def open_feed(self, request: StageRequest) -> SoundFeed:
+        """Windows of codes (windows.py): the first sound comes before the last code, and differs a little."""
+        settings = self._settings(request)
+
+        def build(codes: torch.Tensor, window: Window) -> StageInput:
+            tail = 0 if window.last else FADE_SAMPLES
+            place = {"first_code": [window.begin], "keep": [window.skip, window.keep, tail]}
+            return self._stage_input({"codes": codes, **settings, **place})
+
+        return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
+
+    def _settings(self, request: StageRequest) -> dict[str, Any]:
+        """What the solver needs beside the codes. Raises InvalidRequestError naming the voice."""
+        sampling = request.sampling
+        defaults = self.default_sampling
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        steps = sampling.num_inference_steps or defaults.num_inference_steps
+        guidance = defaults.guidance_scale if sampling.guidance_scale is None else sampling.guidance_scale
+        voice = pick_voice(request.voice, self.voices)
+        return {"voice": [voice], "seed": [seed], "steps": [steps], "guidance": [guidance]}
+
+    def _check_codes(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
+
+    def _stage_input(self, values: dict[str, Any]) -> StageInput:
+        """Raises InvalidRequestError if the request's work is more than one step may have."""
+        (steps,) = values["steps"]
+        work = count_work(len(values["codes"]), steps)
+        if work > self._max_work:
+            raise InvalidRequestError(
+                f"sampling.num_inference_steps: {steps} steps over {len(values['codes'])} codec tokens are the work of "
+                f"{work} tokens at the default number of steps, at most {self._max_work} fit; take fewer steps, or "
+                "lower max_tokens upstream",
+                field="sampling.num_inference_steps",
+                limit=self._max_work,
+            )
+        return StageInput(
+            prompt={"prompt_token_ids": [0] * work},
+            additional_information=AdditionalInformationPayload.from_mapping(values),
+        )
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """One that passes the audio on, or one that joins the audio of windows."""
+        if isinstance(request.source, EdgeStream):
+            return WindowEmitter()
+        payload = prepared.additional_information
+        return Token2WavEmitter(len(payload.tensor("codes")) if payload is not None else 0)
+
+    def warmup_request(self) -> StageRequest:
+        """A short sound: two steps of the solver."""
+        return StageRequest(
+            request_id="warmup",
+            source=EdgeInput({"codes": torch.zeros(4, dtype=torch.int64)}),
+            sampling=SamplingDefaults(seed=0, num_inference_steps=2),
+        )
+
+
+def count_work(codes: int, steps: int) -> int:
+    """Work of a request in codec tokens at the default number of solver steps, at least 1.
+
+    Ten time points have nine steps between them, each four evaluations of the transformer over all frames.
+    """
+    return max(1, -(-codes * (steps - 1) // _DEFAULT_INTERVALS))
+
+
+class Token2WavEmitter:
+    """Passes the audio of one utterance on."""
+
+    def __init__(self, codes: int) -> None:
+        """`codes`: how many codec tokens the audio is of."""
+        self._samples = codes * CODE_SAMPLES
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step. Raises ModelExecutionError if the last one lacks the utterance's audio."""
+        audio = step.tensors.get("output")
+        if audio is None and step.finish_reason is FinishReason.DIFFUSION_DONE:
+            raise ModelExecutionError("the engine finished without audio")
+        if audio is not None:
+            check_audio(audio, self._samples)
+        return StageStep(
+            audio=audio,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def build_component(config: StageConfig) -> Token2Wav:
+    """The token2wav of config.model.path. Raises ConfigurationError."""
+    checkpoint, voices = read_checkpoint(config.model.path), list(read_voices(config.model.path))
+    return Token2Wav(checkpoint, voices, max_work=config.engine_args.max_model_len)

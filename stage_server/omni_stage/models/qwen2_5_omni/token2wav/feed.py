@@ -1,0 +1,98 @@
+"""Token2wav's streamed input: codec tokens, as they come, to windows; and its windows' sounds to one sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from omni_stage.errors import ModelExecutionError
+from omni_stage.models.component import EngineStep, FinishReason, StageInput, StageStep
+from omni_stage.models.edge_stream import EdgeRows, InputPart
+from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window, next_window
+
+
+class SoundFeed:
+    """An InputFeed. Keeps all codes: 8 bytes each."""
+
+    def __init__(
+        self,
+        block_codes: int,
+        check: Callable[[torch.Tensor], torch.Tensor | None],
+        build: Callable[[torch.Tensor, Window], StageInput],
+    ) -> None:
+        """`check` refuses codes that cannot be sounded; `build` makes the engine's input of a window's codes."""
+        self._block_codes = block_codes
+        self._check = check
+        self._build = build
+        self._codes = torch.empty(0, dtype=torch.int64)
+        self._sounded = 0
+        self._ended = False
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take codes. Raises InvalidTensorError."""
+        if "codes" in rows.tensors:
+            codes = torch.cat([self._codes, rows.tensors["codes"].reshape(-1)])
+            self._check(codes)
+            self._codes = codes
+        self._ended = self._ended or rows.ended
+
+    def next_part(self) -> InputPart | None:
+        """The next window. No codes at all end as EMPTY_INPUT."""
+        if self._ended and not len(self._codes):
+            return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
+        window = next_window(self._sounded, len(self._codes), ended=self._ended, block_codes=self._block_codes)
+        if window is None:
+            return None
+        self._sounded = window.until
+        return InputPart(self._build(self._codes[window.begin : window.end], window), last=window.last)
+
+
+class WindowEmitter:
+    """Joins the sounds of a request's windows. A window brings a tail, the first samples of what the next one sounds.
+
+    Both are the same sound up to small differences: the tail fades out over the next window's beginning.
+    """
+
+    def __init__(self) -> None:
+        self._tail: torch.Tensor | None = None
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One window's audio. Raises ModelExecutionError if it has none, or audio of no whole number of codes."""
+        audio = step.tensors.get("output")
+        if audio is None:
+            raise ModelExecutionError("the engine finished a window without audio")
+        check_audio(audio)
+        if self._tail is not None:
+            audio = fade_over(self._tail, audio)
+        tail = step.tensors.get("tail")
+        if tail is not None:
+            check_audio(tail, FADE_SAMPLES)
+        self._tail = tail
+        return StageStep(
+            audio=audio,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
+    """Raises ModelExecutionError if the audio is not float32 [samples], or of whole codes where that is not known.
+
+    NaN and infinity do not come here: the runner ends such a request (vllm_adapter/diffusion/output.py).
+    """
+    expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
+    if audio.shape != (expected,) or audio.dtype != torch.float32:
+        raise ModelExecutionError(
+            f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)}; it must be float32, ({expected},)"
+        )
+
+
+def fade_over(tail: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
+    """float32 [n]: `audio` with `tail` [m] going over into it, linearly, in its first samples. A new tensor."""
+    count = min(tail.shape[0], audio.shape[0])
+    weight = (torch.arange(count, dtype=torch.float32) + 1) / (count + 1)
+    joined = audio.clone()
+    joined[:count] = tail[:count] * (1 - weight) + audio[:count] * weight
+    return joined
