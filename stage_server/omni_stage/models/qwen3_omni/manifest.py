@@ -32,10 +32,12 @@ CODE2WAV: Final = describe(
 FAMILY: Final = FamilyManifest(
     name="qwen3_omni",
     components=(
-        ComponentEntry(facts=CODE2WAV, factory=f"{_PACKAGE}.code2wav:build_component", weight_prefixes=("code2wav.",)),
+        ComponentEntry(
+            facts=CODE2WAV, factory=f"{_PACKAGE}.code2wav.component:build_component", weight_prefixes=("code2wav.",)
+        ),
     ),
     model_classes={
-        CODE2WAV_ARCHITECTURE: f"{_PACKAGE}.code2wav_model:Code2WavModel",
+        CODE2WAV_ARCHITECTURE: f"{_PACKAGE}.code2wav.model:Code2WavModel",
     },
     tiny_checkpoint=TinyCheckpoint(writer=f"{_PACKAGE}.tiny:write_tiny_checkpoint", shapes=("small", "wide")),
 )

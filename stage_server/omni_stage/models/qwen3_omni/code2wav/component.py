@@ -19,7 +19,7 @@ from omni_stage.models.component import (
     StageStep,
 )
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
-from omni_stage.models.qwen3_omni.codes_feed import CodesFeed
+from omni_stage.models.qwen3_omni.code2wav.feed import CodesFeed
 from omni_stage.models.qwen3_omni.manifest import CODE2WAV
 from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
 from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema

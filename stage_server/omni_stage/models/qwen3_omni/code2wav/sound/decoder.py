@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from omni_stage.models.qwen3_omni.sound.state import StateLayout, States, read_layout
+from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States, read_layout
 
 
 class ChunkDecoder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from omni_stage.errors import ModelExecutionError
-from omni_stage.models.qwen3_omni.sound.state import StateLayout, States
+from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States
 
 _FIRST_ROWS = 8
 MAX_SOUNDS = 256
