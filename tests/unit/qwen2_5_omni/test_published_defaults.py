@@ -209,7 +209,11 @@ def test_configured_voice_and_sampling_are_not_the_thinkers_to_share(tiny_checkp
 
 @pytest.fixture(scope="module")
 def builder(tiny_checkpoint: Path) -> PromptBuilder:
-    return PromptBuilder.load(read_checkpoint(tiny_checkpoint))
+    return PromptBuilder.load(
+        read_checkpoint(tiny_checkpoint),
+        max_audio_samples=read_audio_limit(tiny_checkpoint),
+        speech_system_prompt=SPEECH_SYSTEM_PROMPT,
+    )
 
 
 def chat(*messages: tuple[str, str]) -> UserPrompt:
