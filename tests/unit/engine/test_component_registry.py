@@ -15,7 +15,11 @@ from omni_stage.models.manifest import FamilyManifest
 from omni_stage.models.registry import ENTRY_POINT_GROUP, FamilyRegistry, installed_families
 from support.families import make_entry
 
-BUILT_IN = ["generic/llm", "qwen2_5_omni/talker", "qwen2_5_omni/thinker", "qwen2_5_omni/token2wav"]
+BUILT_IN = [
+    "generic/llm",
+    *("qwen2_5_omni/talker", "qwen2_5_omni/thinker", "qwen2_5_omni/token2wav"),
+    *("qwen3_omni/code2wav", "qwen3_omni/talker", "qwen3_omni/thinker"),
+]
 
 
 def plugin(name: str, attribute: str = "A") -> EntryPoint:
