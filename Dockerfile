@@ -2,6 +2,7 @@
 #   operator   the control plane
 #   stage-cpu  a stage server with vLLM for CPUs
 #   stage-gpu  a stage server with vLLM for NVIDIA GPUs
+#   stage-sim  a stage server without vLLM, for paced engines (docs/load-tests.md)
 #
 #   docker build --target operator -t omnipipeline-operator:0.1.0 .
 #
@@ -40,7 +41,9 @@ COPY constraints constraints
 RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         pyproject.toml --extra operator --output-file /requirements/operator.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
-        --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt
+        --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt \
+    && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
+        pyproject.toml --extra stage --output-file /requirements/stage-sim.txt
 
 FROM requirements AS requirements-gpu
 RUN UV_NO_CACHE=1 /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/gpu.txt \
@@ -51,6 +54,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY kube kube
 COPY operator operator
 COPY stage_server stage_server
+COPY gateway gateway
 COPY proto proto
 COPY cli cli
 # The sample that `omnipipe demo` runs is a link to here.
@@ -89,6 +93,18 @@ COPY --from=code /opt/omnipipeline /opt/omnipipeline
 # What vLLM would otherwise find out at every start of a pod.
 ENV OMNI_MODEL_INFOS=/opt/model-infos
 RUN python -m omni_stage.models.prepare_image "$OMNI_MODEL_INFOS"
+USER 10001:10001
+EXPOSE 50051 50052 9090
+CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]
+
+FROM stage-base AS stage-sim
+LABEL org.opencontainers.image.title="omnipipeline-stage" \
+      org.opencontainers.image.description="Stage server of omnipipeline without vLLM, for paced engines" \
+      org.opencontainers.image.licenses="Apache-2.0"
+RUN --mount=type=bind,from=builder,source=/opt/uv,target=/opt/uv \
+    --mount=type=bind,from=requirements,source=/requirements/stage-sim.txt,target=/opt/requirements.txt \
+    sh /opt/uv/install-venv --no-deps --requirement /opt/requirements.txt
+COPY --from=code /opt/omnipipeline /opt/omnipipeline
 USER 10001:10001
 EXPOSE 50051 50052 9090
 CMD ["python", "-m", "omni_stage", "serve", "--config", "/etc/omnipipeline/stage.yaml"]

@@ -123,7 +123,7 @@ soak-cluster: setup ## Rollouts and scaling on a real node under load, ten of ea
 	@PYTHONPATH=tests:. $(PY) -m soak.changes --times $${TIMES:-10} $(if $(ONLY),--only '$(ONLY)',--json benchmarks/results/soak-changes.json)
 
 constraints: setup ## Pin the newest versions that pyproject.toml allows
-	@uv pip compile pyproject.toml --extra operator --extra stage --extra cpu --extra cli --extra dev --extra bench --quiet \
+	@uv pip compile pyproject.toml --extra operator --extra stage --extra gateway --extra cpu --extra cli --extra dev --extra bench --quiet \
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
 	@uv pip compile pyproject.toml --extra gpu --quiet --no-annotate --no-header --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, LEADS, rate, ratio
+from observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, LEADS, quantile, rate, ratio
 
 RUNBOOKS = "https://omnipipeline.io/docs/runbooks"
 """The chart puts metrics.prometheusRule.runbookUrl in its place."""
@@ -108,6 +108,42 @@ PIPELINES = Group(
             summary=f"{{{{ $value | humanizePercentage }}}} of the requests to {_WHICH} fail.",
             description=f"More than 5 % of the requests to {_WHICH} have ended with a code that counts as the "
             "pipeline's fault, for 5 minutes. Refusals for lack of capacity (RESOURCE_EXHAUSTED) count too.",
+        ),
+        Alert(
+            name="OmniPipelineFirstAudioSlow",
+            signal=quantile(0.95, "omni_pipeline_first_audio_seconds", "", BY_PIPELINE, "15m"),
+            fires="> 10",
+            wait="15m",
+            severity="warning",
+            when="a twentieth of a pipeline's spoken answers begin later than 10 s after the request, over 15 minutes",
+            summary=f"Callers of {_WHICH} wait {{{{ $value | humanizeDuration }}}} for the first audio.",
+            description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has begun later than 10 s after its "
+            "request: requests queue, or an edge whose mode is Full waits for the whole reply.",
+        ),
+        Alert(
+            name="OmniPipelineSlowerThanPlayback",
+            signal=quantile(0.95, "omni_pipeline_real_time_factor_ratio", "", BY_PIPELINE, "15m"),
+            fires="> 1",
+            wait="15m",
+            severity="warning",
+            when="a twentieth of a pipeline's spoken answers take longer to make than to play, over 15 minutes",
+            summary=f"{_WHICH} makes audio more slowly than it plays.",
+            description=f"For 15 minutes one in twenty spoken answers of {_WHICH} has taken "
+            "{{ $value | humanize }} times as long as its audio plays, or longer: no player's buffer hides that.",
+        ),
+        Alert(
+            name="OmniPipelineAudioInterrupted",
+            signal=ratio(
+                rate('omni_pipeline_spoken_answers_total{continuous="false"}', BY_PIPELINE, "15m"),
+                rate("omni_pipeline_spoken_answers_total", BY_PIPELINE, "15m"),
+            ),
+            fires="> 0.05",
+            wait="15m",
+            severity="warning",
+            when="more than 5 % of a pipeline's spoken answers fall silent before they end, over 15 minutes",
+            summary=f"{{{{ $value | humanizePercentage }}}} of the spoken answers of {_WHICH} fall silent in between.",
+            description=f"For 15 minutes more than 5 % of the spoken answers of {_WHICH} have come too late to be "
+            "played without a break: a stage has more requests than it can serve at the speed of playback.",
         ),
         Alert(
             name="OmniStageEngineUnhealthy",

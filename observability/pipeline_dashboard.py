@@ -62,6 +62,17 @@ _CALLERS = Row(
             unit="s",
         ),
         Panel(
+            "Requests in progress",
+            [Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_requests{{{STAGES}}})", _STAGE)],
+            "Calls that each stage works on; a stage holds a call until the stages below it are done too.",
+        ),
+    ],
+)
+
+_SPEECH = Row(
+    "Speech",
+    [
+        Panel(
             "Time to first audio",
             _quantiles("omni_pipeline_first_audio_seconds", SELECTOR, BY_PIPELINE, _PIPELINE),
             "Time from a request's start to the first audio for the client.",
@@ -82,9 +93,39 @@ _CALLERS = Row(
             unit="short",
         ),
         Panel(
-            "Requests in progress",
-            [Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_requests{{{STAGES}}})", _STAGE)],
-            "Calls that each stage works on; a stage holds a call until the stages below it are done too.",
+            "Continuity",
+            [
+                Query(
+                    ratio(
+                        rate(f'omni_pipeline_spoken_answers_total{{{SELECTOR}, continuous="true"}}', BY_PIPELINE),
+                        rate(f"omni_pipeline_spoken_answers_total{{{SELECTOR}}}", BY_PIPELINE),
+                    ),
+                    _PIPELINE,
+                )
+            ],
+            "Share of the answers with audio in which a listener who plays from the first audio on never waits.",
+            unit="percentunit",
+        ),
+        Panel(
+            "Silence",
+            [
+                Query(
+                    ratio(
+                        rate(f"omni_pipeline_audio_silence_seconds_total{{{SELECTOR}}}", BY_PIPELINE),
+                        rate(f"omni_pipeline_audio_seconds_total{{{SELECTOR}}}", BY_PIPELINE),
+                    ),
+                    f"{_PIPELINE} silence",
+                )
+            ],
+            "Seconds that such listeners wait for more audio, for each second of audio.",
+            unit="percentunit",
+            thresholds=[(0.01, "orange"), (0.05, "red")],
+        ),
+        Panel(
+            "Underruns",
+            [Query(rate(f"omni_pipeline_audio_underruns_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
+            "Times a second that such a listener runs out of audio for 20 ms or longer.",
+            unit="ops",
         ),
     ],
 )
@@ -253,7 +294,7 @@ PIPELINE_DASHBOARD = Dashboard(
     uid="omnipipeline-pipelines",
     title="omnipipeline / Pipelines",
     description="What callers of omni pipelines see, and what each stage does.",
-    rows=[_CALLERS, _PER_STAGE, _ENGINES, _EDGES],
+    rows=[_CALLERS, _SPEECH, _PER_STAGE, _ENGINES, _EDGES],
     variables=[
         Variable("namespace", "label_values(omni_stage_info, namespace)"),
         Variable("pipeline", 'label_values(omni_stage_info{namespace=~"$namespace"}, pipeline)'),

@@ -21,7 +21,8 @@ def rate(series: str, by: str = "", window: str = "$__rate_interval") -> str:
 
 def quantile(share: float, histogram: str, selector: str, by: str, window: str = "$__rate_interval") -> str:
     """A quantile of a histogram's observations in the window."""
-    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket{{{selector}}}', f'le, {by}', window)})"
+    chosen = f"{{{selector}}}" if selector else ""
+    return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket{chosen}', f'le, {by}', window)})"
 
 
 def ratio(part: str, whole: str) -> str:

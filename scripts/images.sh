@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds images with docker, podman or buildah, whichever is there and works ($BUILDER picks one).
-#   scripts/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu; without one: operator and stage-cpu
+#   scripts/images.sh [TARGET ...]      operator, stage-cpu, stage-gpu, stage-sim; without one: operator and stage-cpu
 # REGISTRY is put before the names, TAG replaces the version, BUILD_FLAGS go to the builder as they are, for example for a
 # network with an authority of its own (podman, buildah): BUILD_FLAGS="--volume /etc/ssl/certs:/etc/ssl/certs:ro"
 set -eu
@@ -36,7 +36,8 @@ name_of() {
     operator) echo "${prefix}omnipipeline-operator:$tag" ;;
     stage-gpu) echo "${prefix}omnipipeline-stage:$tag" ;;
     stage-cpu) echo "${prefix}omnipipeline-stage:$tag-cpu" ;;
-    *) echo "no such target: $1 (operator, stage-cpu, stage-gpu)" >&2; exit 2 ;;
+    stage-sim) echo "${prefix}omnipipeline-stage:$tag-sim" ;;
+    *) echo "no such target: $1 (operator, stage-cpu, stage-gpu, stage-sim)" >&2; exit 2 ;;
   esac
 }
 

@@ -48,7 +48,7 @@ echo "installing vLLM for CPU and the rest into .venv (a minute or two)" >&2
 "$uv" venv --quiet --allow-existing --python "$python" .venv
 # Bytecode once, here: without it every engine's process compiles vLLM's and torch's sources anew, as long as it takes to
 # import them, wherever PYTHONDONTWRITEBYTECODE is set.
-"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[operator,stage,cpu,cli,dev${1:+,$1}]" \
+"$uv" pip install --quiet --compile-bytecode --python .venv/bin/python -e ".[operator,stage,gateway,cpu,cli,dev${1:+,$1}]" \
   --constraints constraints/cpu.txt --overrides constraints/overrides-cpu.txt
 [ -n "${1:-}" ] || rm -f .venv/.omnipipeline-*
 touch ".venv/.omnipipeline-$want" "$stamp"

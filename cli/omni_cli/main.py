@@ -62,6 +62,12 @@ def require_engine() -> None:
         raise fail("no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'")
 
 
+def require_gateway() -> None:
+    """Print which extra to install and exit 1 where the gateway's packages are missing."""
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "av")):
+        raise fail("the gateway's packages are not installed: pip install 'omnipipeline[gateway]'")
+
+
 def read_pipeline(path: Path) -> OmniPipeline:
     """The pipeline in the file. Prints every problem and exits 1 if there is one."""
     from omni_proto.pipeline import PipelineError
@@ -84,6 +90,10 @@ def run(
         int, typer.Option(min=0, max=65535, help="gRPC port of the entry stage on 127.0.0.1; 0 takes a free one.")
     ] = 0,
     log_dir: Annotated[Path | None, typer.Option(help="Directory for the logs of the stages.")] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve OpenAI's API and a page on this port too; 0 takes a free one."),
+    ] = None,
     address_file: Annotated[
         Path | None, typer.Option(help="File to write the addresses to, as JSON, once all stages are ready.")
     ] = None,
@@ -102,16 +112,22 @@ def run(
     \b
     Examples:
       omnipipe run manifests/samples/tiny-omni.yaml --model-dir /tmp/tiny-omni
+      omnipipe run manifests/samples/sim-omni.yaml
       omnipipe run pipeline.yaml --port 50051 --log-dir logs
+      omnipipe run pipeline.yaml --http 8000
     """
     from omni_cli.commands.run import run_pipeline
+    from omni_cli.local.engines import find_model, needs_vllm
     from omni_cli.local.pipeline import LocalOptions
     from omni_proto.pipeline import ModelPathError, resolve_model_path
 
-    require_engine()
     pipeline = read_pipeline(pipeline_file)
+    if needs_vllm(pipeline):
+        require_engine()
+    if http is not None:
+        require_gateway()
     try:
-        model_path = Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None)).resolve()
+        model_path = find_model(Path(resolve_model_path(pipeline, str(model_dir) if model_dir else None))).resolve()
     except ModelPathError as error:
         raise fail(str(error)) from error
     if not (model_path / "config.json").is_file():
@@ -126,6 +142,7 @@ def run(
         tls_dir=tls_dir and tls_dir.resolve(),
         start_timeout_s=start_timeout,
         grace_s=grace,
+        http_port=http,
     )
     raise typer.Exit(run_pipeline(pipeline, options, address_file))
 
@@ -160,6 +177,9 @@ def generate(
         int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
     ] = 0,
     cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
+    reply: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Speak this text, instead of a reply that the model writes.")
+    ] = None,
     modality: Annotated[
         list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
     ] = None,
@@ -189,6 +209,7 @@ def generate(
       omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
       omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
       omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
       omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
     """
@@ -220,6 +241,7 @@ def generate(
             sampling=parse_sampling(sampling or []),
             priority=priority,
             cache_salt=cache_salt,
+            reply=reply,
             modalities=tuple(item.value for item in modality or ()),
             out=out,
             timeline=timeline,
@@ -232,6 +254,56 @@ def generate(
         raise typer.BadParameter(str(error)) from error
     except InputFileError as error:
         raise fail(str(error)) from error
+
+
+@app.command()
+def gateway(
+    endpoint: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=URL", help="A pipeline: its name, and grpc://HOST:PORT of its entry; repeatable."),
+    ],
+    http: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    config: Annotated[Path | None, typer.Option(metavar="YAML", help="Settings; see docs/gateway.md.")] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
+    ] = None,
+) -> None:
+    """Serve OpenAI's HTTP API, and a page to try it, in front of running pipelines.
+
+    \b
+    Examples:
+      omnipipe gateway --endpoint qwen=grpc://127.0.0.1:50051
+      omnipipe gateway --endpoint qwen=grpcs://omni.example.com:50051 --http 8080 --config gateway.yaml
+    """
+    require_gateway()
+    from omni_gateway.__main__ import main as serve_gateway
+
+    arguments = [f"--endpoint={one}" for one in endpoint]
+    arguments += [f"--port={http}", f"--host={host}", "--log-format=text"]
+    arguments += [f"--config={config}"] if config else []
+    arguments += [f"--tls-dir={tls_dir}"] if tls_dir else []
+    raise typer.Exit(serve_gateway(arguments))
+
+
+@app.command("gateway-key")
+def gateway_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
+) -> None:
+    """Make an API key of a gateway: prints the key, and its entry for the gateway's file of keys.
+
+    The key itself is kept nowhere.
+
+    \b
+    Example:
+      omnipipe gateway-key alice
+    """
+    require_gateway()
+    from omni_gateway.guard.keys import make_key
+
+    key, digest = make_key()
+    sys.stderr.write(f"key: {key}\n")
+    print(f"- {{name: {name}, sha256: {digest}}}")
 
 
 @app.command()

@@ -69,6 +69,9 @@ class StageMetric(StrEnum):
     PIPELINE_FIRST_AUDIO_SECONDS = "omni_pipeline_first_audio_seconds"
     PIPELINE_AUDIO_SECONDS = "omni_pipeline_audio_seconds_total"
     PIPELINE_REAL_TIME_FACTOR = "omni_pipeline_real_time_factor_ratio"
+    PIPELINE_SPOKEN_ANSWERS = "omni_pipeline_spoken_answers_total"
+    PIPELINE_AUDIO_UNDERRUNS = "omni_pipeline_audio_underruns_total"
+    PIPELINE_SILENCE_SECONDS = "omni_pipeline_audio_silence_seconds_total"
 
 
 class ExitCode(IntEnum):

@@ -55,7 +55,7 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
     # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
     apply_environment()
-    from omni_stage.engine.factory import check_known_component
+    from omni_stage.engine.factory import check_known_component, needs_vllm
 
     try:
         # Before vLLM is imported, which takes seconds.
@@ -63,10 +63,11 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
         check_known_component(config)
     except ConfigurationError as error:
         return report_start_failure(error)
-    copy_model_infos()
-    # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
-    _preload()
+    if needs_vllm(config):
+        copy_model_infos()
+        # The health port's gRPC runs before the engine starts, and gRPC does not survive a fork.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        _preload()
     from omni_stage.process.malloc import tune_malloc
     from omni_stage.service.server.stage_server import run_stage
 

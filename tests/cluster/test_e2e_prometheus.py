@@ -30,6 +30,13 @@ from support.prometheus import (
 )
 
 METRICS_PORT = 9090
+SPEECH = (
+    'omni_pipeline_first_audio_seconds_count{pipeline="tiny-omni"}',
+    'omni_pipeline_real_time_factor_ratio_count{pipeline="tiny-omni"}',
+    'sum(omni_pipeline_spoken_answers_total{pipeline="tiny-omni"})',
+    'omni_pipeline_audio_seconds_total{pipeline="tiny-omni"}',
+)
+"""Counts that the speech row and its alerts are made of."""
 
 
 def targets_of(api: Api, selector: str) -> list[PodTarget]:
@@ -85,6 +92,9 @@ def test_every_query_is_answered_under_traffic(prometheus: PrometheusProcess, sp
         check(alert_signals(alerts))
     assert load.answered
     assert not load.failures
+    for series in SPEECH:
+        (sample,) = prometheus.query(series)
+        assert float(sample["value"][1]) > 0, series
     for dashboard in (PIPELINE_DASHBOARD, OPERATOR_DASHBOARD):
         assert find_empty_variables(prometheus, dashboard) == []
     assert find_broken_rules(prometheus, alerts) == []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.reply_form import GivenReply
 from support.omni_stages import run_omni_stages
 from support.polling import until
 from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
@@ -64,6 +67,16 @@ async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
         preempted = count_preemptions(thinker)
         together = await asyncio.gather(*(run_live(thinker, talker, *job, talks) for job in jobs))
         assert preempted, "otherwise this test shows nothing"
+        # Given replies beside sampled ones: their rows are as those that were sampled, though prefilled and preempted.
+        given = [
+            replace(prompt, reply=GivenReply(token_ids=ids[:-1]))
+            for prompt, (ids, _) in zip(prompts, expected, strict=True)
+        ]
+        spoken = await asyncio.gather(
+            *(run_live(thinker, talker, prompt, {}, talks) for prompt in given),
+            *(run_live(thinker, talker, *job, talks) for job in jobs),
+        )
+        assert [spoke.token_ids for _, spoke, _ in spoken] == 2 * [codes for _, codes in expected]
         assert [(wrote.token_ids, spoke.token_ids) for wrote, spoke, _ in together] == expected
         for engine in (thinker, talker):
             assert await until_empty(engine) == {}
@@ -121,3 +134,13 @@ async def test_seeds_hold_for_prompts_of_several_steps(checkpoint: Path) -> None
         assert live_wrote.token_ids == wrote.token_ids
         assert live_spoken.token_ids == spoken.token_ids
         assert (await narrow.ask("talker", wrote.tensors, **sampling)).token_ids == spoken.token_ids
+        # A prompt and a given reply in several steps.
+        given = replace(prompt, reply=GivenReply(token_ids=wrote.token_ids[:-1]))
+        read, spoke, _ = await run_live(*engines, given, {}, sampling)
+        assert read.prompt_token_ids == wrote.prompt_token_ids
+        assert wrote.text.startswith(read.text)
+        assert spoke.token_ids == spoken.token_ids
+        torch.testing.assert_close(read.tensors["x"], wrote.tensors["x"], atol=1e-4, rtol=1e-4)
+        assert torch.equal(read.tensors["mrope_positions"], wrote.tensors["mrope_positions"])
+        assert torch.equal(read.tensors["mrope_delta"], wrote.tensors["mrope_delta"])
+        assert torch.equal(read.tensors["token_ids"], wrote.tensors["token_ids"])

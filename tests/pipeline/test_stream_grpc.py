@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, AudioChunk, OmniRequestError, StageFinished, TokenDelta
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+from support.pipelines import RunningPipeline
 
 pytestmark = pytest.mark.pipeline
 
@@ -41,18 +39,6 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "repetition penalty": {"raw_text": "Go on", "sampling": {"talker": {"repetition_penalty": 1.4}}, "voice": "Ethan"},
 }
-
-
-@pytest.fixture(scope="module")
-def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The sample that streams from thinker to talker, streaming from talker to token2wav too."""
-    folder = tmp_path_factory.mktemp("stream-pipeline")
-    sample = (SAMPLES / "tiny-omni-stream.yaml").read_text()
-    assert "{from: talker, mode: Full}" in sample
-    pipeline = folder / "pipeline.yaml"
-    pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
-    with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
-        yield running
 
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> Any:

@@ -46,6 +46,7 @@ RULES: tuple[Rule, ...] = (
             "tests/pipeline/test_canaries",
             "tests/pipeline/test_cli_generate",
             "tests/pipeline/test_foreign_clients",
+            "tests/pipeline/test_gateway",
             "tests/pipeline/test_parity_grpc",
             "tests/pipeline/test_prometheus",
             "tests/pipeline/test_sockets",
@@ -57,10 +58,10 @@ RULES: tuple[Rule, ...] = (
     Rule("engine-streams", ("tests/engine/test_stream", "tests/engine/test_hostile")),
     Rule("engine-runners", ("tests/engine/",)),
     Rule("processes", ("tests/processes/",)),
-    Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/runners/", "tests/unit/schedulers/")),
+    Rule("unit-stage", ("tests/unit/service/", "tests/unit/engine/", "tests/unit/vllm_adapter/")),
     Rule(
         "unit-control-plane",
-        tuple(f"tests/unit/{name}/" for name in ("kube", "operator", "pipeline_api", "cli", "helm")),
+        tuple(f"tests/unit/{name}/" for name in ("kube", "operator", "proto/pipeline", "cli", "helm")),
     ),
     Rule("unit", ("tests/unit/",)),
 )

@@ -20,7 +20,7 @@ COUNTED = ("requests", "pipelines")
 """Last words of gauges that count things."""
 LABELS = {
     "omni_stage": {"code", "reason", "peer", "direction", "component", "version", "entry"},
-    "omni_pipeline": {"code", "reason"},
+    "omni_pipeline": {"code", "reason", "continuous"},
     "omni_operator": {
         *("result", "verb", "code", "watch", "ready", "version"),
         *("pipeline_namespace", "pipeline", "condition", "reason"),

@@ -8,6 +8,7 @@ from support.spec_edits import S0, S1, S2, Bad, Edit, edit, first, second, third
 
 THINKER, TALKER, TOKEN2WAV = (f"qwen2_5_omni/{name}" for name in ("thinker", "talker", "token2wav"))
 LLM, CUSTOM = "generic/llm", "acme/any"
+SIM = ("sim/thinker", "sim/talker", "sim/decoder")
 _EDGES = "qwen2_5_omni/talker reads qwen2_5_omni/thinker; qwen2_5_omni/token2wav reads qwen2_5_omni/talker"
 
 
@@ -18,7 +19,7 @@ def _chain(*components: str) -> Edit:
         {"name": name, "component": component, "inputs": [{"from": above}] if above else []}
         for above, name, component in zip(["", *names], names, components, strict=False)
     ]
-    made[-1]["outputs"] = ["Audio"] if components[-1] in (TOKEN2WAV, CUSTOM) else ["Text"]
+    made[-1]["outputs"] = ["Audio"] if components[-1] in (TOKEN2WAV, CUSTOM, SIM[-1]) else ["Text"]
     return edit("spec/stages", made)
 
 
@@ -117,6 +118,31 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         (third(engineArgs={"blockSize": 16}),),
         f"{S2}.engineArgs",
         f'["blockSize"] of component {TOKEN2WAV}: a diffusion stage has no KV cache; leave it out',
+    ),
+    "blocks of a decoder": Bad(
+        (_chain(*SIM), third(engineArgs={"blockSize": 16})),
+        f"{S2}.engineArgs",
+        '["blockSize"] of component sim/decoder: a decoder stage has no KV cache; leave it out',
+    ),
+    "prefix cache of a decoder": Bad(
+        (_chain(*SIM), third(engineArgs={"enablePrefixCaching": True})),
+        f"{S2}.engineArgs",
+        "enablePrefixCaching true of component sim/decoder",
+    ),
+    "embeddings for a paced thinker": Bad(
+        (_chain(*SIM), first(engineArgs={"enablePromptEmbeds": True})),
+        f"{S0}.engineArgs",
+        "enablePromptEmbeds true of component sim/thinker: this component takes no prompt embeddings",
+    ),
+    "stop strings of a paced thinker": Bad(
+        (_chain(*SIM), first(defaultSampling={"stop": ["."]})),
+        f"{S0}.defaultSampling",
+        "of component sim/thinker: is not looked for by a paced engine; use stop_token_ids",
+    ),
+    "steps of a decoder": Bad(
+        (_chain(*SIM), third(defaultSampling={"numInferenceSteps": 4})),
+        f"{S2}.defaultSampling",
+        _meaningless("sampling", "numInferenceSteps", "sim/decoder", "a decoder stage"),
     ),
     "tool calls of a talker": Bad(
         (second(engineArgs={"toolCallParser": "hermes"}),),

@@ -50,6 +50,7 @@ class GenerateOptions:
     sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     priority: int = 0
     cache_salt: str = ""
+    reply: str | None = None
     modalities: tuple[str, ...] = ()
     out: Path | None = None
     timeline: Path | None = None
@@ -137,6 +138,7 @@ def ask(options: GenerateOptions, prompt: Mapping[str, Any], show: TextIO) -> Ge
             seed=options.seed,
             priority=options.priority,
             cache_salt=options.cache_salt,
+            reply=options.reply,
             modalities=options.modalities,
             voice=options.voice,
             include_timings=True,

@@ -80,6 +80,13 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
     console.print(
         f'  omnipipe generate --endpoint {running.endpoint}{trust} --text "Hello"', highlight=False, markup=False
     )
+    if running.http_url:
+        console.print(
+            f"OpenAI's API at {running.http_url}/v1, and a page at {running.http_url}/; try:\n"
+            f"  {curl_example(running)}",
+            highlight=False,
+            markup=False,
+        )
     console.print("Ctrl-C stops it", highlight=False, markup=False)
     if address_file is None:
         return
@@ -88,5 +95,14 @@ def _announce(running: LocalPipeline, console: Console, address_file: Path | Non
         for name, address in running.addresses.items()
     }
     partial = address_file.with_name(f"{address_file.name}.partial")
-    partial.write_text(json.dumps({"endpoint": running.endpoint, "stages": stages}), encoding="utf-8")
+    addresses: dict[str, object] = {"endpoint": running.endpoint, "stages": stages}
+    if running.http_url:
+        addresses["http"] = running.http_url
+    partial.write_text(json.dumps(addresses), encoding="utf-8")
     partial.replace(address_file)
+
+
+def curl_example(running: LocalPipeline) -> str:
+    """Returns a command that asks the gateway for text."""
+    body = {"model": running.pipeline.metadata.name, "messages": [{"role": "user", "content": "Hello"}]}
+    return f"curl {running.http_url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'"

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from omni_cli.local.gateway import GATEWAY, gateway_command, gateway_settings, read_http_url
 from omni_cli.local.gpus import gpu_environments, list_gpus
 from omni_cli.local.guard import ProcessId
 from omni_cli.local.ports import LOOPBACK, NoFreePortError, is_free, pick_ports
@@ -58,6 +59,8 @@ class LocalOptions:
     """Longest time until all stages are ready."""
     grace_s: float = 15.0
     """How long stages may take to end after SIGTERM."""
+    http_port: int | None = None
+    """Port of the gateway on 127.0.0.1, 0 takes a free one; None: no gateway."""
     stage_command: Sequence[str] = STAGE_COMMAND
     """Program and arguments that start a stage server."""
 
@@ -85,6 +88,19 @@ def compile_local(
     ]
 
 
+def stage_files(directory: Path, log_dir: Path, name: str) -> StageFiles:
+    """Returns the files of one process, without what an earlier one left."""
+    files = StageFiles(
+        config=directory / f"{name}.yaml",
+        address=directory / f"{name}.address.json",
+        log=log_dir / f"{name}.log",
+        termination=directory / f"{name}.termination.json",
+    )
+    for stale in (files.address, files.termination):
+        stale.unlink(missing_ok=True)
+    return files
+
+
 def _tls(pipeline: OmniPipeline, directory: Path) -> ServerTls:
     asked = pipeline.spec.entry.tls
     clients = asked.client_certificates if asked else ClientCertificates.IGNORED
@@ -98,6 +114,8 @@ class LocalPipeline:
         self.pipeline = pipeline
         self.options = options
         self.addresses: dict[str, StageAddress] = {}
+        self.http_url = ""
+        """Address of the gateway, once ready; empty without one."""
         self._processes: list[StageProcess] = []
         self._guard: Guard | None = None
         self._directory = Path(tempfile.mkdtemp(prefix=f"omnipipe-{pipeline.metadata.name}-"))
@@ -141,7 +159,7 @@ class LocalPipeline:
                 self._start_stage(config, environments.get(config.stage, {}))
                 progress.loading(config.stage)
             try:
-                return self._wait_ready(progress, is_stopping)
+                return self._wait_ready(progress, is_stopping) and self._start_gateway(is_stopping)
             except LocalRunError:
                 if attempts_left == 0 or not any(self._is_taken(name, port) for name, port in ports.items()):
                     self._failed = True
@@ -184,14 +202,7 @@ class LocalPipeline:
     def _start_stage(self, config: StageConfig, environment: dict[str, str]) -> None:
         if self._guard is None:
             raise LocalRunError("the pipeline is stopped")
-        files = StageFiles(
-            config=self._directory / f"{config.stage}.yaml",
-            address=self._directory / f"{config.stage}.address.json",
-            log=self.log_dir / f"{config.stage}.log",
-            termination=self._directory / f"{config.stage}.termination.json",
-        )
-        for stale in (files.address, files.termination):
-            stale.unlink(missing_ok=True)
+        files = stage_files(self._directory, self.log_dir, config.stage)
         files.config.write_text(config.to_yaml(), encoding="utf-8")
         self._processes.append(StageProcess(config.stage, self.options.stage_command, files, self._guard, environment))
 
@@ -214,6 +225,28 @@ class LocalPipeline:
                     + self._quote_log(waiting[0])
                 )
             time.sleep(POLL_S)
+        return True
+
+    def _start_gateway(self, is_stopping: Callable[[], bool]) -> bool:
+        """Start the gateway in front of the ready stages, if one is wanted. As start()."""
+        if self.options.http_port is None:
+            return True
+        if self._guard is None:
+            raise LocalRunError("the pipeline is stopped")
+        files = stage_files(self._directory, self.log_dir, GATEWAY)
+        files.config.write_text(gateway_settings(self.options), encoding="utf-8")
+        command = gateway_command(self.pipeline.metadata.name, self.endpoint, self.options.http_port)
+        process = StageProcess(GATEWAY, command, files, self._guard)
+        self._processes.append(process)
+        deadline = time.monotonic() + self.options.start_timeout_s
+        while not files.address.exists():
+            if is_stopping():
+                return False
+            self.check()
+            if time.monotonic() > deadline:
+                raise LocalRunError(f"the gateway is not ready\n{self._quote_log(process)}")
+            time.sleep(POLL_S)
+        self.http_url = read_http_url(files.address)
         return True
 
     def _is_taken(self, name: str, port: int) -> bool:

@@ -37,6 +37,9 @@ _KEY_CRC32C: Final = 0x25
 _KEY_LAST: Final = 0x28
 _KEY_15_BYTES: Final = 0x7A
 """Both GenerateRequest.tensor and TensorChunk.data."""
+_OUTER: Final = bytes((_KEY_15_BYTES,))
+_LAST: Final = bytes((_KEY_LAST, 1))
+_ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +78,13 @@ def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last
     if not (0 <= row_offset < 2**64 and 0 <= rows < 2**32 and 0 <= crc32c < 2**32):
         raise EncodeError(f"tensor {name!r}: row_offset, rows or crc32c does not fit its field")
     view = as_byte_view(data)
+    size = view.nbytes
     raw_name = name.encode("utf-8")
     head = bytearray()
     if raw_name:
         head.append(_KEY_NAME)
-        head += _varint(len(raw_name)) + raw_name
+        head += _varint(len(raw_name))
+        head += raw_name
     if row_offset:
         head.append(_KEY_ROW_OFFSET)
         head += _varint(row_offset)
@@ -90,17 +95,17 @@ def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last
         head.append(_KEY_CRC32C)
         head += crc32c.to_bytes(4, "little")
     if last:
-        head += bytes((_KEY_LAST, 1))
-    if view.nbytes:
+        head += _LAST
+    if size:
         head.append(_KEY_15_BYTES)
-        head += _varint(view.nbytes)
-    outer = bytes((_KEY_15_BYTES,)) + _varint(len(head) + view.nbytes)
-    size = len(outer) + len(head) + view.nbytes
-    if size > MAX_MESSAGE_BYTES:
+        head += _varint(size)
+    outer = _varint(len(head) + size)
+    total = 1 + len(outer) + len(head) + size
+    if total > MAX_MESSAGE_BYTES:
         raise EncodeError(
-            f"tensor {name!r}: the message has {size} bytes, at most {MAX_MESSAGE_BYTES}; send fewer rows"
+            f"tensor {name!r}: the message has {total} bytes, at most {MAX_MESSAGE_BYTES}; send fewer rows"
         )
-    return EncodedChunk(b"".join((outer, head, view)))
+    return EncodedChunk(b"".join((_OUTER, outer, head, view)))
 
 
 def encode_rows(
@@ -172,6 +177,8 @@ def deserialize_generate_response(data: bytes) -> GenerateResponse:
 
 
 def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

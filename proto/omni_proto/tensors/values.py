@@ -6,6 +6,8 @@ without them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_proto.errors import OmniProtoError
@@ -30,14 +32,20 @@ class MissingExtraError(OmniProtoError):
 
 def crc32c(data: bytes | memoryview) -> int:
     """CRC-32C of a contiguous buffer's bytes, by the processor's instruction. Raises MissingExtraError."""
+    value, view = _load_crc32c()
+    # The C function takes no memoryview; an array over the same bytes is not a copy.
+    return int(value(data if isinstance(data, bytes) else view(data, dtype="u1")))
+
+
+@cache
+def _load_crc32c() -> tuple[Callable[..., int], Callable[..., Any]]:
+    """The function, and numpy's view of a buffer. Raises MissingExtraError."""
     try:
         import google_crc32c
         import numpy
     except ImportError as error:
         raise MissingExtraError(f"tensors need {error.name}: install omnipipeline[stage]") from error
-    # The C function takes no memoryview; an array over the same bytes is not a copy.
-    array = data if isinstance(data, bytes) else numpy.frombuffer(data, dtype=numpy.uint8)
-    return int(google_crc32c.value(array))
+    return google_crc32c.value, numpy.frombuffer
 
 
 def allocate(size: int) -> memoryview:

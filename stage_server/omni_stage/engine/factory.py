@@ -29,11 +29,22 @@ def check_known_component(config: StageConfig, families: FamilyRegistry | None =
     check_placement(known.component(config.component).facts, config, find_facts)
 
 
+def needs_vllm(config: StageConfig) -> bool:
+    """Returns whether vLLM runs the stage's component. Imports nothing of either. Raises ConfigurationError."""
+    return not installed_families().component(config.component).engine
+
+
 def build_stage_engine(config: StageConfig, in_process: bool = False) -> StageEngine:
     """Returns the engine of a stage, not started. Raises ConfigurationError.
 
-    in_process: the model runs in a thread of this process (tests, offline use), else in a process of its own.
+    in_process: the model runs in a thread of this process (tests, offline use), else in a process of its own. An engine
+    that a component brings along decides that by itself.
     """
+    families = installed_families()
+    check_known_component(config, families)
+    if (own := families.own_engine(config.component)) is not None:
+        engine: StageEngine = own(config)
+        return engine
     apply_environment()
     # vLLM reads the environment when it is imported.
     from omni_stage.engine.vllm_engine import VllmStageEngine

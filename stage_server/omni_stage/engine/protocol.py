@@ -7,13 +7,16 @@ from typing import Protocol
 
 from omni_proto.tensors import ReceivedTensor, TensorSpec
 from omni_stage.arrays import Array
-from omni_stage.models.component import Component, StageRequest, StageStep
+from omni_stage.models.component import ServedComponent, StageRequest, StageStep
 
 
 class StageEngine(Protocol):
     """An engine with its component, serving many requests at once in shared batches."""
 
-    component: Component
+    @property
+    def component(self) -> ServedComponent:
+        """What it runs."""
+        ...
 
     @property
     def max_model_len(self) -> int:

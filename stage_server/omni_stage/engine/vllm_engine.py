@@ -26,6 +26,7 @@ from omni_stage.engine.arguments.budgets import PAYLOAD_LIMITS
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation
+from omni_stage.engine.requests.given_reply import as_if_sampled
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.request import EngineTraits
 from omni_stage.engine.requests.sampling import check_stage_sampling
@@ -199,7 +200,8 @@ class VllmStageEngine:
                 output = await preparation.within(anext(outputs, None))
                 while output is not None:
                     self._work.note_step()
-                    yield emitter.emit(engine_step(output, finish_reason(output, self.component.facts.kind)))
+                    step = engine_step(output, finish_reason(output, self.component.facts.kind))
+                    yield emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
                     output = await anext(outputs, None)
 
     async def abort(self, request_id: str) -> None:

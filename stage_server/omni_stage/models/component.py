@@ -19,7 +19,7 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
-from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, ToolCallPiece, Tools
+from omni_stage.models.reply_form import CalledTool, GivenReply, ReplyTokens, StructuredText, ToolCallPiece, Tools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,6 +135,9 @@ class StageInput:
     repeat_limit: int | None = None
     """Times in a row that one token may be written; the last one of them ends the output, with the stop reason
     "repetition_detected"."""
+    reply: ReplyTokens | None = None
+    """The last tokens of the prompt, if they are a given reply: nothing is sampled, and the emitter gets one step, as
+    if they had been."""
     finished: FinishReason | None = None
     """Set if there is nothing to run (no text to speak, no sound codes): the engine is not asked, and the request
     ends at once with this reason."""
@@ -187,8 +190,8 @@ class Emitter(Protocol):
         ...
 
 
-class Component(Protocol):
-    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
+class ServedComponent(Protocol):
+    """What the stage server reads of a component, whichever engine runs it."""
 
     facts: ComponentFacts
     """What is true of it whatever checkpoint it serves, as its family's manifest says."""
@@ -199,6 +202,10 @@ class Component(Protocol):
     default_sampling: SamplingDefaults
     voices: Sequence[str]
     """Names of voices, the default first; empty if it does not speak."""
+
+
+class Component(ServedComponent, Protocol):
+    """One stage of a model family, bound to one checkpoint and one StageConfig. Made by a registry factory."""
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Keyword arguments of vLLM's EngineArgs that belong to the component: model, hf_overrides, runner,
@@ -262,6 +269,14 @@ class TakesMedia(Protocol):
         """Of a sound of so many samples at audio_rate_hz. Raises InvalidMediaError where it is longer than the model
         hears at once."""
         ...
+
+
+@runtime_checkable
+class KnowsVoices(Protocol):
+    """A Component that knows the voices of the stages below it."""
+
+    known_voices: Sequence[str]
+    """The default first; empty where no stage below speaks."""
 
 
 class ComponentFactory(Protocol):

@@ -34,8 +34,11 @@ class ComponentEntry:
     """One component of a family."""
 
     facts: ComponentFacts
-    factory: str
-    """"module:function": a ComponentFactory."""
+    factory: str = ""
+    """"module:function": a ComponentFactory, whose component vLLM runs."""
+    engine: str = ""
+    """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. A stage server
+    of such a component imports neither torch nor vLLM."""
     weight_prefixes: tuple[str, ...] = ()
     """Prefixes of the names of the tensors that it reads, so that its pod fetches no shard that it does not need; empty
     means all of them."""
@@ -75,7 +78,11 @@ class FamilyManifest:
         if len(set(ids)) != len(ids):
             raise _malformed(self.name, "two of its components have one id")
         tiny = [] if self.tiny_checkpoint is None else [self.tiny_checkpoint.writer]
-        for reference in (*(entry.factory for entry in self.components), *self.model_classes.values(), *tiny):
+        for entry in self.components:
+            if bool(entry.factory) == bool(entry.engine):
+                raise _malformed(self.name, f"component {entry.facts.id!r} needs a factory, or an engine of its own")
+        code = [entry.factory or entry.engine for entry in self.components]
+        for reference in (*code, *self.model_classes.values(), *tiny):
             if not _REFERENCE.fullmatch(reference):
                 raise _malformed(self.name, f"{reference!r} must be written module:attribute")
         object.__setattr__(self, "model_classes", MappingProxyType(dict(self.model_classes)))

@@ -9,13 +9,14 @@ two packages offer is refused, whoever was first.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage_config import StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import ComponentFactory
 from omni_stage.models.manifest import ComponentEntry, FamilyManifest, TinyCheckpoint
@@ -74,11 +75,24 @@ class FamilyRegistry:
 
         Raises ConfigurationError: unknown id, or a factory that cannot be imported.
         """
-        loaded = resolve(self.component(component_id).factory, what=f"the factory of component {component_id!r}")
-        if not callable(loaded):
-            raise ConfigurationError(f"component {component_id!r} has no factory (not callable)", field="component")
-        factory: ComponentFactory = loaded
+        reference = self.component(component_id).factory
+        if not reference:
+            raise ConfigurationError(
+                f"component {component_id!r} has an engine of its own; vLLM cannot run it", field="component"
+            )
+        factory: ComponentFactory = _load_callable(reference, f"the factory of component {component_id!r}")
         return factory
+
+    def own_engine(self, component_id: str) -> Callable[[StageConfig], Any] | None:
+        """Returns what makes the StageEngine of a component that brings its own; None where vLLM runs it.
+
+        Imports its module. Raises ConfigurationError: unknown id, or an engine that cannot be imported.
+        """
+        reference = self.component(component_id).engine
+        if not reference:
+            return None
+        engine: Callable[[StageConfig], Any] = _load_callable(reference, f"the engine of component {component_id!r}")
+        return engine
 
     def _add(self, plugin: EntryPoint) -> None:
         known = self._plugins.get(plugin.name)
@@ -140,6 +154,13 @@ def resolve(reference: str, *, what: str) -> object:
             f"{what}, {reference}, cannot be loaded: {type(error).__name__}", field="component"
         ) from error
     return found
+
+
+def _load_callable(reference: str, what: str) -> Any:
+    loaded = resolve(reference, what=what)
+    if not callable(loaded):
+        raise ConfigurationError(f"{what} is not callable", field="component")
+    return loaded
 
 
 def _list_built_in() -> frozenset[str]:

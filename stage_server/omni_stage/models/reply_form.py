@@ -18,6 +18,16 @@ class GivenReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyTokens:
+    """A given reply, tokenized."""
+
+    token_ids: tuple[int, ...]
+    """At least one; without an id that ends the text."""
+    text: str
+    """What the text lane returns."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call."""
 

@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.audio import chunk_seconds
+
+AUDIBLE_S: Final = 0.02
+"""A gap shorter than this is no underrun: players buffer a packet of 20 ms and more."""
 
 
 @dataclass(slots=True)
 class AnswerMeter:
     """Seconds since the request's start; None if it did not happen."""
 
+    clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
     first_text_s: float | None = None
     first_audio_s: float | None = None
     last_audio_s: float = 0.0
     audio_s: float = 0.0
     """Length of the audio in seconds, as it plays."""
+    underruns: int = 0
+    """Times that a listener who plays from the first audio on ran out of it before more came."""
+    silence_s: float = 0.0
+    """How long that listener heard nothing, in all."""
+    _played_until_s: float = 0.0
+    """When that listener runs out of what came."""
+
+    def note_text(self) -> None:
+        """A text was handed to the caller's connection."""
+        if self.first_text_s is None:
+            self.first_text_s = self.clock() - self.began
 
     def note(self, response: stage_service_pb2.GenerateResponse) -> None:
         """A message was handed to the caller's connection."""
         kind = response.WhichOneof("message")
-        if kind == "text" and self.first_text_s is None:
-            self.first_text_s = time.monotonic() - self.began
+        if kind == "text":
+            self.note_text()
         elif kind == "audio" and response.audio.data:
-            self.last_audio_s = time.monotonic() - self.began
-            self.first_audio_s = self.first_audio_s or self.last_audio_s
-            self.audio_s += chunk_seconds(response.audio)
+            self.last_audio_s = self.clock() - self.began
+            self.first_audio_s = self.last_audio_s if self.first_audio_s is None else self.first_audio_s
+            self._play(self.last_audio_s, chunk_seconds(response.audio))
+
+    def _play(self, now_s: float, seconds: float) -> None:
+        gap = now_s - self._played_until_s if self.audio_s else 0.0
+        if gap > AUDIBLE_S:
+            self.underruns += 1
+            self.silence_s += gap
+        self._played_until_s = max(self._played_until_s, now_s) + seconds
+        self.audio_s += seconds

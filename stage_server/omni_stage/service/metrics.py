@@ -7,6 +7,7 @@ docs/observability.md lists all of them; `python -m observability` writes that l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -131,10 +132,15 @@ class StageMetrics:
         if first_output_s is not None:
             self._first_output.observe(first_output_s)
 
-    def chunk_sent(self, peer: str, size: int, seconds: float) -> None:
-        """Record a chunk that the transport took: bytes and seconds."""
-        self._edge_bytes.labels(peer, "sent").inc(size)
-        self._chunk.labels(peer).observe(seconds)
+    def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
+        """Returns what records a chunk that the transport took: bytes and seconds. Runs once a message."""
+        count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
+
+        def count(size: int, seconds: float) -> None:
+            count_bytes(size)
+            observe(seconds)
+
+        return count
 
     def tensors_sent(self, peer: str, count: int) -> None:
         """Count tensors that were sent whole."""
@@ -186,6 +192,25 @@ class EntryMetrics:
             buckets=REAL_TIME_FACTORS,
             registry=registry,
         )
+        self._spoken = Counter(
+            StageMetric.PIPELINE_SPOKEN_ANSWERS,
+            "Answers with audio, by whether a listener who plays from the first audio on ever waited for more.",
+            ("continuous",),
+            registry=registry,
+        )
+        for continuous in ("true", "false"):
+            self._spoken.labels(continuous)
+        self._underruns = Counter(
+            StageMetric.PIPELINE_AUDIO_UNDERRUNS,
+            "Times that such a listener ran out of audio, for 20 ms or longer.",
+            registry=registry,
+        )
+        self._silence = Counter(
+            StageMetric.PIPELINE_SILENCE_SECONDS,
+            "How long such listeners waited for more audio.",
+            unit="seconds",
+            registry=registry,
+        )
 
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
         """Count a request."""
@@ -202,6 +227,9 @@ class EntryMetrics:
         if meter.audio_s:
             self._audio.inc(meter.audio_s)
             self._real_time_factor.observe(meter.last_audio_s / meter.audio_s)
+            self._spoken.labels(str(not meter.underruns).lower()).inc()
+            self._underruns.inc(meter.underruns)
+            self._silence.inc(meter.silence_s)
 
 
 _KNOWN = documented_errors()

@@ -20,7 +20,7 @@ from omni_proto.pipeline import (
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import schema_hash
 from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, InvalidRequestError
-from omni_stage.models.component import ChatMessage, Component, UserPrompt
+from omni_stage.models.component import ChatMessage, ServedComponent, UserPrompt
 from omni_stage.payloads import PromptEmbedsPayload
 
 Prompt: TypeAlias = str | UserPrompt | Sequence[int] | Sequence[ChatMessage] | torch.Tensor
@@ -53,7 +53,7 @@ def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> lis
         raise ConfigurationError(str(error), field="pipeline") from error
 
 
-def check_edges(configs: Sequence[StageConfig], components: Mapping[str, Component]) -> None:
+def check_edges(configs: Sequence[StageConfig], components: Mapping[str, ServedComponent]) -> None:
     """Raises EdgeSchemaMismatchError where a stage cannot read what its input stage publishes."""
     for config in configs:
         if config.input is None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm import PoolingParams, SamplingParams
+from vllm.sampling_params import RequestOutputKind
 
+from omni_stage.engine.requests.given_reply import check_room
 from omni_stage.engine.requests.part_plan import PlannedPart
 from omni_stage.engine.requests.request import EngineTraits, OmniEngineCoreRequest
 from omni_stage.engine.requests.sampling import lower_sampling
@@ -33,6 +35,9 @@ class Lowering:
 
     def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
         """The same, of an autoregressive request; max_tokens is set where the prompt's length is known."""
+        if prepared.reply is not None:
+            check_room(prepared, self.traits.max_model_len)
+            return SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, max_tokens=1, detokenize=False)
         token_ids = prepared.prompt.get("prompt_token_ids")
         # Placeholders of media grow in the engine, so the length is not known here.
         has_media = bool(prepared.prompt.get("multi_modal_data"))

@@ -29,6 +29,8 @@ THINKER: Final = describe(
     media=("image", "audio"),
     writes_text=True,
     takes_prompt_embeds=True,
+    takes_reply=True,
+    structures_text=True,
 )
 TALKER: Final = describe(
     id="qwen2_5_omni/talker",

@@ -13,6 +13,7 @@ import numpy as np
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.reply_form import GivenReply, ReplyTokens
 from omni_stage.models.shared.tokenizer import load_tokenizer
 
 SOUND_RATE_HZ = 16_000
@@ -94,15 +95,43 @@ class PromptBuilder:
         token_id = self._tokenizer.eos_token_id
         return None if token_id is None else int(token_id)
 
-    def build(self, prompt: UserPrompt, *, speaks: bool = False) -> dict[str, Any]:
+    def build(self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None) -> dict[str, Any]:
         """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
 
         `speaks`: whether the reply is to be spoken; see the constructor. Otherwise the chat template alone decides
         about a system message, and a text stays as it is. Token ids always do.
-        Raises InvalidRequestError, InvalidMediaError.
+        `reply`: what the prompt ends with. Raises InvalidRequestError, InvalidMediaError.
         """
+        built = self._build(prompt, speaks)
+        if reply is None:
+            return built
+        # Media do not hinder: vLLM finds their places among token ids as it does in text.
+        text = built.pop("prompt", None)
+        ids = built["prompt_token_ids"] if text is None else self._encode(text, "start.chat")
+        return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
+
+    def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int]) -> ReplyTokens:
+        """Returns the tokens of a given reply; of ids the last is left out if it ends the text.
+
+        The names of special tokens in a text are tokenized as any other text. Raises InvalidRequestError.
+        """
+        if reply.token_ids is None:
+            text = reply.text or ""
+            with self._lock:
+                ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            return ReplyTokens(tuple(ids), text)
+        field = "start.reply.token_ids"
+        ids = self._check_ids(list(reply.token_ids), field)
+        if ids[-1] in {*end_token_ids, self.end_token_id}:
+            ids = ids[:-1]
+        if not ids:
+            raise InvalidRequestError("the reply holds nothing but its end; leave it out", field=field)
+        with self._lock:
+            return ReplyTokens(tuple(ids), self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _build(self, prompt: UserPrompt, speaks: bool) -> dict[str, Any]:
         if prompt.token_ids is not None:
-            return {"prompt_token_ids": self._check_ids(list(prompt.token_ids))}
+            return {"prompt_token_ids": self._check_ids(list(prompt.token_ids), "start.token_ids")}
         if prompt.text is not None and speaks and self._speech_needs_chat:
             self._check_text(prompt.text, "start.text")
             return self._build_chat([ChatMessage("user", [TextPart(prompt.text)])], speaks)
@@ -157,10 +186,9 @@ class PromptBuilder:
                 )
         return text
 
-    def _check_ids(self, ids: list[int]) -> list[int]:
-        field = "start.token_ids"
+    def _check_ids(self, ids: list[int], field: str) -> list[int]:
         if not ids:
-            raise InvalidRequestError(f"{field}: the prompt has no tokens; give at least one", field=field)
+            raise InvalidRequestError(f"{field}: has no tokens; give at least one", field=field)
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise InvalidRequestError(
                 f"{field}: every id must be at least 0 and below {self._vocab_size}",

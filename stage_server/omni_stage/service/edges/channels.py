@@ -48,14 +48,19 @@ class DownstreamChannels:
             stage: ChannelPool(partial(_open, target), renew_after_s=renew_after_s) for stage, target in targets.items()
         }
         self._closing: set[asyncio.Task[None]] = set()
+        self.open_calls = 0
+        """Calls that have not ended, to all stages."""
 
     def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> OpenCall:
         """Opens a Generate call to a downstream stage."""
         loan = self._pools[stage].take()
+        self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
         """A call has ended; the channel is closed if nobody needs it any more."""
+        if not loan.over:
+            self.open_calls -= 1
         unused = self._pools[stage].give_back(loan)
         if unused is not None:
             task = asyncio.get_running_loop().create_task(unused.channel.close())

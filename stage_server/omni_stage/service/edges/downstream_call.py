@@ -29,13 +29,11 @@ from omni_stage.errors import DownstreamProtocolError
 from omni_stage.service.deadlines import Deadline, downstream_timeout
 from omni_stage.service.edges.channels import DownstreamChannels, OpenCall
 from omni_stage.service.edges.downstream_protocol import DownstreamProtocol, explain_failure
+from omni_stage.service.edges.outbox import Outbox
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.wire import OutgoingChunk
-
-MAX_COALESCED = 16
-"""Engine steps whose rows travel in one message, if they queue."""
 
 _log = logging.getLogger(__name__)
 _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
@@ -56,17 +54,6 @@ class EdgeContext:
     """Sends a message of the downstream stage to the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    tensors: Mapping[str, Array]
-    complete: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    reason: events_pb2.FinishReason
-
-
 class EdgeCall:
     """The call to one downstream stage of one request. `feed` and `finish` never block; `run` does the work."""
 
@@ -80,7 +67,7 @@ class EdgeCall:
         self.opened = False
         self._start = start
         self._context = context
-        self._queue: asyncio.Queue[_Rows | _End] = asyncio.Queue()
+        self._outbox = Outbox(context.channels, heard=self.opens_early)
         self._settled = asyncio.Event()
         self._max_rows = 0
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
@@ -112,12 +99,12 @@ class EdgeCall:
             # The stage needed no more.
             return
         self._max_rows = self._max_rows or max_rows
-        self._queue.put_nowait(_Rows(tensors, complete))
+        self._outbox.put(tensors, complete)
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
         """No more rows."""
         self._max_rows = self._max_rows or max_rows
-        self._queue.put_nowait(_End(reason))
+        self._outbox.end(reason)
 
     async def wait_sent(self) -> None:
         """Wait until everything was sent, or the call ended otherwise."""
@@ -127,12 +114,11 @@ class EdgeCall:
         """Open, send, relay. Raises RelayedError with the failing stage's status, DownstreamProtocolError,
         DeadlineExceededError. The call is over when this returns, however it does."""
         try:
-            first = None
             if self._call is None:
-                first = await self._queue.get()
+                await self._outbox.wait()
             call, responses = await self._open()
             async with asyncio.TaskGroup() as group:
-                sender = group.create_task(self._send(call, first))
+                sender = group.create_task(self._send(call))
                 await self._relay(responses)
                 # The stage ended by itself; it may have needed less than all rows.
                 sender.cancel()
@@ -140,6 +126,7 @@ class EdgeCall:
             raise first_error(error) from None
         finally:
             self._settled.set()
+            self._outbox.close()
             self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
@@ -208,40 +195,25 @@ class EdgeCall:
         self._context.metrics.downstream_error(self.edge.stage, error.code().name)
         return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
 
-    async def _send(self, call: Any, first: _Rows | _End | None) -> None:
+    async def _send(self, call: Any) -> None:
         writer = EdgeWriter(self._context.schema)
-        item = first
-        while True:
-            batch, end = self._drain(item if item is not None else await self._queue.get())
-            complete = frozenset[str]().union(*(rows.complete for rows in batch))
-            steps = [rows.tensors for rows in batch]
-            for message in writer.encode(steps, last=end is not None, complete=complete):
-                if self.transfer_start is None:
-                    self.transfer_start = time.monotonic_ns()
-                began = time.perf_counter()
+        count = self._context.metrics.chunk_counter(self.edge.stage)
+        reason: events_pb2.FinishReason | None = None
+        while reason is None:
+            steps, complete, reason = await self._outbox.take()
+            for message in writer.encode(steps, last=reason is not None, complete=complete):
+                began = time.monotonic_ns()
+                self.transfer_start = self.transfer_start or began
                 if not await _write(call, message):
                     return
                 self.bytes_sent += message.data_bytes
-                self._context.metrics.chunk_sent(self.edge.stage, message.data_bytes, time.perf_counter() - began)
-            if end is not None:
-                self.transfer_end = time.monotonic_ns()
-                self._context.metrics.tensors_sent(self.edge.stage, len(self._context.schema.names))
-                done = stage_service_pb2.End(upstream_finish_reason=end.reason)
-                if await _write(call, stage_service_pb2.GenerateRequest(end=done)):
-                    await call.done_writing()
-                self._settled.set()
-                return
-            item = None
-
-    def _drain(self, item: _Rows | _End) -> tuple[list[_Rows], _End | None]:
-        """What is queued, up to MAX_COALESCED items, and the end if it came."""
-        batch: list[_Rows] = []
-        while isinstance(item, _Rows):
-            batch.append(item)
-            if len(batch) >= MAX_COALESCED or self._queue.empty():
-                return batch, None
-            item = self._queue.get_nowait()
-        return batch, item
+                count(message.data_bytes, (time.monotonic_ns() - began) / 1e9)
+        self.transfer_end = time.monotonic_ns()
+        self._context.metrics.tensors_sent(self.edge.stage, len(self._context.schema.names))
+        done = stage_service_pb2.End(upstream_finish_reason=reason)
+        if await _write(call, stage_service_pb2.GenerateRequest(end=done)):
+            await call.done_writing()
+        self._settled.set()
 
     async def _relay(self, responses: AsyncIterator[Any]) -> None:
         try:

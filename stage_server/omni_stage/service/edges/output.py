@@ -3,20 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from omni_proto.tensors import CHUNK_BYTES, TensorSchema, TensorSpec, encode_rows
-from omni_stage.arrays import Array, describe_array, fits, join, view_bytes
+from omni_proto.tensors import CHUNK_BYTES, TensorSchema, TensorSpec, crc32c, encode_tensor_chunk
+from omni_stage.arrays import Array, describe_array, fits, join_bytes
 from omni_stage.errors import ModelExecutionError
 from omni_stage.service.wire import OutgoingChunk
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """What was sent of one tensor."""
+
+    spec: TensorSpec
+    row_bytes: int = field(init=False)
+    rows: int = 0
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.row_bytes = self.spec.row_bytes
+
+    def check(self, array: Array) -> Array:
+        """Returns the array. Raises ModelExecutionError if it is not what the schema says."""
+        if not fits(array, self.spec):
+            raise ModelExecutionError(
+                f"the component published tensor {self.spec.name!r} as {describe_array(array)}; "
+                f"its schema says {self.spec.dtype} rows of {list(self.spec.row_shape)}"
+            )
+        return array
+
+    def encode(self, parts: Sequence[Array], *, last: bool) -> Iterator[OutgoingChunk]:
+        """The rows of some steps, numbered from those before. Lazy, so that flow control bounds what is in memory."""
+        name, row_bytes = self.spec.name, self.row_bytes
+        data = join_bytes(parts) if parts else memoryview(b"")
+        rows = data.nbytes // row_bytes
+        if not rows and last:
+            yield OutgoingChunk(encode_tensor_chunk(name, self.rows, 0, 0, True, b""), 0)
+        step = max(1, CHUNK_BYTES // row_bytes)
+        for start in range(0, rows, step):
+            end = min(start + step, rows)
+            part = data[start * row_bytes : end * row_bytes]
+            wire = encode_tensor_chunk(name, self.rows, end - start, crc32c(part), last and end == rows, part)
+            self.rows += end - start
+            yield OutgoingChunk(wire, part.nbytes)
 
 
 class EdgeWriter:
     """Numbers the rows of one request's tensors."""
 
     def __init__(self, schema: TensorSchema) -> None:
-        self._schema = schema
-        self._rows = dict.fromkeys(schema.names, 0)
-        self._ended: set[str] = set()
+        self._tensors = {spec.name: _Tensor(spec) for spec in schema.tensors}
 
     def encode(
         self, batch: Sequence[Mapping[str, Array]], *, last: bool, complete: Collection[str] = ()
@@ -25,43 +61,18 @@ class EdgeWriter:
 
         Raises ModelExecutionError if a tensor is not what the schema says.
         """
+        parts: dict[str, list[Array]] = {}
         for step in batch:
-            for name in step:
-                if name not in self._rows:
+            for name, array in step.items():
+                tensor = self._tensors.get(name)
+                if tensor is None:
                     raise ModelExecutionError(
                         f"the component published tensor {name!r}, which its schema does not have"
                     )
-        for spec in self._schema.tensors:
-            parts = [_checked(spec, step[spec.name]) for step in batch if spec.name in step]
-            parts = [part for part in parts if len(part)]
-            ends = (last or spec.name in complete) and spec.name not in self._ended
-            if ends:
-                self._ended.add(spec.name)
-            if parts:
-                yield from self._chunks(spec, join(parts), last=ends)
-            elif ends:
-                yield from self._chunks(spec, None, last=True)
-
-    def _chunks(self, spec: TensorSpec, tensor: Array | None, *, last: bool) -> Iterator[OutgoingChunk]:
-        if tensor is None:
-            for wire in encode_rows(spec, b"", first_row=self._rows[spec.name], last=last):
-                yield OutgoingChunk(wire, 0)
-            return
-        data = view_bytes(tensor)
-        rows_a_chunk = max(1, CHUNK_BYTES // spec.row_bytes)
-        for start in range(0, len(tensor), rows_a_chunk):
-            end = min(start + rows_a_chunk, len(tensor))
-            part = data[start * spec.row_bytes : end * spec.row_bytes]
-            first_row = self._rows[spec.name]
-            for wire in encode_rows(spec, part, first_row=first_row, last=last and end == len(tensor)):
-                yield OutgoingChunk(wire, part.nbytes)
-            self._rows[spec.name] += end - start
-
-
-def _checked(spec: TensorSpec, tensor: Array) -> Array:
-    if not fits(tensor, spec):
-        raise ModelExecutionError(
-            f"the component published tensor {spec.name!r} as {describe_array(tensor)}; "
-            f"its schema says {spec.dtype} rows of {list(spec.row_shape)}"
-        )
-    return tensor
+                if tensor.check(array).shape[0]:
+                    parts.setdefault(name, []).append(array)
+        for name, tensor in self._tensors.items():
+            ends = (last or name in complete) and not tensor.ended
+            tensor.ended = tensor.ended or ends
+            if ends or name in parts:
+                yield from tensor.encode(parts.get(name, ()), last=ends)

@@ -33,25 +33,30 @@ def to_proto(modalities: Iterable[Modality]) -> list[sampling_pb2.Modality]:
     return sorted(_TO_PROTO[modality] for modality in modalities)
 
 
+def declared(config: StageConfig) -> frozenset[Modality]:
+    """Returns the modalities that this stage and those below it return."""
+    return frozenset(config.outputs).union(*(edge.outputs for edge in config.downstream))
+
+
 def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPlan:
     """Decide which modalities this stage sends and which stages it calls; empty means all that is declared.
 
     Raises InvalidRequestError for a modality that is unknown, or that no stage from here on declares.
     """
-    declared = set(config.outputs).union(*(edge.outputs for edge in config.downstream))
+    known = declared(config)
     wanted: set[Modality] = set()
     for index, number in enumerate(requested):
         modality = _FROM_PROTO.get(number)
-        if modality is None or modality not in declared:
+        if modality is None or modality not in known:
             name = str(modality) if modality else f"number {number}"
-            listed = ", ".join(sorted(declared)) or "none"
+            listed = ", ".join(sorted(known)) or "none"
             raise InvalidRequestError(
                 f"modality {name} is not declared from stage {config.stage!r} on; declared: {listed}",
                 field=f"start.modalities[{index}]",
                 limit=listed,
             )
         wanted.add(modality)
-    wanted = wanted or declared
+    wanted = wanted or set(known)
     return ModalityPlan(
         own=frozenset(wanted.intersection(config.outputs)),
         edges=tuple(edge for edge in config.downstream if wanted.intersection(edge.outputs)),

@@ -10,7 +10,7 @@ from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, Samplin
 from omni_proto.tensors import EdgeAssembler, TensorSpec
 from omni_stage.engine.requests.sampling import check_stage_sampling, resolve_sampling
 from omni_stage.errors import InvalidRequestError
-from omni_stage.models.component import Component, TakesMedia
+from omni_stage.models.component import ServedComponent, TakesMedia
 from omni_stage.service.edges.input import check_edge
 from omni_stage.service.media.planning import MediaRules
 from omni_stage.service.request import modalities
@@ -72,7 +72,7 @@ class RequestPlan:
 def plan_request(
     start: stage_service_pb2.Start,
     config: StageConfig,
-    component: Component,
+    component: ServedComponent,
     max_model_len: int,
     prompt_embeds: TensorSpec | None = None,
 ) -> RequestPlan:
@@ -116,7 +116,7 @@ def plan_request(
     )
 
 
-def media_rules(config: StageConfig, component: Component, max_model_len: int) -> MediaRules | None:
+def media_rules(config: StageConfig, component: ServedComponent, max_model_len: int) -> MediaRules | None:
     """The limits for media; None if its model takes none."""
     if not isinstance(component, TakesMedia):
         return None
@@ -182,7 +182,7 @@ def _input_bytes(prompt: PromptPlan | None, edge: EdgeAssembler | None) -> int:
 def _plan_input(
     start: stage_service_pb2.Start,
     config: StageConfig,
-    component: Component,
+    component: ServedComponent,
     max_model_len: int,
     prompt_embeds: TensorSpec | None,
 ) -> tuple[PromptPlan | None, EdgeAssembler | None]:
@@ -201,7 +201,7 @@ def _plan_input(
     return None, check_edge(start, config.input.source, component.input_schema)
 
 
-def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: Component) -> SamplingDefaults:
+def _resolve(start: stage_service_pb2.Start, config: StageConfig, component: ServedComponent) -> SamplingDefaults:
     path = f"start.sampling[{config.stage}]"
     own = start.sampling.get(config.stage) if config.stage in start.sampling else None
     sampling = resolve_sampling(

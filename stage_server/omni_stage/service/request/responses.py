@@ -12,6 +12,7 @@ from grpc import StatusCode
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.answer_meter import AnswerMeter
+from omni_stage.service.wire import TextEncoder
 
 
 class ResponseWriter:
@@ -28,6 +29,7 @@ class ResponseWriter:
         self._lock = asyncio.Lock()
         self.outcomes: dict[str, events_pb2.StageOutcome] = {}
         self._held: list[stage_service_pb2.GenerateResponse] | None = []
+        self._texts = TextEncoder(stage)
 
     async def accept(self, accepted: events_pb2.Accepted) -> None:
         """Send Accepted, and then what was held back."""
@@ -36,10 +38,21 @@ class ResponseWriter:
         for response in held:
             await self.relay(response)
 
+    async def send_text(self, text: str) -> None:
+        """Send text of this stage, which was accepted. Waits while the caller reads slowly. Runs once a token."""
+        message = self._texts.encode(text)
+        lock = self._lock
+        await lock.acquire()
+        try:
+            await self._context.write(message)
+        finally:
+            lock.release()
+        if self._meter is not None:
+            self._meter.note_text()
+
     async def send(
         self,
         *,
-        text: events_pb2.TextDelta | None = None,
         tokens: events_pb2.TokenDelta | None = None,
         tool_call: events_pb2.ToolCallDelta | None = None,
         reasoning: events_pb2.ReasoningDelta | None = None,
@@ -51,7 +64,6 @@ class ResponseWriter:
         await self.relay(
             stage_service_pb2.GenerateResponse(
                 stage=self._stage,
-                text=text,
                 tokens=tokens,
                 tool_call=tool_call,
                 reasoning=reasoning,

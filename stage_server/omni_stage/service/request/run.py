@@ -13,7 +13,7 @@ from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from omni_stage.models.component import Component, FinishReason, StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
@@ -59,7 +59,11 @@ class RequestRun:
         self._metrics = metrics
         self._admitted = admitted
         self._audio = AudioEncoder(plan.encoding, self._component.facts.sample_rate_hz)
-        self._usage = events_pb2.Usage()
+        self._prompt_tokens = 0
+        self._completion_tokens = 0
+        self._sends_text = Modality.TEXT in plan.own
+        self._sends_audio = Modality.AUDIO in plan.own
+        self._sends_tokens = _wants_tokens(plan, self._component)
         self._rows_bound = plan.output_rows
 
     async def open_early(self) -> None:
@@ -159,43 +163,39 @@ class RequestRun:
             timeline.steps.append(now)
         if step.prompt_token_ids is not None:
             self._on_prompt(len(step.prompt_token_ids))
-        self._usage.completion_tokens += len(step.token_ids)
-        for call in self._calls:
-            if step.tensors:
+        self._completion_tokens += len(step.token_ids)
+        if step.tensors:
+            for call in self._calls:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
-        await self._emit(step)
+        if step.text and self._sends_text:
+            await self._writer.send_text(step.text)
+        if (step.reasoning or step.tool_calls) and self._sends_text:
+            await self._send_parsed(step)
+        if self._sends_tokens and (step.token_ids or step.prompt_token_ids):
+            await self._send_tokens(step)
+        if self._sends_audio:
+            for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
+                timeline.first_audio = timeline.first_audio or timeline.now()
+                await self._writer.send(audio=chunk)
 
     def _on_prompt(self, tokens: int) -> None:
-        self._usage.prompt_tokens = tokens
+        self._prompt_tokens = tokens
         # The prompt's true length is known now: announce, and so reserve below, no more than it needs.
         exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
 
-    async def _emit(self, step: StageStep) -> None:
-        if step.text and Modality.TEXT in self._plan.own:
-            await self._writer.send(text=events_pb2.TextDelta(text=step.text))
-        if (step.reasoning or step.tool_calls) and Modality.TEXT in self._plan.own:
-            await self._emit_parsed(step)
-        if self._wants_tokens() and (step.token_ids or step.prompt_token_ids):
-            # Of embeddings the engine reports zeros, which are nobody's token ids.
-            has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
-            prompt = step.prompt_token_ids if has_ids else None
-            await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
-        if Modality.AUDIO in self._plan.own:
-            for chunk in self._audio.encode(step.audio, last=step.finish_reason is not None):
-                self._timeline.first_audio = self._timeline.first_audio or self._timeline.now()
-                await self._writer.send(audio=chunk)
+    async def _send_tokens(self, step: StageStep) -> None:
+        # Of embeddings the engine reports zeros, which are nobody's token ids.
+        has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
+        prompt = step.prompt_token_ids if has_ids else None
+        await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
 
-    async def _emit_parsed(self, step: StageStep) -> None:
+    async def _send_parsed(self, step: StageStep) -> None:
         if step.reasoning:
             await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
         for piece in step.tool_calls:
             delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
             await self._writer.send(tool_call=delta)
-
-    def _wants_tokens(self) -> bool:
-        include = self._plan.include
-        return include.token_ids if self._component.facts.writes_text else include.codec_tokens
 
     async def _finish(self, last: StageStep) -> None:
         """Wait until the rows are handed over, then report the end of this stage's own work."""
@@ -212,8 +212,12 @@ class RequestRun:
         timeline.transfer_start = timeline.since(min(starts)) if starts else 0
         timeline.transfer_end = timeline.since(max(ends)) if ends else 0
         timeline.finished = timeline.now()
-        self._usage.audio_samples = self._audio.samples
-        self._usage.tensor_bytes_sent = sum(call.bytes_sent for call in self._calls)
+        usage = events_pb2.Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            audio_samples=self._audio.samples,
+            tensor_bytes_sent=sum(call.bytes_sent for call in self._calls),
+        )
         queued = timeline.engine_scheduled - timeline.engine_submitted if timeline.engine_scheduled else None
         self._metrics.stage_finished(
             timeline.finished / 1e9, None if queued is None else queued / 1e9, timeline.first_output / 1e9
@@ -222,10 +226,14 @@ class RequestRun:
             finished=events_pb2.StageFinished(
                 finish_reason=reason,
                 stop_reason=last.stop_reason,
-                usage=self._usage,
+                usage=usage,
                 timings=timeline.to_proto(with_steps=self._plan.include.timings),
             )
         )
+
+
+def _wants_tokens(plan: RequestPlan, component: Component) -> bool:
+    return plan.include.token_ids if component.facts.writes_text else plan.include.codec_tokens
 
 
 async def _await(receive: Callable[[], Awaitable[None]]) -> None:

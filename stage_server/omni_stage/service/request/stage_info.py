@@ -10,6 +10,7 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import schema_hash, schema_to_proto, spec_to_proto
 from omni_stage.engine.protocol import StageEngine
+from omni_stage.models.component import KnowsVoices
 from omni_stage.service.request import modalities
 from omni_stage.service.request.admission import Admission
 
@@ -62,9 +63,10 @@ def describe_stage(
             max_media_bytes=config.limits.max_media_bytes,
             max_message_bytes=config.limits.max_message_bytes,
         ),
-        voices=component.voices,
+        voices=component.known_voices if isinstance(component, KnowsVoices) else component.voices,
         prompt_embeds=spec_to_proto(engine.prompt_embeds) if engine.prompt_embeds else None,
         text=_describe_text(config, component.facts),
+        pipeline_outputs=modalities.to_proto(modalities.declared(config)),
     )
 
 

@@ -9,7 +9,7 @@ import grpc
 
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.request.servicer import StageServicer
-from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, deserialize_request
+from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, deserialize_request, serialize_response
 
 
 def stage_handlers(servicer: StageServicer) -> tuple[str, dict[str, grpc.RpcMethodHandler]]:
@@ -18,7 +18,7 @@ def stage_handlers(servicer: StageServicer) -> tuple[str, dict[str, grpc.RpcMeth
         GENERATE: grpc.stream_stream_rpc_method_handler(
             servicer.generate,
             request_deserializer=deserialize_request,
-            response_serializer=stage_service_pb2.GenerateResponse.SerializeToString,
+            response_serializer=serialize_response,
         ),
         GET_STAGE: grpc.unary_unary_rpc_method_handler(
             servicer.get_stage,

@@ -18,6 +18,7 @@ from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import OmniStageError
 from omni_stage.models.component import TakesMedia
+from omni_stage.process.poller_threads import calm_pollers
 from omni_stage.process.termination import report_start_failure, write_termination
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.in_flight import InFlight
@@ -71,6 +72,7 @@ class StageServer:
         probes = build_health_server(self.health)
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
         await probes.start()
+        calm_pollers()
         self._stack.push_async_callback(probes.stop, 0.2)
         metrics = MetricsServer(self._registry)
         self._stack.push_async_callback(metrics.close)

@@ -70,7 +70,7 @@ class Thinker:
         self.default_sampling = default_sampling
         self._end_token_ids = tuple(end_token_ids)
         self._media_costs = media_costs
-        self._known_voices = known_voices
+        self.known_voices = known_voices
         self._checkpoint = checkpoint
         self._prompts = prompts
         self._feeds = feeds
@@ -94,13 +94,15 @@ class Thinker:
         """
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {THINKER.id} reads a prompt, not tensors of another stage")
-        if self._known_voices:
-            pick_voice(request.voice, self._known_voices)
+        if self.known_voices:
+            pick_voice(request.voice, self.known_voices)
         ends = () if request.sampling.ignore_eos else self._end_token_ids
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
-        prompt = self._prompts.build(request.source, speaks=request.want_tensors)
-        return StageInput(prompt=prompt, stop_token_ids=ends)
+        reply = request.source.reply
+        tokens = None if reply is None else self._prompts.encode_reply(reply, self._end_token_ids)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens)
+        return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""

@@ -1,0 +1,34 @@
+"""What the stage server's event loop costs for a token: text to the caller, rows to the stage below."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.report import Options, Report, Row
+
+
+def measure(options: Options) -> Report:
+    """Processor time a token, and how late texts and rows are."""
+    # Imported here: every process of the case imports this package.
+    from benchmarks.tokens.measure import measure as run
+
+    return run(options)
+
+
+def draw(result: Row, path: Path) -> None:
+    """Processor time a token."""
+    from benchmarks.charts import grouped_bars
+    from benchmarks.tokens.measure import PACED, TEXT, TEXT_AND_ROWS
+
+    rows = result["tables"][PACED]
+    panels = {
+        f"{count} at once": {row["side"]: row["cpu_us"] for row in rows if row["at_once"] == count}
+        for count in dict.fromkeys(row["at_once"] for row in rows)
+    }
+    grouped_bars(
+        path,
+        panels,
+        title="Processor time of the sending server for each token, 100 a second a request",
+        unit="us",
+        highlight=[TEXT, TEXT_AND_ROWS],
+    )

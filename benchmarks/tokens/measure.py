@@ -1,0 +1,225 @@
+"""Runs the sides in turn and makes the tables."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.interleave import median_ratio, quantile, take_turns
+from benchmarks.report import Options, Report, Row
+from benchmarks.tokens.paced import EARLY_ROWS, STEP_S
+from benchmarks.tokens.processes import Callers, Server, serve, serve_bare, start_callers
+from benchmarks.verdict import Ratio
+
+BARE, TEXT, TEXT_AND_ROWS = "bare grpc.aio", "text", "text and rows"
+REAL_TEXT = "vLLM, text"
+PACED, REAL = "scripted engines, 100 steps a second", "vLLM's output path, tiny thinker"
+AT_ONCE = (1, 8, 64)
+TOKENS = 500
+SPREAD_S = 1.0
+"""Over which the requests of a run begin."""
+LEAD_S = 1.5
+"""From a run's beginning until processor time is counted: all requests are under way."""
+ROUNDS = 3
+REAL_AT_ONCE, REAL_TOKENS = 64, 150
+TEXT_GOAL_US, ROWS_GOAL_US, REAL_GOAL_US = 40, 80, 120
+TOLERANCE = 0.3
+_MODULE = "benchmarks.tokens"
+_STAGE = {
+    "component": "bench/tokens",
+    "model": {"path": "/model"},
+    "outputs": ["Text"],
+    "limits": {"maxConcurrentRequests": 128, "maxInflightBytes": 8 << 30},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one side."""
+
+    cpu_us: float
+    """Of the sending server for each token."""
+    text_us: Sequence[int] = ()
+    early_us: Sequence[int] = ()
+    later_us: Sequence[int] = ()
+
+
+Samples = dict[tuple[str, int], list[Sample]]
+
+
+def measure(options: Options) -> Report:
+    """All sides at 1, 8 and 64 requests; then a real engine."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    rounds = options.rounds or ROUNDS
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        callers = stack.enter_context(start_callers(f"{_MODULE}.caller"))
+        with paced_servers(Path(folder)) as servers:
+            paced = run_paced(servers, callers, rounds)
+        real = run_real(Path(folder), callers, rounds)
+    tables = {PACED: paced_rows(paced), REAL: real_rows(real)}
+    return Report(tables, find_ratios(paced, real), NOTES)
+
+
+NOTES = [
+    "cpu_us: of the sending server's process with all its threads, for each token; the best round, since what else a "
+    "shared machine does only adds. Engines of a real stage are processes of their own and not in it.",
+    "Every request gets a token each 10 ms, all in one turn of the event loop, as a batch's come from vLLM; a row of "
+    "3,584 bfloat16 and its token id go to a talker in another process over a Stream edge.",
+    "What the script takes itself, 6 us a text and 11 us a text with a row, is in the figures.",
+    "bare grpc.aio: a server without anything of ours that writes one message for each token, made once for all.",
+    "Late: from the moment when a step was due until its text is decoded in the callers' process, or its row with the "
+    f"talker's engine. Early rows: the first {EARLY_ROWS} of each request. Sender, callers and talker share two cores.",
+]
+
+
+@contextmanager
+def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
+    """A server a side, all running."""
+    module = f"{_MODULE}.stage"
+    with ExitStack() as stack:
+        talker = {**_STAGE, "stage": "talker", "input": {"source": "thinker", "mode": "Stream"}}
+        below = stack.enter_context(serve(folder, module, talker))
+        edge = {
+            "stage": "talker",
+            "target": f"127.0.0.1:{below.port}",
+            "component": "bench/tokens",
+            "stages": ["talker"],
+            "outputs": ["Text"],
+            "mode": "Stream",
+        }
+        yield {
+            BARE: stack.enter_context(serve_bare(module)),
+            TEXT: stack.enter_context(serve(folder, module, {**_STAGE, "stage": "thinker"})),
+            TEXT_AND_ROWS: stack.enter_context(
+                serve(folder, module, {**_STAGE, "stage": "thinker", "downstream": [edge]})
+            ),
+        }
+
+
+def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samples:
+    """The samples of each side and number at once; the sides take turns."""
+    samples: Samples = defaultdict(list)
+    for server in servers.values():
+        callers.start(port=server.port, count=4, tokens=20, spread_s=0.1)
+        callers.finish()
+    for number in range(rounds):
+        for count in AT_ONCE:
+            for name in take_turns(list(servers), number):
+                samples[name, count].append(run_once(servers[name], callers, count))
+    return samples
+
+
+def run_once(server: Server, callers: Callers, count: int) -> Sample:
+    """`count` requests of TOKENS tokens; processor time from when all are under way until the first ones end."""
+    callers.start(port=server.port, count=count, tokens=TOKENS, spread_s=SPREAD_S)
+    time.sleep(LEAD_S)
+    began, cpu_began = time.monotonic(), server.cpu_s()
+    time.sleep(TOKENS * STEP_S - LEAD_S)
+    ended, cpu_ended = time.monotonic(), server.cpu_s()
+    brought = callers.finish()
+    tokens = sum(began <= arrived / 1e6 < ended for arrived in brought["arrived_us"])
+    return Sample(
+        cpu_us=(cpu_ended - cpu_began) / max(1, tokens) * 1e6,
+        text_us=brought["late_us"],
+        early_us=[late for rows in brought["rows_late_us"] for late in rows[:EARLY_ROWS]],
+        later_us=[late for rows in brought["rows_late_us"] for late in rows[EARLY_ROWS:]],
+    )
+
+
+def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
+    """The tiny Qwen2.5-Omni's thinker in a stage server, text alone: the whole requests, their beginning included."""
+    # Imported here: it imports torch.
+    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+
+    checkpoint = write_tiny_checkpoint(folder / "model", dtype="float32")
+    engine = {"maxModelLen": 512, "maxNumSeqs": REAL_AT_ONCE, "dtype": "float32", "enforceEager": True}
+    thinker: dict[str, Any] = {
+        "stage": "thinker",
+        "component": "qwen2_5_omni/thinker",
+        "model": {"path": str(checkpoint)},
+        "outputs": ["Text"],
+        "limits": {"maxConcurrentRequests": 128},
+        "engineArgs": {**engine, "kvCacheMemoryMib": 256},
+    }
+    samples: Samples = defaultdict(list)
+    with serve(folder, "", thinker) as server:
+        for _ in range(rounds + 1):
+            began = server.cpu_s()
+            callers.start(port=server.port, count=REAL_AT_ONCE, tokens=REAL_TOKENS, spread_s=0.1)
+            callers.finish()
+            spent = server.cpu_s() - began
+            samples[REAL_TEXT, REAL_AT_ONCE].append(Sample(spent / (REAL_AT_ONCE * REAL_TOKENS) * 1e6))
+    return samples
+
+
+def paced_rows(samples: Samples) -> list[Row]:
+    """One row for each side and number at once; lateness in ms, of all rounds together."""
+    return [
+        {
+            "side": name,
+            "at_once": count,
+            "cpu_us": round(_best(ones), 1),
+            "cpu_us_median": round(statistics.median(one.cpu_us for one in ones), 1),
+            **_late("text", [one.text_us for one in ones]),
+            **_late("early_row", [one.early_us for one in ones]),
+            **_late("later_row", [one.later_us for one in ones]),
+        }
+        for (name, count), ones in sorted(samples.items(), key=lambda item: item[0][1])
+    ]
+
+
+def real_rows(samples: Samples) -> list[Row]:
+    """One row a side."""
+    return [
+        {
+            "side": name,
+            "at_once": count,
+            "cpu_us": round(_best(ones), 1),
+            "cpu_us_median": round(statistics.median(one.cpu_us for one in ones), 1),
+        }
+        for (name, count), ones in samples.items()
+    ]
+
+
+def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
+    """Against bare gRPC in the same rounds; and the budgets in microseconds, which are this machine's."""
+    most = max(AT_ONCE)
+    ratios = [
+        Ratio(
+            f"{name}, {most} at once, x {BARE}",
+            round(
+                median_ratio([one.cpu_us for one in paced[name, most]], [one.cpu_us for one in paced[BARE, most]]), 2
+            ),
+            at_most=bound,
+            tolerance=TOLERANCE,
+        )
+        for name, bound in ((TEXT, 1.8), (TEXT_AND_ROWS, 3.5))
+    ]
+    budgets = [
+        (f"{TEXT}, {most} at once, us", _best(paced[TEXT, most]), TEXT_GOAL_US),
+        (f"{TEXT_AND_ROWS}, {most} at once, us", _best(paced[TEXT_AND_ROWS, most]), ROWS_GOAL_US),
+        (f"{REAL_TEXT}, {REAL_AT_ONCE} at once, us", _best(real[REAL_TEXT, REAL_AT_ONCE]), REAL_GOAL_US),
+    ]
+    return ratios + [
+        Ratio(name, round(value, 1), at_most=goal, goal=True, tolerance=TOLERANCE) for name, value, goal in budgets
+    ]
+
+
+def _best(samples: Sequence[Sample]) -> float:
+    return min(sample.cpu_us for sample in samples)
+
+
+def _late(what: str, runs: Sequence[Sequence[int]]) -> Row:
+    late = [value for run in runs for value in run]
+    return {
+        f"{what}_late_ms_{name}": round(quantile(late, share) / 1e3, 1) if late else None
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    }

@@ -1,0 +1,162 @@
+"""A stage's engine without a model: every 10 ms each of its requests gets a token, and a row where a stage reads it.
+
+The steps of all requests come in one turn of the event loop, as those of a batch come from vLLM. Every token carries
+the time at which it was due, so that whoever receives it knows how late it is: texts as digits, rows in the integers
+beside them. Clocks: CLOCK_MONOTONIC, which the processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import torch
+
+from omni_proto.pipeline.components import ComponentFacts, EngineKind
+from omni_proto.stage_config import Modality, SamplingDefaults, StageConfig
+from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_stage.arrays import Array, to_torch
+from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.manifest import describe
+
+STEP_S = 0.01
+ROW = 3584
+"""Numbers of a row, as Qwen2.5-Omni-7B's hidden states: 7 KiB of bfloat16."""
+SCHEMA = TensorSchema("bench/tokens", 1, (TensorSpec("x", "bfloat16", (ROW,)), TensorSpec("token_ids", "int64")))
+EARLY_ROWS = 8
+"""The first rows of a request: its speech cannot begin without them."""
+_MAX_AT_ONCE = 256
+
+
+class Component:
+    """What the stage server asks of a component whose engine prepares nothing."""
+
+    default_sampling = SamplingDefaults(max_tokens=16)
+    voices = ()
+    audio_rate_hz = 16_000
+    max_aspect_ratio = 200
+
+    def __init__(self, config: StageConfig) -> None:
+        self.input_schema = SCHEMA if config.input else None
+        self.output_schema = SCHEMA if config.downstream else None
+        self.facts: ComponentFacts = describe(
+            id="bench/tokens",
+            kind=EngineKind.AUTOREGRESSIVE,
+            outputs=(Modality.TEXT,),
+            reads=self.input_schema and self.input_schema.id,
+            publishes=self.output_schema and self.output_schema.id,
+            streams_input=config.input is not None,
+            writes_text=True,
+        )
+
+
+class PacedEngine:
+    """A StageEngine. Made for one event loop."""
+
+    is_dead = False
+    compiled_check_failed = False
+    max_streamed = None
+    prompt_embeds = None
+    max_model_len = 1 << 14
+
+    def __init__(self, config: StageConfig) -> None:
+        self.component: Any = Component(config)
+        self.unfinished_requests = 0
+        self.last_step_monotonic = 0.0
+        self._running: dict[str, _Running] = {}
+        self._rows = torch.rand(_MAX_AT_ONCE, ROW).to(torch.bfloat16).split(1)
+        self._clock: asyncio.Task[None] | None = None
+
+    def open_tensors(self, received: Mapping[str, Any]) -> Mapping[str, Array]:
+        return to_torch(received)
+
+    async def start(self) -> None:
+        self._clock = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        """Hand a step to every request, once each 10 ms; those that were missed follow at once."""
+        due = time.monotonic()
+        while True:
+            due += STEP_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self.last_step_monotonic = time.monotonic()
+            due_us = int(due * 1e6)
+            for number, request in enumerate(list(self._running.values())):
+                request.put(due_us, self._rows[number])
+
+    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
+        self.unfinished_requests += 1
+        try:
+            source = request.source
+            if isinstance(source, EdgeStream):
+                yield StageStep(text=await _time_rows(source), token_ids=[1], prompt_token_ids=[1])
+                yield StageStep(finish_reason=FinishReason.STOP)
+                return
+            running = self._running[request.request_id] = _Running(
+                request.sampling.max_tokens or 1, request.want_tensors
+            )
+            while not running.over:
+                yield await running.get()
+            yield StageStep(finish_reason=FinishReason.LENGTH)
+        finally:
+            self._running.pop(request.request_id, None)
+            self.unfinished_requests -= 1
+
+    async def abort(self, request_id: str) -> None:
+        return
+
+    async def shutdown(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+
+
+class _Running:
+    """One request: steps that its reader has not taken are merged, as vLLM's RequestOutputCollector merges them."""
+
+    def __init__(self, tokens: int, has_rows: bool) -> None:
+        self._left = tokens
+        self._has_rows = has_rows
+        self._first = True
+        self._due: list[int] = []
+        self._rows: list[torch.Tensor] = []
+        self._ready = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        return not self._left and not self._due
+
+    def put(self, due_us: int, row: torch.Tensor) -> None:
+        if self._left:
+            self._left -= 1
+            self._due.append(due_us)
+            self._rows.append(row)
+            self._ready.set()
+
+    async def get(self) -> StageStep:
+        await self._ready.wait()
+        self._ready.clear()
+        due, self._due = self._due, []
+        rows, self._rows = self._rows, []
+        tensors: dict[str, torch.Tensor] = {}
+        if self._has_rows:
+            tensors = {"x": rows[0] if len(rows) == 1 else torch.cat(rows), "token_ids": torch.tensor(due)}
+        prompt, self._first = ([1] if self._first else None), False
+        text = f"{due[0]} " if len(due) == 1 else "".join(f"{one} " for one in due)
+        return StageStep(text=text, token_ids=due, prompt_token_ids=prompt, tensors=tensors)
+
+
+async def _time_rows(source: EdgeStream) -> str:
+    """Returns the lateness of every row in us, as JSON."""
+    late: list[int] = []
+    while True:
+        read = await source.read()
+        now = int(time.monotonic() * 1e6)
+        if "token_ids" in read.tensors:
+            late += [now - due for due in read.tensors["token_ids"].tolist()]
+        if read.ended:
+            return json.dumps(late)

@@ -1,0 +1,100 @@
+"""One process of the case: `python -m benchmarks.tokens.stage STAGE.yaml`, or `... bare`.
+
+A stage server as `python -m omni_stage serve` runs it, with the paced engine; or a bare grpc.aio server that writes
+messages made beforehand at the same pace: what gRPC itself costs. Ports go to STAGE.yaml.address.json, or to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+
+from benchmarks.tokens.paced import STEP_S, PacedEngine
+from omni_proto.rpc.options import server_options
+from omni_proto.stage.v1 import events_pb2, stage_service_pb2
+from omni_proto.stage_config import load_stage_config
+from omni_stage.process.malloc import tune_malloc
+from omni_stage.process.stage_log import configure_stage_logging
+from omni_stage.service.server.stage_server import run_stage
+from omni_stage.service.wire import GENERATE, SERVICE_NAME
+
+BARE = "bare"
+
+
+def main(name: str) -> int:
+    tune_malloc()
+    # As the stage server does: what was imported is not gone through again and again.
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if name == BARE:
+            runner.run(_serve_bare())
+            return 0
+        file = Path(name)
+        config = load_stage_config(file)
+        configure_stage_logging(config.stage, "text")
+        logging.getLogger().setLevel(logging.WARNING)
+        return int(runner.run(run_stage(config, PacedEngine, file.with_suffix(".address.json"))))
+
+
+async def _serve_bare() -> None:
+    """Until the process ends. max_tokens of Start says how many texts a call gets."""
+    server = grpc.aio.server(options=server_options())
+    handler = grpc.stream_stream_rpc_method_handler(
+        _write_paced, request_deserializer=stage_service_pb2.GenerateRequest.FromString
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {GENERATE: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    clock.start()
+    print(json.dumps({"grpc": port}), flush=True)
+    await server.wait_for_termination()
+
+
+class _Clock:
+    """Wakes all calls once each step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[bytes]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        due = time.monotonic()
+        while True:
+            due += STEP_S
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            text = events_pb2.TextDelta(text=f"{int(due * 1e6)} ")
+            message = stage_service_pb2.GenerateResponse(stage="thinker", text=text).SerializeToString()
+            waiting, self.waiting = self.waiting, []
+            for future in waiting:
+                future.set_result(message)
+
+    def wait(self) -> asyncio.Future[bytes]:
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        return future
+
+
+clock = _Clock()
+
+
+async def _write_paced(messages: AsyncIterator[stage_service_pb2.GenerateRequest], context: Any) -> None:
+    start = (await anext(messages)).start
+    for _ in range(start.sampling["thinker"].max_tokens):
+        await context.write(await clock.wait())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,38 @@
+"""The gateway of a pipeline on this machine: one more process, in front of the entry stage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from omni_cli.local.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from omni_cli.local.pipeline import LocalOptions
+
+GATEWAY: Final = "gateway"
+"""Name of the process, of its log and of its files."""
+
+
+def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
+    """Returns the program and its arguments, but for those that every process gets."""
+    url = endpoint if "://" in endpoint else f"grpc://{endpoint}"
+    command = (sys.executable, "-m", "omni_gateway", "--log-format", "text")
+    return (*command, "--endpoint", f"{pipeline}={url}", "--host", LOOPBACK, "--port", str(port))
+
+
+def gateway_settings(options: LocalOptions) -> str:
+    """Returns the settings as YAML: nobody has to look away before a drain here."""
+    settings: dict[str, object] = {"drainNoticeSeconds": 0, "drainSeconds": int(options.grace_s)}
+    if options.tls_dir is not None:
+        settings["entryCa"] = str(options.tls_dir / "ca.crt")
+    return yaml.safe_dump(settings)
+
+
+def read_http_url(address: Path) -> str:
+    """Returns the address that a ready gateway wrote."""
+    return str(json.loads(address.read_text(encoding="utf-8"))["http"])

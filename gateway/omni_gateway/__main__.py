@@ -1,0 +1,53 @@
+"""`python -m omni_gateway`: a gateway in front of named entry stages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_gateway.clock import unix_seconds
+from omni_gateway.pipelines import ServedPipeline, StaticPipelines
+from omni_gateway.server import Listen, serve
+from omni_gateway.settings import load_settings
+from omni_proto.client import ClientTls
+from omni_proto.logs import LineFormatter, configure_logging
+
+
+def parse_endpoint(text: str, ca: str | None) -> ServedPipeline:
+    """Returns the pipeline of NAME=grpc://HOST:PORT; ca: what grpcs:// trusts. Raises ValueError."""
+    name, equals, endpoint = text.partition("=")
+    if not (name and equals and endpoint.startswith(("grpc://", "grpcs://"))):
+        raise ValueError(f"{text!r} is not NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")
+    tls = ClientTls(ca=ca) if ca and endpoint.startswith("grpcs://") else None
+    return ServedPipeline(name=name, endpoint=endpoint, created=unix_seconds(), tls=tls)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 after a drain, 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
+    parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline; repeatable.")
+    parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
+    parser.add_argument("--host", default="0.0.0.0", help="Address to listen on.")
+    parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
+    parser.add_argument("--tls-dir", type=Path, metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
+    parser.add_argument("--address-file", type=Path, help="File to write the address to, as JSON, once it listens.")
+    parser.add_argument("--log-format", choices=("json", "text"), default="json")
+    parser.add_argument("--log-level", default="info")
+    options = parser.parse_args(argv)
+    configure_logging(LineFormatter(options.log_format), options.log_level)
+    try:
+        settings = load_settings(options.config)
+        pipelines = [parse_endpoint(text, settings.entry_ca) for text in options.endpoint]
+    except ValueError as error:  # SettingsError is one
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    serve(
+        StaticPipelines(pipelines), settings, Listen(options.host, options.port, options.tls_dir, options.address_file)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

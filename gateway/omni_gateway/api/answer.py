@@ -1,0 +1,81 @@
+"""One call of an entry stage, as the routes read it: its events as they come, errors as ours, audio counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final, Unpack
+
+from omni_gateway.api.context import Call, Gateway
+from omni_gateway.audio.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
+from omni_gateway.errors import to_error
+from omni_gateway.pipelines import ServedPipeline
+from omni_proto.client import Accepted, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+
+BYTES_PER_SAMPLE: Final = 2
+
+
+async def open_answer(
+    gateway: Gateway, call: Call, route: str, pipeline: ServedPipeline, **arguments: Unpack[GenerateArguments]
+) -> AsyncGenerator[Event, None]:
+    """Calls the entry stage. Returns the events after Accepted, once the stage accepted: until then, errors have a
+    status. Closing the generator ends the request in all stages. Raises GatewayError, at once and while iterating.
+    """
+    arguments.setdefault("timeout", gateway.settings.request_seconds)
+    arguments.setdefault("request_id", call.id)
+    arguments.setdefault("traceparent", call.traceparent)
+    events = gateway.entries.generate(pipeline, **arguments)
+    try:
+        first = await anext(events)
+    except OmniRequestError as error:
+        raise to_error(error) from error
+    except BaseException:
+        await events.aclose()
+        raise
+    return _follow(gateway, call, route, first, events)
+
+
+async def _follow(
+    gateway: Gateway, call: Call, route: str, first: Event, events: AsyncGenerator[Event, None]
+) -> AsyncGenerator[Event, None]:
+    seen: set[str] = set()
+    async with aclosing(events):
+        try:
+            if not isinstance(first, Accepted):
+                yield first
+            async for event in events:
+                if isinstance(event, AudioChunk):
+                    seconds = len(event.data) / (BYTES_PER_SAMPLE * event.channels * event.sample_rate_hz)
+                    call.audio_seconds += seconds
+                    gateway.metrics.audio_seconds.labels(call.model).inc(seconds)
+                if isinstance(event, AudioChunk | TextDelta):
+                    kind = "audio" if isinstance(event, AudioChunk) else "text"
+                    if kind not in seen:
+                        seen.add(kind)
+                        gateway.metrics.first_byte.labels(route, kind).observe(time.monotonic() - call.started)
+                yield event
+        except OmniRequestError as error:
+            raise to_error(error) from error
+
+
+class AudioWriter:
+    """Encodes the audio of one answer. The encoder is made by the first chunk, which says rate and channels."""
+
+    def __init__(self, name: str) -> None:
+        """name: one of MEDIA_TYPES, or pcm16."""
+        self._name = name
+        self._encoder: Encoder | None = None
+
+    async def add(self, chunk: AudioChunk) -> bytes:
+        """Returns what is encoded so far of the audio that came; may be empty. Raises GatewayError."""
+        if self._encoder is None:
+            self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
+        if isinstance(self._encoder, PcmEncoder | WavEncoder):
+            return self._encoder.encode(chunk.data)
+        return await asyncio.to_thread(self._encoder.encode, chunk.data)
+
+    async def finish(self) -> bytes:
+        """Returns the rest."""
+        return b"" if self._encoder is None else await asyncio.to_thread(self._encoder.finish)

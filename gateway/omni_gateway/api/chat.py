@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from omni_gateway.api.answer import AudioWriter, open_answer
+from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
+from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
+from omni_gateway.audio.encode import encode_whole
+from omni_gateway.clock import unix_seconds
+from omni_gateway.entry_facts import EntryFacts
+from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.media.read import read_media
+from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
+from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
+from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, VoiceId, find_unsupported
+from omni_gateway.openai.text_form import add_form, add_tools
+from omni_gateway.openai.voices import pick_voice
+from omni_gateway.pipelines import ServedPipeline, find_pipeline
+from omni_proto.client import (
+    AudioChunk,
+    Event,
+    GenerateArguments,
+    ReasoningDelta,
+    ResultBuilder,
+    StageFinished,
+    Summary,
+    TextDelta,
+    ToolCallDelta,
+)
+
+router = APIRouter(tags=["chat"])
+ROUTE: Final = "/v1/chat/completions"
+AUDIO_KEPT_S: Final = 0
+"""How long the audio of an answer can be named in the next request: not at all."""
+
+
+@router.post(ROUTE)
+async def create_chat_completion(request: Request, body: ChatRequest) -> Response:
+    """Answers a conversation with text, and with speech where the model speaks."""
+    gateway, call = gateway_of(request), call_of(request)
+    refuse_unsupported(body)
+    key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
+    call.model = key
+    facts = await gateway.entries.facts(pipeline)
+    answer = ChatAnswer(
+        id=f"chatcmpl-{call.id.removeprefix('req_')}",
+        model=key,
+        created=unix_seconds(),
+        audio_expires_at=unix_seconds() if "audio" in (body.modalities or ()) else 0,
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+    )
+    arguments = await read_arguments(gateway, pipeline, facts, body)
+    audio_format = body.audio.format if body.audio and answer.speaks else ""
+    if body.stream:
+        events = await run_until_gone(request, open_answer(gateway, call, ROUTE, pipeline, **arguments))
+        return LiveResponse(
+            stream_chat(events, answer, facts, audio_format),
+            media_type=EVENT_STREAM,
+            send_s=gateway.settings.send_seconds,
+            comment_s=gateway.settings.keep_alive_seconds,
+        )
+    whole = collect_chat(gateway, call, pipeline, arguments, answer, facts, audio_format)
+    return JSONResponse(await run_until_gone(request, whole))
+
+
+def refuse_unsupported(body: ChatRequest) -> None:
+    """Raises UnsupportedError that names the first field whose value cannot be served."""
+    found = find_unsupported(body)
+    if found is not None:
+        raise UnsupportedError(f"{found[1]}.", param=found[0])
+
+
+async def read_arguments(
+    gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, body: ChatRequest
+) -> GenerateArguments:
+    """Returns the arguments of the call. Raises InvalidRequestError."""
+    chars = count_chars(body.messages)
+    if chars > gateway.settings.max_prompt_chars:
+        raise InvalidRequestError(
+            f"The messages hold {chars} characters, at most {gateway.settings.max_prompt_chars} are taken.",
+            param="messages",
+            code="string_above_max_length",
+        )
+    modalities = check_modalities(body, facts)
+    media = await read_media(list_media(body.messages), gateway.settings.media)
+    arguments = GenerateArguments(
+        chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
+    )
+    add_tools(arguments, body, facts)
+    add_form(arguments, body, facts)
+    if body.seed is not None:
+        arguments["seed"] = body.seed
+    if body.audio is not None and "audio" in modalities:
+        arguments["voice"] = read_voice(gateway, pipeline, facts, body.audio)
+    if body.priority is not None:
+        arguments["priority"] = body.priority
+    if body.cache_salt is not None:
+        arguments["cache_salt"] = body.cache_salt
+    return arguments
+
+
+def check_modalities(body: ChatRequest, facts: EntryFacts) -> list[str]:
+    """Returns the modalities that are asked for. Raises InvalidRequestError."""
+    modalities = list(dict.fromkeys(body.modalities or ["text"]))
+    for wanted in modalities:
+        if facts.modalities and wanted not in facts.modalities:
+            raise InvalidRequestError(
+                f"The model {body.model[:128]!r} returns {' and '.join(facts.modalities)}, not {wanted}.",
+                param="modalities",
+            )
+    if "audio" in modalities and body.audio is None:
+        raise InvalidRequestError(
+            "The modality audio needs audio: {voice, format}.", param="audio", code="missing_required_parameter"
+        )
+    if "audio" in modalities and "text" not in modalities:
+        # The transcript is part of OpenAI's audio answer.
+        modalities.append("text")
+    return modalities
+
+
+def read_voice(gateway: Gateway, pipeline: ServedPipeline, facts: EntryFacts, audio: AudioOutput) -> str:
+    """Returns the pipeline's name of the voice. Raises InvalidRequestError."""
+    wanted = audio.voice.id if isinstance(audio.voice, VoiceId) else audio.voice or ""
+    aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
+    return pick_voice(wanted, facts.voices, aliases, param="audio.voice")
+
+
+async def stream_chat(
+    events: AsyncGenerator[Event, None], answer: ChatAnswer, facts: EntryFacts, audio_format: str
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of an answer; one that fails on the way ends with an error and without [DONE]."""
+    writer = AudioWriter(audio_format) if audio_format else None
+    async with aclosing(events):
+        yield event(answer.first())
+        try:
+            async for item in events:
+                if isinstance(item, TextDelta) and item.text:
+                    yield event(answer.text(item.text))
+                elif isinstance(item, ToolCallDelta):
+                    yield event(answer.tool_call(item))
+                elif isinstance(item, ReasoningDelta):
+                    yield event(answer.reasoning(item.text))
+                elif isinstance(item, AudioChunk) and writer is not None:
+                    if data := await writer.add(item):
+                        yield event(answer.audio(data))
+                elif isinstance(item, StageFinished) and item.stage == facts.stage:
+                    answer.finish_reason = finish_reason(item.finish_reason)
+                elif isinstance(item, Summary):
+                    if writer is not None and (rest := await writer.finish()):
+                        yield event(answer.audio(rest))
+                    yield event(answer.last())
+                    if answer.include_usage:
+                        yield event(answer.usage(read_usage(item)))
+        except GatewayError as error:
+            yield error_event(error)
+            return
+        yield DONE
+
+
+async def collect_chat(
+    gateway: Gateway,
+    call: Call,
+    pipeline: ServedPipeline,
+    arguments: GenerateArguments,
+    answer: ChatAnswer,
+    facts: EntryFacts,
+    audio_format: str,
+) -> dict[str, Any]:
+    """Returns the whole answer. Raises GatewayError."""
+    builder = ResultBuilder()
+    async with aclosing(await open_answer(gateway, call, ROUTE, pipeline, **arguments)) as events:
+        async for item in events:
+            builder.add(item)
+            if isinstance(item, StageFinished) and item.stage == facts.stage:
+                answer.finish_reason = finish_reason(item.finish_reason)
+    result = builder.result()
+    if result.summary is None:
+        raise InternalError("The answer ended without a summary.")
+    audio: bytes | None = None
+    if audio_format:
+        rate_hz, channels = result.sample_rate_hz or 24_000, result.channels or 1
+        audio = await asyncio.to_thread(encode_whole, audio_format, result.audio, rate_hz, channels)
+    calls = result.tool_calls.get(facts.stage, ())
+    reasoning = result.reasoning.get(facts.stage, "")
+    return answer.whole(result.text, audio, read_usage(result.summary), calls=calls, reasoning=reasoning)

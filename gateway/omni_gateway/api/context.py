@@ -1,0 +1,51 @@
+"""What every route works with, and what one request is: built by the app and by the guard, read by the routes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import cast
+
+from starlette.requests import Request
+
+from omni_gateway.entries import Entries
+from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.pipelines import Pipelines
+from omni_gateway.settings import GatewaySettings
+
+
+@dataclass(slots=True)
+class Gateway:
+    """One gateway."""
+
+    settings: GatewaySettings
+    pipelines: Pipelines
+    entries: Entries
+    metrics: GatewayMetrics
+    draining: bool = False
+    """Set on SIGTERM: /ready fails, and connections are not kept."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One request."""
+
+    id: str
+    """In all logs and in x-request-id."""
+    traceparent: str | None = None
+    key: str = ""
+    """Name of the API key; empty where none is asked for."""
+    model: str = ""
+    started: float = field(default_factory=time.monotonic)
+    audio_seconds: float = 0.0
+    """Audio returned so far."""
+
+
+def gateway_of(request: Request) -> Gateway:
+    """Returns the gateway that serves the request."""
+    return cast(Gateway, request.app.state.gateway)
+
+
+def call_of(request: Request) -> Call:
+    """Returns what the guard knows of the request."""
+    return cast(Call, request.scope["omni_call"])

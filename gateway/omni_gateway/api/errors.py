@@ -1,0 +1,91 @@
+"""Errors that the framework raises, and our own, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from omni_gateway.api.context import gateway_of
+from omni_gateway.errors import (
+    GatewayError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    RouteNotFoundError,
+    answer_error,
+)
+
+_CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of the app one of OpenAI's shape."""
+    app.add_exception_handler(GatewayError, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _answer_http)
+
+
+def respond(request: Request, error: GatewayError) -> Response:
+    """Returns the answer to a failed request."""
+    answer = answer_error(error)
+    gateway_of(request).metrics.refused.labels(answer.body["error"]["code"]).inc()
+    return JSONResponse(answer.body, answer.status, dict(answer.headers))
+
+
+def field_path(loc: Sequence[str | int], body: Any, *, missing: bool) -> str:
+    """Returns the path of a wrong field, e.g. messages[0].content: pydantic's names of union members left out."""
+    path, here = "", body
+    for place, item in enumerate(loc):
+        if isinstance(item, int):
+            if isinstance(here, list) and item < len(here):
+                path, here = f"{path}[{item}]", here[item]
+            continue
+        if isinstance(here, dict) and item in here:
+            path, here = f"{path}.{item}" if path else item, here[item]
+        elif missing and place == len(loc) - 1:
+            path = f"{path}.{item}" if path else item
+    return path
+
+
+def describe_validation(error: RequestValidationError) -> InvalidRequestError:
+    """Returns the first problem that pydantic found, in OpenAI's words."""
+    problem = error.errors()[0]
+    kind, loc = problem["type"], problem["loc"]
+    if kind == "json_invalid":
+        return InvalidRequestError("The body is not JSON.", code="invalid_json")
+    path = field_path(loc[1:], error.body, missing=kind == "missing")
+    code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
+    if kind == "extra_forbidden":
+        return InvalidRequestError(f"Unknown parameter: {path[:256]!r}.", param=path[:256], code=code)
+    if kind == "missing":
+        return InvalidRequestError(f"Missing required parameter: {path!r}.", param=path, code=code)
+    return InvalidRequestError(f"{path or 'body'}: {problem['msg']}", param=path or None, code=code)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if not isinstance(error, GatewayError):
+        raise error
+    return respond(request, error)
+
+
+async def _answer_validation(request: Request, error: Exception) -> Response:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    return respond(request, describe_validation(error))
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    if error.status_code == 404:
+        return respond(request, RouteNotFoundError(f"No route {request.method} {request.url.path[:256]}."))
+    if error.status_code == 405:
+        answer = respond(request, MethodNotAllowedError(f"{request.method} is not allowed here."))
+        answer.headers.update(error.headers or {})
+        return answer
+    return respond(request, InvalidRequestError(str(error.detail), code="invalid_request"))

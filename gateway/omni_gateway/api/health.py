@@ -1,0 +1,31 @@
+"""GET /health, /ready, /metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from omni_gateway.api.context import gateway_of
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """The process answers; a restart would not help."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "The gateway takes no new requests."}})
+async def ready(request: Request) -> Response:
+    """Whether requests should be sent here: the pipelines are known, and the gateway does not drain."""
+    gateway = gateway_of(request)
+    reason = "draining" if gateway.draining else "" if gateway.pipelines.is_synced() else "pipelines are not known yet"
+    return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics: omni_gateway_*."""
+    return Response(generate_latest(gateway_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)

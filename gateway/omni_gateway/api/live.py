@@ -1,0 +1,128 @@
+"""Answers that last: streamed while the client takes them, and whole ones that end when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from omni_gateway.errors import GatewayError, answer_error
+
+EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
+DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": keep-alive\n\n"
+
+Result = TypeVar("Result")
+
+
+class ClientLeftError(Exception):
+    """The client closed its connection, or took nothing of the answer for too long. Nobody reads an answer."""
+
+
+def event(value: Mapping[str, Any], name: str = "") -> bytes:
+    """Returns a server-sent event with the value as JSON."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def error_event(error: GatewayError) -> bytes:
+    """Returns the event that ends a stream which failed after it began."""
+    return event(answer_error(error).body)
+
+
+class LiveResponse(Response):
+    """Sends chunks as they come. The generator is closed when it ends, when the client leaves, or takes too long."""
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        send_s: float,
+        comment_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """send_s: most seconds that one chunk may take to be sent. comment_s: silence after which a comment is sent."""
+        self.status_code = 200
+        self.background = None
+        self.media_type = media_type
+        self._chunks = chunks
+        self._send_s = send_s
+        self._comment_s = comment_s
+        self._lock = asyncio.Lock()
+        self._sent_at = 0.0
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ClientLeftError; whatever the generator raises."""
+        tasks = [asyncio.ensure_future(self._pump(send)), asyncio.ensure_future(_wait_gone(receive))]
+        if self._comment_s is not None:
+            tasks.append(asyncio.ensure_future(self._comment(send, self._comment_s)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(tasks)
+            await self._chunks.aclose()
+        for task in done:
+            task.result()
+        if tasks[0] not in done:
+            raise ClientLeftError
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._sent_at = asyncio.get_running_loop().time()
+        async for chunk in self._chunks:
+            await self._send(send, chunk, more=True)
+        await self._send(send, b"", more=False)
+
+    async def _send(self, send: Send, chunk: bytes, *, more: bool) -> None:
+        try:
+            async with self._lock, asyncio.timeout(self._send_s):
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        except (TimeoutError, OSError) as error:
+            raise ClientLeftError from error
+        self._sent_at = asyncio.get_running_loop().time()
+
+    async def _comment(self, send: Send, every_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            wait_s = self._sent_at + every_s - loop.time() if self._sent_at else every_s
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            else:
+                await self._send(send, COMMENT, more=True)
+
+
+async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:
+    """Returns the result of work, which is cancelled when the client leaves. Raises ClientLeftError, what work raises.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_gone(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeftError
+    finally:
+        await _end([task, gone])
+
+
+async def _wait_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):  # each result is read where it matters
+            await task

@@ -1,0 +1,36 @@
+"""APIs of OpenAI's that this gateway does not have: refused by name, with what to use instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+
+from omni_gateway.errors import NotImplementedHereError
+
+router = APIRouter(include_in_schema=False)
+
+REFUSED: Final = {
+    "/v1/responses": "answers are not stored here, which that API is about; use /v1/chat/completions",
+    "/v1/completions": "text without a chat template has no place in a conversation; use /v1/chat/completions",
+    "/v1/audio/transcriptions": (
+        "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for its words"
+    ),
+    "/v1/audio/translations": (
+        "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for a translation"
+    ),
+    "/v1/embeddings": "pipelines return text and audio, not embeddings",
+    "/v1/images/generations": "pipelines return text and audio, not images",
+    "/v1/realtime": "there is no Realtime API yet; use /v1/chat/completions with stream: true",
+}
+"""Reason by path."""
+
+
+async def refuse(request: Request) -> None:
+    """Raises NotImplementedHereError with the reason of the path."""
+    path = request.url.path
+    raise NotImplementedHereError(f"{path} is not supported: {REFUSED[path]}.")
+
+
+for _path in REFUSED:
+    router.add_api_route(_path, refuse, methods=["GET", "POST"], response_model=None)

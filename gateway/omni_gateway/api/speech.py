@@ -1,0 +1,128 @@
+"""POST /v1/audio/speech: text spoken as it stands."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from omni_gateway.api.answer import AudioWriter, open_answer
+from omni_gateway.api.context import call_of, gateway_of
+from omni_gateway.api.live import EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
+from omni_gateway.audio.encode import MEDIA_TYPES
+from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError, UnsupportedError
+from omni_gateway.openai.chat_events import read_usage
+from omni_gateway.openai.chat_request import VoiceId
+from omni_gateway.openai.speech_request import SpeechRequest, find_unsupported
+from omni_gateway.openai.voices import pick_voice
+from omni_gateway.pipelines import find_pipeline
+from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
+
+router = APIRouter(tags=["speech"])
+ROUTE: Final = "/v1/audio/speech"
+PROMPT: Final = "Read the text aloud."
+"""What the model is asked where its reply is given. It is heard in the voice alone: the words are the reply's."""
+
+
+@router.post(
+    ROUTE,
+    response_class=Response,
+    responses={200: {"content": {kind: {} for kind in (*MEDIA_TYPES.values(), "text/event-stream")}}},
+)
+async def create_speech(request: Request, body: SpeechRequest) -> Response:
+    """Speaks a text. The audio is sent as it is made: as bytes, or as server-sent events."""
+    gateway, call = gateway_of(request), call_of(request)
+    if (found := find_unsupported(body)) is not None:
+        raise UnsupportedError(f"{found[1]}.", param=found[0])
+    if len(body.input) > gateway.settings.max_speech_chars:
+        raise InvalidRequestError(
+            f"input holds {len(body.input)} characters, at most {gateway.settings.max_speech_chars} are taken.",
+            param="input",
+            code="string_above_max_length",
+        )
+    if not body.input.strip():
+        raise InvalidRequestError("input holds nothing to speak.", param="input")
+    key, pipeline = find_pipeline(gateway.pipelines.list_pipelines(), body.model)
+    call.model = key
+    facts = await gateway.entries.facts(pipeline)
+    if "audio" not in facts.modalities or not facts.speaks_given_text:
+        raise UnsupportedError(f"The model {key!r} does not speak a given text.", param="model", code="invalid_value")
+    wanted = body.voice.id if isinstance(body.voice, VoiceId) else body.voice or ""
+    aliases = pipeline.voice_aliases or gateway.settings.voice_aliases
+    arguments = GenerateArguments(
+        text=PROMPT,
+        reply=body.input,
+        modalities=["audio"],
+        voice=pick_voice(wanted, facts.voices, aliases, param="voice"),
+    )
+    if body.seed is not None:
+        arguments["seed"] = body.seed
+    events = await run_until_gone(request, open_answer(gateway, call, ROUTE, pipeline, **arguments))
+    writer = AudioWriter(body.response_format)
+    if body.stream_format == "sse":
+        return LiveResponse(
+            stream_events(events, writer),
+            media_type=EVENT_STREAM,
+            send_s=gateway.settings.send_seconds,
+            comment_s=gateway.settings.keep_alive_seconds,
+        )
+    chunks = stream_bytes(events, writer)
+    try:
+        # Before the answer begins, so that a stage which fails first has a status.
+        first = await run_until_gone(request, anext(chunks, b""))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    return LiveResponse(
+        _after(first, chunks), media_type=MEDIA_TYPES[body.response_format], send_s=gateway.settings.send_seconds
+    )
+
+
+async def stream_bytes(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
+    """The encoded audio. Raises GatewayError: the connection then ends without the end of the body."""
+    async with aclosing(events):
+        async for item in events:
+            if isinstance(item, AudioChunk) and (data := await writer.add(item)):
+                yield data
+    if rest := await writer.finish():
+        yield rest
+
+
+async def stream_events(events: AsyncGenerator[Event, None], writer: AudioWriter) -> AsyncGenerator[bytes, None]:
+    """OpenAI's events speech.audio.delta and speech.audio.done; an error instead of the latter."""
+    async with aclosing(events):
+        try:
+            async for item in events:
+                if isinstance(item, AudioChunk) and (data := await writer.add(item)):
+                    yield _delta(data)
+                elif isinstance(item, Summary):
+                    if rest := await writer.finish():
+                        yield _delta(rest)
+                    usage = read_usage(item)
+                    tokens = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+                    yield event(
+                        {
+                            "type": "speech.audio.done",
+                            "usage": {**tokens, "total_tokens": sum(tokens.values())},
+                        }
+                    )
+                    return
+            raise InternalError("The answer ended without a summary.")
+        except GatewayError as error:
+            yield error_event(error)
+
+
+def _delta(data: bytes) -> bytes:
+    return event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+
+
+async def _after(first: bytes, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(chunks):
+        if first:
+            yield first
+        async for chunk in chunks:
+            yield chunk

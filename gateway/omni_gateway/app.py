@@ -1,0 +1,72 @@
+"""The ASGI app of a gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
+
+from omni_gateway.api import chat, health, models, refused, speech
+from omni_gateway.api.context import Gateway
+from omni_gateway.api.errors import add_error_handlers
+from omni_gateway.entries import Entries
+from omni_gateway.guard.keys import KeyRing
+from omni_gateway.guard.middleware import Guard
+from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.pipelines import Pipelines
+from omni_gateway.settings import GatewaySettings
+
+PAGE = Path(__file__).parent / "page"
+"""Static files that are served at /."""
+
+
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
+)
+
+
+def create_app(
+    pipelines: Pipelines, settings: GatewaySettings | None = None, *, replicas: Callable[[], int] = lambda: 1
+) -> FastAPI:
+    """Returns the app that serves what pipelines lists, which may change at any time.
+
+    replicas: the gateway's ready replicas now, which share the limits of keys. Raises KeyFileError, OSError for a file
+    of keys that cannot be used.
+    """
+    gateway = Gateway(settings or GatewaySettings(), pipelines, Entries(), GatewayMetrics())
+    keys = KeyRing(gateway.settings.keys_file) if gateway.settings.keys_file else None
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        await gateway.entries.close()
+
+    middleware = [Middleware(Guard, gateway=gateway, keys=keys, replicas=replicas)]
+    if gateway.settings.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(gateway.settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id", "traceparent"],
+            expose_headers=["x-request-id", "retry-after", *LIMIT_HEADERS],
+        )
+        middleware.insert(0, cors)
+    app = FastAPI(
+        title="omnipipeline gateway",
+        description="OpenAI's API in front of any-to-any pipelines.",
+        middleware=middleware,
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.gateway = gateway
+    add_error_handlers(app)
+    for part in (health, models, chat, speech, refused):
+        app.include_router(part.router)
+    if (PAGE / "index.html").is_file():
+        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    return app

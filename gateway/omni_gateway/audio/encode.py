@@ -1,0 +1,204 @@
+"""PCM to the format that was asked for, piece by piece: what goes in comes out as soon as the format allows.
+
+pcm is passed through, and wav gets a header: neither can change a sample. FFmpeg (PyAV) does the others.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Final, Protocol
+
+import av
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+
+from omni_gateway.errors import InternalError
+
+MEDIA_TYPES: Final = {
+    "pcm": "audio/pcm",
+    "wav": "audio/wav",
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "flac": "audio/flac",
+    "aac": "audio/aac",
+}
+_UNKNOWN_LENGTH: Final = 0xFFFFFFFF
+_RATES: Final = {"opus": (8000, 12000, 16000, 24000, 48000), "mp3": (16000, 22050, 24000, 32000, 44100, 48000)}
+"""Rates that an encoder takes; others become the last."""
+_CODECS: Final = {
+    "mp3": ("mp3", "libmp3lame", {}, {"write_xing": "0", "id3v2_version": "0"}),
+    "opus": ("ogg", "libopus", {"application": "audio", "frame_duration": "20"}, {"page_duration": "20000"}),
+    "flac": ("flac", "flac", {}, {}),
+    "aac": ("adts", "aac", {}, {}),
+}
+"""By format: FFmpeg's container and codec, options of the codec and of the container. MP3 without the header that says
+how long it is, which nobody knows yet; Ogg pages of 20 ms, so that none waits for the next."""
+_BIT_RATES: Final = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
+
+
+class Encoder(Protocol):
+    """Encodes one piece of audio after the other."""
+
+    media_type: str
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Returns what is finished of the encoded audio; may be empty. pcm: whole frames, s16le, interleaved."""
+        ...
+
+    def finish(self) -> bytes:
+        """Returns the rest. Nothing may be encoded afterwards."""
+        ...
+
+
+class PcmEncoder:
+    """Samples as they are."""
+
+    media_type = MEDIA_TYPES["pcm"]
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Returns pcm."""
+        return pcm
+
+    def finish(self) -> bytes:
+        """Returns nothing."""
+        return b""
+
+
+class WavEncoder:
+    """A WAV whose header says that its length is not known, as programs that stream write it."""
+
+    media_type = MEDIA_TYPES["wav"]
+
+    def __init__(self, rate_hz: int, channels: int) -> None:
+        self._header = wav_header(rate_hz, channels, None)
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Returns the samples, after the header the first time."""
+        header, self._header = self._header, b""
+        return header + pcm
+
+    def finish(self) -> bytes:
+        """Returns the header if there was no audio."""
+        header, self._header = self._header, b""
+        return header
+
+
+class AvEncoder:
+    """MP3, Opus in Ogg, FLAC or AAC in ADTS."""
+
+    def __init__(self, name: str, rate_hz: int, channels: int, file: io.BytesIO | None = None) -> None:
+        """name: a key of MEDIA_TYPES. file: where all goes, instead of out of encode and finish.
+
+        Raises InternalError for channels that it does not write.
+        """
+        container, codec, codec_options, container_options = _CODECS[name]
+        self.media_type = MEDIA_TYPES[name]
+        self._channels = channels
+        self._rate_hz = rate_hz
+        self._layout = "mono" if channels == 1 else "stereo"
+        if channels not in (1, 2):
+            raise InternalError(f"{name} is not written with {channels} channels; use wav or pcm")
+        rates = _RATES.get(name, (rate_hz,))
+        target_hz = rate_hz if rate_hz in rates else rates[-1]
+        self._sink = _Sink()
+        self._samples = 0
+        options = {"flush_packets": "1", **container_options} if file is None else {}
+        self._file = av.open(self._sink if file is None else file, "w", format=container, options=options)
+        stream = self._file.add_stream(codec, rate=target_hz, options=dict(codec_options))
+        if not isinstance(stream, AudioStream):
+            raise InternalError(f"{codec} is no audio codec")
+        stream.layout = self._layout
+        if name in _BIT_RATES:
+            stream.bit_rate = _BIT_RATES[name]
+        self._stream = stream
+        stream.codec_context.open()
+        self._resampler = AudioResampler(
+            format=stream.codec_context.format,
+            layout=self._layout,
+            rate=target_hz,
+            frame_size=stream.codec_context.frame_size or None,
+        )
+
+    def encode(self, pcm: bytes) -> bytes:
+        """See Encoder."""
+        samples = len(pcm) // (2 * self._channels)
+        if samples:
+            frame = AudioFrame("s16", self._layout, samples)
+            frame.planes[0].update(_padded(pcm, frame.planes[0].buffer_size))
+            frame.sample_rate = self._rate_hz
+            frame.pts = self._samples
+            self._samples += samples
+            self._write(frame)
+        return self._sink.take()
+
+    def finish(self) -> bytes:
+        """See Encoder."""
+        self._write(None)
+        for packet in self._stream.encode(None):
+            self._file.mux(packet)
+        self._file.close()
+        return self._sink.take()
+
+    def _write(self, frame: AudioFrame | None) -> None:
+        for ready in self._resampler.resample(frame):
+            for packet in self._stream.encode(ready):
+                self._file.mux(packet)
+
+
+def make_encoder(name: str, rate_hz: int, channels: int) -> Encoder:
+    """Returns an encoder for a format of MEDIA_TYPES ("pcm16" is pcm). Raises InternalError; KeyError for no format."""
+    if name in ("pcm", "pcm16"):
+        return PcmEncoder()
+    return WavEncoder(rate_hz, channels) if name == "wav" else AvEncoder(name, rate_hz, channels)
+
+
+def encode_whole(name: str, pcm: bytes, rate_hz: int, channels: int) -> bytes:
+    """Returns all audio of an answer as one file, whose header says how long it is."""
+    if name == "wav":
+        return wav_header(rate_hz, channels, len(pcm)) + pcm
+    if name in ("pcm", "pcm16"):
+        return pcm
+    whole = io.BytesIO()
+    encoder = AvEncoder(name, rate_hz, channels, whole)
+    encoder.encode(pcm)
+    encoder.finish()
+    return whole.getvalue()
+
+
+def wav_header(rate_hz: int, channels: int, data_bytes: int | None) -> bytes:
+    """Returns the 44 bytes before the samples (s16le); data_bytes None: not known yet."""
+    frame = 2 * channels
+    length = _UNKNOWN_LENGTH if data_bytes is None else data_bytes
+    riff = _UNKNOWN_LENGTH if data_bytes is None else min(data_bytes + 36, _UNKNOWN_LENGTH)
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate_hz, rate_hz * frame, frame, 16)
+    return struct.pack("<4sI4s", b"RIFF", riff, b"WAVE") + form + struct.pack("<4sI", b"data", length)
+
+
+class _Sink(io.RawIOBase):
+    """A file that only grows: FFmpeg sees that it cannot seek, and writes what needs no correction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def write(self, data: object) -> int:
+        piece = bytes(data)  # type: ignore[call-overload]
+        self._pieces.append(piece)
+        return len(piece)
+
+    def take(self) -> bytes:
+        """Returns what was written since the last call."""
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+def _padded(pcm: bytes, size: int) -> bytes:
+    return pcm.ljust(size, b"\0")

@@ -1,0 +1,223 @@
+"""Errors of the gateway: one root; each class owns its HTTP status, type and code. `to_error` maps the client's, once.
+
+The body has OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from omni_proto.client import ArgumentError, OmniRequestError
+
+INVALID: Final = "invalid_request_error"
+SERVER: Final = "server_error"
+
+
+class GatewayError(Exception):
+    """Root of every error that the gateway answers with."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = SERVER
+    code: ClassVar[str | None] = None
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        """Name of the wrong field, in OpenAI's spelling."""
+        self.specific_code = code
+        """A code that says more than the class does."""
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequestError(GatewayError):
+    """A field of the request is missing, wrong or too large."""
+
+    status = 400
+    type = INVALID
+    code = "invalid_value"
+
+
+class UnsupportedError(InvalidRequestError):
+    """A field or value of OpenAI's that this gateway does not support."""
+
+    code = "unsupported_parameter"
+
+
+class InvalidMediaError(InvalidRequestError):
+    """An image or audio that cannot be read, or may not be fetched."""
+
+    code = "invalid_media"
+
+
+class AuthenticationError(GatewayError):
+    """No key, or an unknown one."""
+
+    status = 401
+    type = INVALID
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(GatewayError):
+    """No pipeline has the name."""
+
+    status = 404
+    type = INVALID
+    code = "model_not_found"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="model")
+
+
+class RouteNotFoundError(GatewayError):
+    """No route has the path."""
+
+    status = 404
+    type = INVALID
+    code = "not_found"
+
+
+class MethodNotAllowedError(GatewayError):
+    """The route has other methods."""
+
+    status = 405
+    type = INVALID
+    code = "method_not_allowed"
+
+
+class TooLargeError(GatewayError):
+    """The body, or what it holds, is larger than a bound."""
+
+    status = 413
+    type = INVALID
+    code = "request_too_large"
+
+
+class RateLimitError(GatewayError):
+    """A limit of the key, or the capacity of the pipeline, is used up."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class InternalError(GatewayError):
+    """The gateway or a stage failed."""
+
+    code = "internal_error"
+
+
+class NotImplementedHereError(GatewayError):
+    """An API of OpenAI's that this gateway does not have."""
+
+    status = 404
+    type = INVALID
+    code = "unsupported_endpoint"
+
+
+class ModelNotReadyError(GatewayError):
+    """The pipeline is known and takes no requests now."""
+
+    status = 503
+    code = "model_not_ready"
+
+
+class UnavailableError(GatewayError):
+    """A stage cannot be reached, or drains."""
+
+    status = 503
+    code = "service_unavailable"
+
+
+class StageTimeoutError(GatewayError):
+    """A deadline passed."""
+
+    status = 504
+    code = "timeout"
+
+
+_BY_CODE: Final[Mapping[str, type[GatewayError]]] = {
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "OUT_OF_RANGE": InvalidRequestError,
+    "RESOURCE_EXHAUSTED": RateLimitError,
+    "UNAVAILABLE": UnavailableError,
+    "CANCELLED": UnavailableError,
+    "DEADLINE_EXCEEDED": StageTimeoutError,
+}
+_BY_REASON: Final[Mapping[str, tuple[type[GatewayError], str]]] = {
+    "PROMPT_TOO_LONG": (InvalidRequestError, "context_length_exceeded"),
+    "INVALID_MEDIA": (InvalidMediaError, "invalid_media"),
+    "REQUEST_TOO_LARGE": (TooLargeError, "request_too_large"),
+}
+_PARAMS: Final[tuple[tuple[str, str], ...]] = (
+    ("start.audio.voice", "voice"),
+    ("start.chat.tools", "tools"),
+    ("start.chat.tool_choice", "tool_choice"),
+    ("start.structured_output", "response_format"),
+    ("start.reply", "input"),
+    ("start.chat", "messages"),
+    ("start.modalities", "modalities"),
+    ("start.seed", "seed"),
+    ("start.priority", "priority"),
+    ("start.cache_salt", "cache_salt"),
+)
+"""OpenAI's name by the beginning of the stage's."""
+
+
+def to_error(error: OmniRequestError | ArgumentError, *, voice_param: str = "voice") -> GatewayError:
+    """Returns the answer to a failed call. voice_param: what the route calls the voice."""
+    if isinstance(error, ArgumentError):
+        return InvalidRequestError(str(error))
+    kind, code = _BY_REASON.get(error.reason, (_BY_CODE.get(error.code.name, InternalError), None))
+    where = f" (stage {error.stage})" if error.stage else ""
+    param = openai_param(error.field)
+    return kind(
+        f"{error.message or error.code.name}{where}",
+        param=voice_param if param == "voice" else param,
+        code=code,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def openai_param(field: str) -> str | None:
+    """Returns OpenAI's name of a field of Start; the field itself where there is none, None for no field."""
+    if not field:
+        return None
+    for beginning, name in _PARAMS:
+        if field.startswith(beginning):
+            return name
+    if field.startswith("start.sampling"):
+        name = field.rsplit(".", 1)[-1]
+        return "max_completion_tokens" if name == "max_tokens" else name
+    return field
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """Status, headers and body of a failed request."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+
+
+def answer_error(error: GatewayError) -> ErrorAnswer:
+    """Returns what the client gets to see. Retry-After is in whole seconds, at least 1."""
+    headers = {}
+    if error.retry_after_s is not None or isinstance(error, RateLimitError):
+        headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    body = {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.specific_code or error.code,
+        }
+    }
+    return ErrorAnswer(error.status, headers, body)

@@ -1,0 +1,68 @@
+"""The body of a request, read within bounds of size, of time and of the memory that all bodies share."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.types import Receive
+
+from omni_gateway.errors import InvalidRequestError, TooLargeError, UnavailableError
+
+IN_ALL_FACTOR: Final = 8
+"""Bodies in memory at once, in multiples of the largest that is allowed."""
+
+
+class BodyGoneError(Exception):
+    """The client left while its body was read."""
+
+
+class BodyReader:
+    """Reads bodies; counts what all of them hold until `release`."""
+
+    def __init__(self, max_bytes: int, max_seconds: float) -> None:
+        self._max_bytes = max_bytes
+        self._max_seconds = max_seconds
+        self._left = max_bytes * IN_ALL_FACTOR
+
+    async def read(self, receive: Receive, length: str | None) -> bytes:
+        """Returns the body. length: the header content-length. Call `release` with its size when it is not needed.
+
+        Raises TooLargeError, before anything is read where the header says so; InvalidRequestError, UnavailableError,
+        BodyGoneError.
+        """
+        if length is not None and length.isdecimal() and int(length) > self._max_bytes:
+            raise self._too_large()
+        pieces: list[bytes] = []
+        held = 0
+        try:
+            async with asyncio.timeout(self._max_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise BodyGoneError
+                    piece = message.get("body", b"")
+                    held += len(piece)
+                    self._left -= len(piece)
+                    if held > self._max_bytes:
+                        raise self._too_large()
+                    if self._left < 0:
+                        raise UnavailableError("Too many large requests at once; try again.", retry_after_s=1)
+                    pieces.append(piece)
+                    if not message.get("more_body", False):
+                        return b"".join(pieces)
+        except TimeoutError as error:
+            self.release(held)
+            raise InvalidRequestError(
+                f"The body did not arrive within {self._max_seconds:g} s.", code="body_timeout"
+            ) from error
+        except BaseException:
+            self.release(held)
+            raise
+
+    def release(self, size: int) -> None:
+        """A body of that size is not needed any more."""
+        self._left += size
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"The body is larger than {self._max_bytes} bytes, the most that is taken here.")

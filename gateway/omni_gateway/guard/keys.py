@@ -1,0 +1,153 @@
+"""API keys: hashes from a file, which is read again when it changes.
+
+    keys:
+    - name: alice
+      sha256: 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
+      limits: {requestsPerMinute: 60, concurrentRequests: 4, audioSecondsPerMinute: 600}
+
+Keys are random and long (`omnipipe gateway-key` makes them), so that a plain hash is enough. Only hashes are kept, and
+names, never keys, are logged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from omni_gateway.errors import AuthenticationError
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 2.0
+"""How often the file is looked at, at most."""
+PREFIX: Final = "sk-omni-"
+
+
+class KeyFileError(ValueError):
+    """The file of keys cannot be used. The message names the field, never its value."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class KeyLimits(_Model):
+    """What one key may use, of all replicas together; none is without limit."""
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Requests a minute; as many may come at once."""
+    concurrent_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests at once."""
+    audio_seconds_per_minute: Annotated[int, Field(ge=1)] | None = None
+    """Returned audio a minute, counted when a request ends."""
+
+
+class ApiKey(_Model):
+    """One key."""
+
+    name: Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")]
+    """Shown in logs and metrics."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Hash of the key, lower-case hex."""
+    limits: KeyLimits = KeyLimits()
+
+
+class KeyFile(_Model):
+    """The keys that there are."""
+
+    keys: tuple[ApiKey, ...]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> KeyFile:
+        names = [key.name for key in self.keys]
+        if len(set(names)) != len(names):
+            raise ValueError("keys: two keys have the same name")
+        return self
+
+
+def make_key() -> tuple[str, str]:
+    """Returns a new key of 256 random bits, and its hash."""
+    key = PREFIX + secrets.token_urlsafe(32)
+    return key, hash_key(key)
+
+
+def hash_key(key: str) -> str:
+    """Returns the sha256 of a key, lower-case hex."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def parse_keys(text: str) -> tuple[ApiKey, ...]:
+    """Returns the keys of a file. Raises KeyFileError."""
+    try:
+        return KeyFile.model_validate(yaml.safe_load(text)).keys
+    except yaml.YAMLError as error:
+        raise KeyFileError("the file of keys is not YAML") from error
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise KeyFileError(wrong) from None  # pydantic's own message quotes values
+
+
+def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
+    """Returns the key with that hash. Compares with every one, so that time says nothing of which came close."""
+    digest = hash_key(presented)
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, digest):
+            found = key
+    return found
+
+
+class KeyRing:
+    """The keys of a file. Use from one thread."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises KeyFileError, OSError: a gateway does not start without its keys."""
+        self._path = path
+        self._clock = clock
+        self._checked = clock()
+        self._seen = self._stamp()
+        self._keys = parse_keys(path.read_text(encoding="utf-8"))
+
+    def authenticate(self, authorization: str | None) -> ApiKey:
+        """Returns the key of a header `Authorization: Bearer KEY`. Raises AuthenticationError."""
+        self._reload()
+        scheme, _, presented = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not presented.strip():
+            raise AuthenticationError("No API key: send it as Authorization: Bearer KEY.", code="missing_api_key")
+        key = find_key(self._keys, presented.strip())
+        if key is None:
+            raise AuthenticationError("The API key is not valid.")
+        return key
+
+    def _reload(self) -> None:
+        now = self._clock()
+        if now - self._checked < CHECK_S:
+            return
+        self._checked = now
+        try:
+            seen = self._stamp()
+            if seen == self._seen:
+                return
+            self._seen = seen
+            self._keys = parse_keys(self._path.read_text(encoding="utf-8"))
+        except (KeyFileError, OSError) as error:
+            log.error("the keys cannot be read again, the earlier ones stay", extra={"reason": str(error)})
+            return
+        log.info("read the keys again", extra={"keys": len(self._keys)})
+
+    def _stamp(self) -> tuple[int, int, int]:
+        # Of the file that the name leads to: a mounted Secret changes by a link.
+        found = self._path.stat()
+        return (found.st_ino, found.st_mtime_ns, found.st_size)

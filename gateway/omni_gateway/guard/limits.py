@@ -1,0 +1,102 @@
+"""Limits of each key in this replica: requests a minute, requests at once, seconds of audio a minute.
+
+A limit is shared out evenly: each replica grants limit / replicas, so that all together are off by at most one
+replica's share while their number changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from omni_gateway.errors import RateLimitError
+from omni_gateway.guard.keys import ApiKey
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What may be used at once, refilled evenly within a minute. May be overdrawn by what is known only afterwards."""
+
+    level: float
+    filled_at: float
+
+    def refill(self, per_minute: float, now: float) -> None:
+        """Add what time brought."""
+        self.level = min(per_minute, self.level + (now - self.filled_at) * per_minute / 60)
+        self.filled_at = now
+
+    def wait_s(self, amount: float, per_minute: float) -> float:
+        """Returns the seconds until there is that much; 0 if there is."""
+        return max(0.0, (amount - self.level) * 60 / per_minute)
+
+
+@dataclass(slots=True)
+class _Use:
+    requests: Bucket | None = None
+    audio: Bucket | None = None
+    running: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class KeyLimiter:
+    """Counts what each key uses here. Use from one thread."""
+
+    def __init__(self, replicas: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        """replicas: the gateway's ready replicas, at least 1."""
+        self._replicas = replicas
+        self._clock = clock
+        self._uses: dict[str, _Use] = {}
+
+    def enter(self, key: ApiKey) -> dict[str, str]:
+        """A request begins. Returns its x-ratelimit-* headers. Raises RateLimitError; else call `leave` once."""
+        use = self._uses.setdefault(key.name, _Use())
+        now, replicas = self._clock(), max(1, self._replicas())
+        limits = key.limits
+        headers: dict[str, str] = {}
+        if limits.concurrent_requests is not None:
+            at_once = max(1, limits.concurrent_requests // replicas)
+            if use.running >= at_once:
+                raise RateLimitError(
+                    f"The key {key.name!r} has {use.running} requests at once, its limit here.", retry_after_s=1
+                )
+        if limits.audio_seconds_per_minute is not None:
+            share = limits.audio_seconds_per_minute / replicas
+            use.audio = use.audio or Bucket(share, now)
+            use.audio.refill(share, now)
+            headers |= _headers("audio-seconds", share, use.audio)
+            if use.audio.level <= 0:
+                raise RateLimitError(
+                    f"The key {key.name!r} has used its {limits.audio_seconds_per_minute} s of audio a minute.",
+                    retry_after_s=use.audio.wait_s(min(1.0, share), share),
+                )
+        if limits.requests_per_minute is not None:
+            share = max(1.0, limits.requests_per_minute / replicas)
+            use.requests = use.requests or Bucket(share, now)
+            use.requests.refill(share, now)
+            if use.requests.level < 1:
+                raise RateLimitError(
+                    f"The key {key.name!r} has used its {limits.requests_per_minute} requests a minute.",
+                    retry_after_s=use.requests.wait_s(1, share),
+                )
+            use.requests.level -= 1
+            headers |= _headers("requests", share, use.requests)
+        use.running += 1
+        return headers
+
+    def leave(self, key: ApiKey, audio_seconds: float) -> None:
+        """A request ended, after so much audio."""
+        use = self._uses[key.name]
+        use.running -= 1
+        if use.audio is not None:
+            use.audio.level -= audio_seconds
+
+
+def _headers(what: str, share: float, bucket: Bucket) -> dict[str, str]:
+    """x-ratelimit-*, as OpenAI names them. The reset is when the bucket is full again."""
+    return {
+        f"x-ratelimit-limit-{what}": str(math.floor(share)),
+        f"x-ratelimit-remaining-{what}": str(max(0, math.floor(bucket.level))),
+        f"x-ratelimit-reset-{what}": f"{bucket.wait_s(share, share):.3f}s",
+    }

@@ -1,0 +1,160 @@
+"""The guard: around every request, before any route. Bounds, id, log line, metrics; errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_gateway.api.context import Call, Gateway
+from omni_gateway.api.live import ClientLeftError
+from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
+from omni_gateway.guard.body import BodyGoneError, BodyReader
+from omni_gateway.guard.keys import KeyRing
+from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.guard.request_ids import request_id, trace_context
+
+log = logging.getLogger(__name__)
+
+PROTECTED: Final = "/v1/"
+"""Beginning of the paths that need a key, where there are keys."""
+LEFT_STATUS: Final = 499
+"""In logs and metrics, for clients that left: nginx's."""
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway, keys: KeyRing | None, replicas: Callable[[], int]) -> None:
+        """keys: None lets everyone in. replicas: see KeyLimiter."""
+        self._app = app
+        self._gateway = gateway
+        self._keys = keys
+        self._limiter = KeyLimiter(replicas)
+        self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds)
+        self._inflight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        call = scope["omni_call"] = Call(
+            id=request_id(headers.get("x-request-id")), traceparent=trace_context(headers.get("traceparent"))
+        )
+        reply = _Reply(send, call, self._gateway)
+        self._inflight += 1
+        self._gateway.metrics.inflight.inc()
+        try:
+            await self._serve(scope, headers, receive, reply)
+        except (BodyGoneError, ClientLeftError):
+            reply.status = LEFT_STATUS
+            self._gateway.metrics.left.inc()
+        except GatewayError as error:
+            await reply.refuse(error)
+        except Exception as error:
+            log.exception("request failed", extra={"request_id": call.id})
+            if reply.started:
+                raise
+            await reply.refuse(InternalError("The gateway failed; its log says why, by the request's id."))
+            del error
+        finally:
+            self._inflight -= 1
+            self._gateway.metrics.inflight.dec()
+            self._record(scope, call, reply)
+
+    async def _serve(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
+        if self._inflight > self._gateway.settings.max_requests:
+            raise UnavailableError("The gateway answers as many requests as it can; try again.", retry_after_s=1)
+        if self._keys is None or not scope["path"].startswith(PROTECTED):
+            await self._pass(scope, headers, receive, reply)
+            return
+        key = self._keys.authenticate(headers.get("authorization"))
+        call: Call = scope["omni_call"]
+        call.key = key.name
+        reply.headers = self._limiter.enter(key)
+        try:
+            await self._pass(scope, headers, receive, reply)
+        finally:
+            self._limiter.leave(key, call.audio_seconds)
+
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self._app(scope, receive, reply)
+            return
+        body = await self._bodies.read(receive, headers.get("content-length"))
+        try:
+            await self._app(scope, _Replay(body, receive), reply)
+        finally:
+            self._bodies.release(len(body))
+
+    def _record(self, scope: Scope, call: Call, reply: _Reply) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        took = time.monotonic() - call.started
+        self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
+        self._gateway.metrics.seconds.labels(route).observe(took)
+        if route in ("/health", "/ready", "/metrics"):
+            return
+        facts = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
+        log.info("request", extra={**facts, "model": call.model, "key": call.key})
+
+
+class _Replay:
+    """Gives the app a body that was read, then what the server says: that the client left."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        body, self._body = self._body, None
+        return await self._receive() if body is None else {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Reply:
+    """Sends an answer with the headers that every answer has."""
+
+    def __init__(self, send: Send, call: Call, gateway: Gateway) -> None:
+        self._send = send
+        self._call = call
+        self._gateway = gateway
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """Further headers."""
+
+    @property
+    def started(self) -> bool:
+        """Whether status and headers were sent."""
+        return self.status != 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(raw=message.setdefault("headers", []))
+            headers["x-request-id"] = self._call.id
+            for name, value in self.headers.items():
+                headers[name] = value
+            if self._gateway.draining:
+                headers["connection"] = "close"
+            message = {**message, "headers": headers.raw}
+        await self._send(message)
+
+    async def refuse(self, error: GatewayError) -> None:
+        """Send an error as the answer."""
+        answer = answer_error(error)
+        self._gateway.metrics.refused.labels(answer.body["error"]["code"]).inc()
+        await send_json(self, answer.status, answer.body, answer.headers)
+
+
+async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    """Send one JSON answer."""
+    data = json.dumps(body, ensure_ascii=False).encode()
+    raw = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+    raw += [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": data})

@@ -1,0 +1,35 @@
+"""Media that stand in the request itself: base64, and data: URIs. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Final
+
+from omni_gateway.errors import InvalidMediaError, TooLargeError
+
+IMAGE_TYPES: Final = ("image/png", "image/jpeg")
+
+
+def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
+    """Returns the bytes. Raises TooLargeError before decoding, InvalidMediaError."""
+    if len(text) * 3 // 4 > max_bytes + 3:
+        raise TooLargeError(f"{param} holds more than {max_bytes} bytes, the most of one file.", param=param)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidMediaError(f"{param} is not base64.", param=param) from error
+    if not data:
+        raise InvalidMediaError(f"{param} is empty.", param=param)
+    return data
+
+
+def read_data_uri(url: str, *, param: str, max_bytes: int) -> bytes:
+    """Returns the bytes of data:image/png;base64,... Raises TooLargeError, InvalidMediaError."""
+    head, comma, body = url.partition(",")
+    kind, *options = head.removeprefix("data:").split(";")
+    if not comma or "base64" not in options:
+        raise InvalidMediaError(f"{param} must be data:image/png;base64,... or image/jpeg.", param=param)
+    if kind.lower() not in IMAGE_TYPES:
+        raise InvalidMediaError(f"{param} must be of the type {' or '.join(IMAGE_TYPES)}.", param=param)
+    return decode_base64(body, param=param, max_bytes=max_bytes)

@@ -1,0 +1,103 @@
+"""Images by https, where it is switched on: public addresses only, no redirects, bounded in size and time.
+
+The name is resolved once, every address that it has must be public, and the connection goes to one of those: a name
+that resolves differently a moment later changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import Final
+from urllib.parse import SplitResult
+
+import httptools
+
+from omni_gateway.errors import InvalidMediaError, TooLargeError
+from omni_gateway.media.addresses import check_url, is_public
+
+_READ: Final = 64 << 10
+_MAX_HEADER_BYTES: Final = 32 << 10
+
+
+async def fetch_image(url: str, *, param: str, max_bytes: int, max_seconds: float) -> bytes:
+    """Returns the body of a 200 answer. Raises InvalidMediaError, TooLargeError."""
+    parts = check_url(url, param=param)
+    try:
+        async with asyncio.timeout(max_seconds):
+            address = await resolve(parts.hostname or "", param=param)
+            return await _get(parts, address, param, max_bytes)
+    except TimeoutError as error:
+        raise InvalidMediaError(f"{param} did not answer within {max_seconds:g} s.", param=param) from error
+    except (OSError, ssl.SSLError, httptools.HttpParserError) as error:
+        raise InvalidMediaError(f"{param} cannot be fetched.", param=param) from error
+
+
+async def resolve(host: str, *, param: str) -> str:
+    """Returns an address of the host. Raises InvalidMediaError if one of its addresses is not public; OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+    addresses = [str(item[4][0]) for item in found]
+    if not addresses or not all(is_public(address) for address in addresses):
+        raise InvalidMediaError(f"{param} is not at a public address.", param=param)
+    return addresses[0]
+
+
+class _Answer:
+    """What the parser reads."""
+
+    def __init__(self, param: str, max_bytes: int) -> None:
+        self._param = param
+        self._max_bytes = max_bytes
+        self.body = bytearray()
+        self.complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+            raise self._too_large()
+
+    def on_body(self, piece: bytes) -> None:
+        self.body += piece
+        if len(self.body) > self._max_bytes:
+            raise self._too_large()
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"{self._param} is larger than {self._max_bytes} bytes.", param=self._param)
+
+
+async def _get(parts: SplitResult, address: str, param: str, max_bytes: int) -> bytes:
+    host = parts.hostname or ""
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(not 33 <= ord(char) <= 126 for char in path + host):
+        raise InvalidMediaError(f"{param} must be percent-encoded.", param=param)
+    reader, writer = await asyncio.open_connection(
+        address, 443, ssl=ssl.create_default_context(), server_hostname=host, limit=_READ
+    )
+    try:
+        head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: image/png, image/jpeg\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode())
+        await writer.drain()
+        answer = _Answer(param, max_bytes)
+        parser = httptools.HttpResponseParser(answer)
+        seen = 0
+        while not answer.complete:
+            piece = await reader.read(_READ)
+            if not piece:
+                break
+            seen += len(piece)
+            if seen > max_bytes + _MAX_HEADER_BYTES:
+                raise TooLargeError(f"{param} is larger than {max_bytes} bytes.", param=param)
+            try:
+                parser.feed_data(piece)
+            except httptools.HttpParserCallbackError as error:
+                raise error.__context__ if isinstance(error.__context__, TooLargeError) else error from None
+        if parser.get_status_code() != 200:
+            raise InvalidMediaError(
+                f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param
+            )
+        return bytes(answer.body)
+    finally:
+        writer.close()

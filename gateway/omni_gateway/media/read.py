@@ -1,0 +1,58 @@
+"""The media of a chat's messages, read for the client: from the request, or fetched where that is switched on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
+from omni_gateway.media.data_uri import decode_base64, read_data_uri
+from omni_gateway.media.fetch import fetch_image
+from omni_gateway.media.transcode import DEMUXERS, to_wav
+from omni_gateway.openai.chat_request import AudioPart, ImagePart
+from omni_gateway.settings import MediaSettings
+from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part
+
+
+async def read_media(found: Sequence[tuple[str, ImagePart | AudioPart]], settings: MediaSettings) -> list[MediaPart]:
+    """Returns the media in order. found: each with the path of its field. Raises GatewayError naming the field."""
+    if len(found) > settings.max_items:
+        param = found[settings.max_items][0]
+        raise TooLargeError(f"At most {settings.max_items} images and audio files are taken.", param=param)
+    media = []
+    for path, part in found:
+        if isinstance(part, ImagePart):
+            media.append(await _image(part, f"{path}.image_url.url", settings))
+        else:
+            media.append(await _audio(part, path, settings))
+    return media
+
+
+async def _image(part: ImagePart, param: str, settings: MediaSettings) -> MediaPart:
+    url = part.image_url.url
+    if url[:5].lower() == "data:":
+        data = read_data_uri(url, param=param, max_bytes=settings.max_bytes)
+    elif url[:8].lower() == "https://" and settings.fetch_https:
+        data = await fetch_image(url, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds)
+    elif url[:8].lower() == "https://":
+        raise UnsupportedError(
+            "This gateway fetches no images: send a data: URI, or switch media.fetchHttps on.", param=param
+        )
+    else:
+        raise InvalidMediaError(f"{param} must be a data: URI.", param=param)
+    try:
+        return image_part(data)
+    except ArgumentError as error:
+        raise InvalidMediaError(f"{param} is no PNG or JPEG.", param=param) from error
+
+
+async def _audio(part: AudioPart, path: str, settings: MediaSettings) -> MediaPart:
+    param = f"{path}.input_audio.data"
+    data = decode_base64(part.input_audio.data, param=param, max_bytes=settings.max_bytes)
+    form = part.input_audio.format
+    if form in DEMUXERS:
+        data = await asyncio.to_thread(to_wav, data, form, param=param, max_seconds=settings.max_audio_seconds)
+    try:
+        return audio_part(data)
+    except ArgumentError as error:
+        raise InvalidMediaError(f"{param} is no {form}.", param=param) from error

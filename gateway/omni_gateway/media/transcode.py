@@ -1,0 +1,48 @@
+"""MP3 and Opus of requests, decoded to WAV, since stages read WAV and FLAC. By FFmpeg, with one demuxer allowed."""
+
+from __future__ import annotations
+
+import io
+from typing import Final
+
+import av
+from av.audio.resampler import AudioResampler
+from av.container import InputContainer
+
+from omni_gateway.audio.encode import wav_header
+from omni_gateway.errors import InvalidMediaError, TooLargeError
+
+DEMUXERS: Final = {"mp3": "mp3", "opus": "ogg"}
+"""FFmpeg's name of the container, by OpenAI's format. Named, so that FFmpeg guesses none from hostile bytes."""
+CODECS: Final = {"mp3": ("mp3", "mp3float"), "opus": ("opus", "libopus")}
+MAX_RATE_HZ: Final = 48_000
+
+
+def to_wav(data: bytes, form: str, *, param: str, max_seconds: int) -> bytes:
+    """Returns a mono WAV at the file's rate. form: a key of DEMUXERS.
+
+    Decoding stops at max_seconds: a small file may hold hours of silence. Raises InvalidMediaError, TooLargeError.
+    """
+    try:
+        with av.open(io.BytesIO(data), "r", format=DEMUXERS[form]) as container:
+            return _decode(container, form, param, max_seconds)
+    except (av.FFmpegError, ValueError, IndexError) as error:
+        raise InvalidMediaError(f"{param} is no {form} that can be decoded.", param=param) from error
+
+
+def _decode(container: InputContainer, form: str, param: str, max_seconds: int) -> bytes:
+    stream = container.streams.audio[0]
+    rate_hz = stream.rate or 0
+    if stream.codec_context.name not in CODECS[form] or not 0 < rate_hz <= MAX_RATE_HZ:
+        raise InvalidMediaError(f"{param} is no {form}.", param=param)
+    stream.codec_context.thread_type = "NONE"
+    resampler = AudioResampler(format="s16", layout="mono", rate=rate_hz)
+    pcm = bytearray()
+    for frame in container.decode(stream):
+        for ready in resampler.resample(frame):
+            pcm += bytes(ready.planes[0])[: 2 * ready.samples]
+        if len(pcm) > 2 * rate_hz * max_seconds:
+            raise TooLargeError(f"{param} is longer than {max_seconds} s, the most of one file.", param=param)
+    if not pcm:
+        raise InvalidMediaError(f"{param} holds no audio.", param=param)
+    return wav_header(rate_hz, 1, len(pcm)) + bytes(pcm)

@@ -1,0 +1,45 @@
+"""What the gateway counts: omni_gateway_*."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "omni_gateway_requests", "Requests that ended.", ["route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "omni_gateway_request_seconds",
+            "From a request to its end.",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.first_byte = Histogram(
+            "omni_gateway_first_output_seconds",
+            "From a request to the first text or audio of its answer.",
+            ["route", "kind"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.inflight = Gauge(
+            "omni_gateway_inflight_requests", "Requests that are being answered.", registry=self.registry
+        )
+        self.audio_seconds = Counter(
+            "omni_gateway_audio_seconds", "Audio returned to clients.", ["model"], registry=self.registry
+        )
+        self.refused = Counter(
+            "omni_gateway_refused", "Requests that were refused, by code.", ["code"], registry=self.registry
+        )
+        self.left = Counter(
+            "omni_gateway_clients_left", "Requests whose client left before their end.", registry=self.registry
+        )

@@ -1,0 +1,137 @@
+"""From the events of a call to OpenAI's chat completion: chunks of a stream, or one object. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from omni_proto.client import Summary, ToolCall, ToolCallDelta
+
+_FINISH: Final[Mapping[str, str]] = {"stop": "stop", "length": "length"}
+
+
+@dataclass(slots=True)
+class ChatAnswer:
+    """What the parts of one answer have in common."""
+
+    id: str
+    model: str
+    created: int
+    """Seconds since the epoch."""
+    audio_expires_at: int = 0
+    """0: the answer holds no audio."""
+    include_usage: bool = False
+    finish_reason: str = "stop"
+    """Of the stage that writes the text."""
+    calls_tools: bool = False
+    """Whether the model has called a tool."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether text is the transcript of audio."""
+        return bool(self.audio_expires_at)
+
+    @property
+    def audio_id(self) -> str:
+        """Id of the audio."""
+        return f"audio_{self.id.removeprefix('chatcmpl-')}"
+
+    def first(self) -> dict[str, Any]:
+        """The chunk that opens a stream."""
+        delta: dict[str, Any] = {"role": "assistant", "content": None if self.speaks else ""}
+        if self.speaks:
+            delta["audio"] = {"id": self.audio_id}
+        return self._chunk(delta)
+
+    def text(self, text: str) -> dict[str, Any]:
+        """The chunk of some text."""
+        return self._chunk({"audio": {"id": self.audio_id, "transcript": text}} if self.speaks else {"content": text})
+
+    def tool_call(self, piece: ToolCallDelta) -> dict[str, Any]:
+        """The chunk of a piece of a tool call; id, type and name stand in the first piece alone."""
+        self.calls_tools = True
+        call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
+        if piece.id:
+            call |= {"id": piece.id, "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": piece.arguments}
+        return self._chunk({"tool_calls": [call]})
+
+    def reasoning(self, text: str) -> dict[str, Any]:
+        """The chunk of some reasoning, by vLLM's name."""
+        return self._chunk({"reasoning": text})
+
+    def audio(self, data: bytes) -> dict[str, Any]:
+        """The chunk of some encoded audio."""
+        return self._chunk({"audio": {"id": self.audio_id, "data": base64.b64encode(data).decode()}})
+
+    def last(self) -> dict[str, Any]:
+        """The chunk that says why the answer ended."""
+        delta = {"audio": {"id": self.audio_id, "expires_at": self.audio_expires_at}} if self.speaks else {}
+        return self._chunk(delta, self._finish())
+
+    def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        """The chunk that ends a stream which was asked for the usage."""
+        return {**self._chunk({}), "choices": [], "usage": dict(usage)}
+
+    def whole(
+        self,
+        text: str,
+        audio: bytes | None,
+        usage: Mapping[str, Any],
+        *,
+        calls: Sequence[ToolCall] = (),
+        reasoning: str = "",
+    ) -> dict[str, Any]:
+        """The answer as one object."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            message["reasoning"] = reasoning
+        if calls:
+            self.calls_tools = True
+            message["content"] = text or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in calls
+            ]
+        if audio is not None:
+            message["content"] = None
+            message["audio"] = {
+                "id": self.audio_id,
+                "data": base64.b64encode(audio).decode(),
+                "expires_at": self.audio_expires_at,
+                "transcript": text,
+            }
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish()}
+        return {**self._head("chat.completion"), "choices": [choice], "usage": dict(usage)}
+
+    def _finish(self) -> str:
+        return "tool_calls" if self.calls_tools and self.finish_reason == "stop" else self.finish_reason
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        return {**chunk, "usage": None} if self.include_usage else chunk
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def finish_reason(reason: str) -> str:
+    """Returns OpenAI's word for a finish reason of the stage that writes the text."""
+    return _FINISH.get(reason, "stop")
+
+
+def read_usage(summary: Summary) -> dict[str, Any]:
+    """Returns the usage of all stages: the entry's prompt and text, and the tokens of audio of the stages below."""
+    entry = next((stage.usage for stage in summary.stages if stage.stage == summary.stage), None)
+    prompt = entry.prompt_tokens if entry else 0
+    text = entry.completion_tokens if entry else 0
+    audio = sum(stage.usage.completion_tokens for stage in summary.stages if stage.stage != summary.stage)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + audio,
+        "total_tokens": prompt + text + audio,
+        "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text, "reasoning_tokens": 0},
+    }

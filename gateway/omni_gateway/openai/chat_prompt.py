@@ -1,0 +1,80 @@
+"""From a chat completion's fields to the arguments of the client. Pure, but for media that were read before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from omni_gateway.errors import InvalidRequestError
+from omni_gateway.openai.chat_request import (
+    AssistantMessage,
+    AudioPart,
+    ChatRequest,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolMessage,
+)
+from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
+
+_ENTRY_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "ignore_eos"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+
+
+def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | AudioPart]]:
+    """Returns the images and audio of the messages in order, each with the path of its field."""
+    return [
+        (f"messages[{index}].content[{place}]", part)
+        for index, message in enumerate(messages)
+        if not isinstance(message.content, str | None)
+        for place, part in enumerate(message.content)
+        if isinstance(part, ImagePart | AudioPart)
+    ]
+
+
+def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[ChatMessage]:
+    """Returns the conversation; media stand for what list_media found, in that order."""
+    rest = iter(media)
+    chat = []
+    for message in messages:
+        role = "system" if message.role == "developer" else message.role
+        content = message.content
+        if isinstance(message, AssistantMessage) and content is None:
+            content = message.refusal
+        parts: list[Part] = []
+        for part in [content] if isinstance(content, str) else content or []:
+            parts.append(part if isinstance(part, str) else part.text if isinstance(part, TextPart) else next(rest))
+        if isinstance(message, ToolMessage):
+            chat.append(ChatMessage(role, tuple(parts), tool_call_id=message.tool_call_id))
+        elif isinstance(message, AssistantMessage) and message.tool_calls:
+            calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
+            chat.append(ChatMessage(role, tuple(parts), tool_calls=tuple(calls)))
+        else:
+            chat.append(ChatMessage(role, tuple(parts)))
+    return chat
+
+
+def count_chars(messages: Sequence[Message]) -> int:
+    """Returns the characters of text in the messages."""
+    total = 0
+    for message in messages:
+        if isinstance(message.content, str):
+            total += len(message.content)
+        else:
+            total += sum(len(part.text) for part in message.content or () if isinstance(part, TextPart))
+    return total
+
+
+def entry_sampling(request: ChatRequest) -> dict[str, Any]:
+    """Returns the sampling parameters of the stage that writes the text. Raises InvalidRequestError."""
+    limit, older = request.max_completion_tokens, request.max_tokens
+    if limit is not None and older is not None and limit != older:
+        raise InvalidRequestError("max_tokens is the older name of max_completion_tokens; send one", param="max_tokens")
+    values: Mapping[str, Any] = {
+        **{name: getattr(request, name) for name in _ENTRY_SAMPLING},
+        "max_tokens": older if limit is None else limit,
+        "stop": request.stop or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,342 @@
+"""The body of POST /v1/chat/completions, by OpenAI's names.
+
+Unknown fields are refused by name. Fields of OpenAI's that mean something else than what is done here are declared, so
+that `refuse_unsupported` can say which value is wrong instead of ignoring it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Body(BaseModel):
+    """Base of request bodies: unknown fields are errors, values are not converted from other types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class TextPart(Body):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Body):
+    """Where an image is."""
+
+    url: str
+    """data:image/png;base64,... or, where it is switched on, an https address."""
+    detail: Literal["auto", "low", "high"] | None = None
+    """Only "auto": the model decides by the image's size."""
+
+
+class ImagePart(Body):
+    """An image, PNG or JPEG."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Body):
+    """Encoded audio."""
+
+    data: str
+    """base64."""
+    format: Literal["wav", "mp3", "flac", "opus"]
+
+
+class AudioPart(Body):
+    """Audio."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+ContentPart = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+
+
+class SystemMessage(Body):
+    """Instructions for the whole conversation. "developer" is OpenAI's newer name of the same."""
+
+    role: Literal["system", "developer"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+
+class UserMessage(Body):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: str | Annotated[list[ContentPart], Field(min_length=1)]
+    name: str | None = None
+
+
+class PastAudio(Body):
+    """A spoken answer of before. Not kept here: send its transcript as content."""
+
+    id: str
+
+
+class FunctionCall(Body):
+    """A function that the model called."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    arguments: str
+    """A JSON object, as text."""
+
+
+class PastCall(Body):
+    """A tool call of an earlier answer."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AssistantMessage(Body):
+    """What the model answered before."""
+
+    role: Literal["assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    name: str | None = None
+    audio: PastAudio | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
+
+
+class ToolMessage(Body):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class FunctionTool(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments."""
+    strict: bool | None = None
+    """Arguments always fit the schema: only with tool_choice "required" or a named function."""
+
+
+class Tool(Body):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(Body):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The one function that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Body):
+    """The form of an answer."""
+
+    name: str
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+    """The answer always fits, whatever this says."""
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Body):
+    """JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class VoiceId(Body):
+    """A voice by its id."""
+
+    id: str
+
+
+class AudioOutput(Body):
+    """How to speak."""
+
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16"]
+    """pcm16: signed 16 bit, little-endian, one channel at 24,000 Hz for the built-in models."""
+    voice: str | VoiceId | None = None
+    """A voice of /v1/audio/voices, or an alias of one. Default: the model's first."""
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+    """End with a chunk that holds the usage."""
+    include_obfuscation: bool | None = None
+    """Only false: chunks are not padded."""
+
+
+class ChatRequest(Body):
+    """A chat completion."""
+
+    model: str
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
+    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
+    """Default: text."""
+    audio: AudioOutput | None = None
+    """Required with the modality audio."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Most tokens of text; speech follows the text."""
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Older name of max_completion_tokens."""
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    """Functions that the model may call; only models with a parser of tool calls."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    """Only true, where there are tools: the model decides how many it calls."""
+    response_format: ResponseFormat | None = None
+    """Form of the text; only of models that do not speak it."""
+
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """vLLM's: most likely tokens considered."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """vLLM's: least probability of a token, relative to the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """vLLM's: above 1 discourages tokens of the prompt and the output."""
+    ignore_eos: bool | None = None
+    """vLLM's: continue after the end-of-sequence token."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    """vLLM's: lower is served earlier."""
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
+    """vLLM's: share cached prefixes only with requests of this salt."""
+
+    user: str | None = None
+    """A label; without effect."""
+    safety_identifier: str | None = None
+    """A label; without effect."""
+    metadata: dict[str, str] | None = None
+    """Labels; without effect, since nothing is stored."""
+    prompt_cache_key: str | None = None
+    """A hint; without effect: the engine finds equal prefixes itself."""
+    store: bool | None = None
+    """Only false."""
+    n: int | None = None
+    """Only 1."""
+    logprobs: bool | None = None
+    """Only false."""
+    top_logprobs: int | None = None
+    """Only 0."""
+    logit_bias: dict[str, float] | None = None
+    """Only empty."""
+    service_tier: str | None = None
+    """Only auto or default."""
+    functions: list[Any] | None = None
+    """Not supported: OpenAI's older tools."""
+    function_call: Any = None
+    """Not supported: OpenAI's older tool_choice."""
+    reasoning_effort: str | None = None
+    """Not supported."""
+    verbosity: str | None = None
+    """Not supported."""
+    prediction: Any = None
+    """Not supported."""
+    web_search_options: Any = None
+    """Not supported."""
+    moderation: Any = None
+    """Not supported."""
+    prompt_cache_options: Any = None
+    """Not supported."""
+    prompt_cache_retention: Any = None
+    """Not supported."""
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "store": (False,),
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "service_tier": ("auto", "default"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "prediction": (),
+    "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+}
+"""Values that ask for nothing, by field: they are taken, any other is refused."""
+
+
+def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
+    """Returns the first field whose value is not supported, and what to do; None if all are."""
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request, name)
+        if value is not None and value not in neutral:
+            taken = " or ".join(repr(one) for one in neutral)
+            return name, f"{name} is not supported here; leave it out" + (f" or send {taken}" if taken else "")
+    for index, message in enumerate(request.messages):
+        if isinstance(message, AssistantMessage):
+            if message.audio is not None:
+                return f"messages[{index}].audio", "audio.id is not kept here; send the transcript as content"
+            if message.content is None and message.refusal is None and not message.tool_calls:
+                return f"messages[{index}].content", "an assistant message needs content"
+        if isinstance(message, SystemMessage | UserMessage) and message.name is not None:
+            return f"messages[{index}].name", "name is not supported: the chat templates have no place for it"
+        for place, part in enumerate(message.content or ()):
+            if isinstance(part, ImagePart) and part.image_url.detail not in (None, "auto"):
+                where = f"messages[{index}].content[{place}].image_url.detail"
+                return where, "detail must be 'auto': the model decides by the image's size"
+    if request.tools and request.parallel_tool_calls is False:
+        return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
+    if request.tool_choice in (None, "auto"):
+        for index, tool in enumerate(request.tools or ()):
+            if tool.function.strict:
+                where = f"tools[{index}].function.strict"
+                return where, "strict needs tool_choice 'required' or a named function; leave it out"
+    if request.stream_options is not None:
+        if not request.stream:
+            return "stream_options", "stream_options needs stream: true"
+        if request.stream_options.include_obfuscation:
+            return "stream_options.include_obfuscation", "include_obfuscation is not supported; send false"
+    return None

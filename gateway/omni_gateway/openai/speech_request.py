@@ -1,0 +1,36 @@
+"""The body of POST /v1/audio/speech, by OpenAI's names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from omni_gateway.openai.chat_request import Body, VoiceId
+
+
+class SpeechRequest(Body):
+    """Text to speak as it stands."""
+
+    model: str
+    input: Annotated[str, Field(min_length=1)]
+    voice: str | VoiceId | None = None
+    """A voice of /v1/audio/voices, or an alias of one. Default: the model's first."""
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    """pcm: signed 16 bit, little-endian, one channel at 24,000 Hz for the built-in models."""
+    stream_format: Literal["sse", "audio"] = "audio"
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    """Only 1.0."""
+    instructions: str | None = None
+    """Only empty: the reply is given, so that nothing reads instructions."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """vLLM's: seed of every stage."""
+
+
+def find_unsupported(request: SpeechRequest) -> tuple[str, str] | None:
+    """Returns the first field whose value is not supported, and what to do; None if all are."""
+    if request.speed is not None and request.speed != 1.0:
+        return "speed", "speed must be 1.0: the models speak at one speed; change it when you play the audio"
+    if request.instructions:
+        return "instructions", "instructions are not supported: input is spoken as it stands; leave them out"
+    return None

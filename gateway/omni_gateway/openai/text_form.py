@@ -1,0 +1,47 @@
+"""Tools and the form of the text: from OpenAI's fields to the client's. Pure."""
+
+from __future__ import annotations
+
+from omni_gateway.entry_facts import EntryFacts
+from omni_gateway.errors import InvalidRequestError, UnsupportedError
+from omni_gateway.openai.chat_request import ChatRequest, JsonObjectFormat, JsonSchemaFormat, NamedTool
+from omni_proto.client import CallTool, GenerateArguments, StructuredOutput, Tool
+
+
+def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
+    """Put tools and their choice into the arguments. Raises InvalidRequestError."""
+    if not body.tools:
+        if body.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequestError("tool_choice needs tools.", param="tool_choice")
+        return
+    if not facts.calls_tools:
+        raise UnsupportedError(
+            f"The model {body.model[:128]!r} calls no tools: its entry stage names no engineArgs.toolCallParser.",
+            param="tools",
+        )
+    functions = [tool.function for tool in body.tools]
+    arguments["tools"] = [Tool(one.name, one.description or "", one.parameters or "") for one in functions]
+    if isinstance(body.tool_choice, NamedTool):
+        name = body.tool_choice.function.name
+        if name not in [one.name for one in functions]:
+            raise InvalidRequestError(f"tool_choice names {name[:64]!r}, which tools does not.", param="tool_choice")
+        arguments["tool_choice"] = CallTool(name)
+    elif body.tool_choice is not None:
+        arguments["tool_choice"] = body.tool_choice
+
+
+def add_form(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts) -> None:
+    """Put the form of the text into the arguments. Raises InvalidRequestError."""
+    wanted = body.response_format
+    if not isinstance(wanted, JsonObjectFormat | JsonSchemaFormat):
+        return
+    if not facts.structures_text:
+        raise UnsupportedError(
+            f"The model {body.model[:128]!r} takes no response_format but text.", param="response_format"
+        )
+    if isinstance(wanted, JsonObjectFormat):
+        arguments["structured_output"] = StructuredOutput(json_object=True)
+    elif not wanted.json_schema.json_schema:
+        raise InvalidRequestError("response_format needs a schema.", param="response_format.json_schema.schema")
+    else:
+        arguments["structured_output"] = StructuredOutput(json_schema=wanted.json_schema.json_schema)

@@ -1,0 +1,98 @@
+"""Runs a gateway: uvicorn on uvloop, logs, and a drain that fails nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import uvicorn
+from fastapi import FastAPI
+
+from omni_gateway.api.context import Gateway
+from omni_gateway.app import create_app
+from omni_gateway.pipelines import Pipelines
+from omni_gateway.settings import GatewaySettings
+
+log = logging.getLogger(__name__)
+BACKLOG: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where a gateway listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free one."""
+    tls_dir: Path | None = None
+    """Directory with tls.crt and tls.key; None: plain HTTP."""
+    address_file: Path | None = None
+    """Where to write {"http": URL} once it listens."""
+
+
+class GatewayServer(uvicorn.Server):
+    """A server that, on the first SIGTERM, first says that it drains, then takes no more, then waits for answers."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._address_file = address_file
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then say where."""
+        await super().startup(sockets)
+        if not self.started:
+            return
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        url = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        log.info("listening", extra={"url": url})
+        if self._address_file is not None:
+            partial = self._address_file.with_name(f"{self._address_file.name}.partial")
+            partial.write_text(json.dumps({"http": url}), encoding="utf-8")
+            partial.replace(self._address_file)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by uvicorn for SIGINT and SIGTERM. A second signal, or SIGINT, waits for no notice."""
+        notice_s = self._gateway.settings.drain_notice_seconds
+        if sig == signal.SIGTERM and not self._gateway.draining and notice_s:
+            self._gateway.draining = True
+            asyncio.get_running_loop().call_later(notice_s, super().handle_exit, sig, frame)
+            return
+        self._gateway.draining = True
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
+    """Returns the server of an app. Raises OSError, ssl.SSLError for files of TLS that cannot be used."""
+    tls = listen.tls_dir
+    config = uvicorn.Config(
+        app,
+        host=listen.host,
+        port=listen.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+        ssl_certfile=None if tls is None else str(tls / "tls.crt"),
+        ssl_keyfile=None if tls is None else str(tls / "tls.key"),
+    )
+    return GatewayServer(config, app.state.gateway, listen.address_file)
+
+
+def serve(
+    pipelines: Pipelines, settings: GatewaySettings, listen: Listen, *, replicas: Callable[[], int] = lambda: 1
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
+    make_server(create_app(pipelines, settings, replicas=replicas), settings, listen).run()

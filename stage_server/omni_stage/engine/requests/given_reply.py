@@ -1,0 +1,52 @@
+"""A reply that is given instead of sampled: it is read with the prompt, in one prefill, and published as if sampled.
+
+A sampled reply of n tokens leaves rows of the prompt and of the first n - 1 tokens: the last one, which ends the text,
+is sampled but never read. So prompt and reply together, without that end, leave exactly the rows that the same reply
+would have left, and whatever the engine samples behind them is thrown away. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from omni_stage.errors import ModelExecutionError, PromptTooLongError
+from omni_stage.models.component import EngineStep, FinishReason, StageInput
+from omni_stage.models.reply_form import ReplyTokens
+
+
+def check_room(prepared: StageInput, max_model_len: int) -> None:
+    """Refuse a prompt and reply that do not fit together. Raises PromptTooLongError.
+
+    Where the prompt holds media its length is not known yet: then vLLM refuses it.
+    """
+    tokens = len(prepared.prompt.get("prompt_token_ids") or ())
+    if prepared.reply is not None and tokens >= max_model_len:
+        raise PromptTooLongError(
+            f"prompt and reply have {tokens} tokens together, at most {max_model_len - 1} fit; send the reply in parts",
+            field="start.reply",
+            limit=f"{max_model_len - 1} tokens",
+        )
+
+
+def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
+    """Returns the step as it would be had the engine sampled the reply: of its prompt the last tokens are the reply.
+
+    Raises ModelExecutionError if the step is not the one and only step of the request.
+    """
+    if step.prompt_token_ids is None or step.finish_reason is None:
+        raise ModelExecutionError("a request with a given reply took more than one step")
+    prompt_length = len(step.prompt_token_ids) - len(reply.token_ids)
+    tensors = dict(step.tensors)
+    positions = tensors.get("mrope_positions")
+    if positions is not None:
+        # Those of the prompt say where the reply begins. The delta is the same: each token of text is one position.
+        tensors["mrope_positions"] = positions[:prompt_length]
+    return replace(
+        step,
+        token_ids=list(reply.token_ids),
+        text=reply.text,
+        prompt_token_ids=step.prompt_token_ids[:prompt_length],
+        tensors=tensors,
+        finish_reason=FinishReason.STOP,
+        stop_reason="",
+    )

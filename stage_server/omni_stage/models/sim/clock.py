@@ -1,0 +1,194 @@
+"""Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
+
+`add`, `allow` and `abort` say what came when; `advance` ends every step that is over by then. The clock does not wait
+for whoever reads: as an engine in a process of its own, it begins the next step when one ends, with the requests that
+had come by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of an engine."""
+
+    max_seqs: int
+    """Most requests that run at once; more wait."""
+    max_step_tokens: int
+    """Most tokens of a step."""
+    kv_tokens: int
+    """Tokens that the KV cache holds."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One request."""
+
+    request_id: str
+    prompt_tokens: int
+    """At least 1."""
+    limit: int
+    """Tokens that it makes in all, at least 1."""
+    allowed: int
+    """Tokens that it can make with the input that has come."""
+    priority: int = 0
+    """Lower is earlier."""
+    arrived: float = 0.0
+    computed: int = 0
+    """Positions of prompt and output whose KV is there."""
+    made: int = 0
+    scheduled: float | None = None
+    """When it was first part of a step."""
+
+    @property
+    def pending(self) -> int:
+        """Positions to compute before the next token."""
+        return self.prompt_tokens + self.made - self.computed
+
+    @property
+    def has_work(self) -> bool:
+        return self.made < min(self.limit, self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A token."""
+
+    request_id: str
+    index: int
+    """Tokens of the request before it."""
+    time: float
+    scheduled: float
+    last: bool
+
+
+@dataclass(slots=True)
+class _Step:
+    ends: float
+    parts: list[tuple[Sequence, int]]
+    """Each with the positions that the step computes."""
+
+
+@dataclass(slots=True)
+class StepClock:
+    """The scheduler and the clock of one engine. Times are seconds of any clock that does not go back."""
+
+    cost_ms: Callable[[int, int], float]
+    """Milliseconds of a step by its requests and the prompt tokens in it."""
+    limits: Limits
+    waiting: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)
+    preempted: int = 0
+    """How often a request lost its KV to another one."""
+    prompted: int = 0
+    """Prompt tokens that were computed for whoever has written something since."""
+    generated: int = 0
+    """Tokens that were made."""
+    _step: _Step | None = None
+    _known: dict[str, Sequence] = field(default_factory=dict)
+
+    @property
+    def next_time(self) -> float | None:
+        """When the step that runs ends; None if nothing runs."""
+        return None if self._step is None else self._step.ends
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """A request came."""
+        sequence.arrived = now
+        self._known[sequence.request_id] = sequence
+        self.waiting.append(sequence)
+        self.waiting.sort(key=attrgetter("priority", "arrived"))
+        self._begin(now)
+
+    def allow(self, request_id: str, tokens: int, now: float, limit: int | None = None) -> None:
+        """More of a request's input came: it can make so many tokens in all.
+
+        `limit`: what it makes in all, once that is known. Unknown ids are ignored.
+        """
+        sequence = self._known.get(request_id)
+        if sequence is not None:
+            sequence.allowed = tokens
+            sequence.limit = sequence.limit if limit is None else limit
+            self._begin(now)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """A request ends. The step that it is part of takes its time nevertheless. Unknown ids are ignored."""
+        sequence = self._known.pop(request_id, None)
+        if sequence is not None:
+            self._remove(sequence)
+            self._begin(now)
+
+    def advance(self, now: float) -> list[Made]:
+        """Returns the tokens of the steps that have ended by now, in order."""
+        made: list[Made] = []
+        while self._step is not None and self._step.ends <= now:
+            step, self._step = self._step, None
+            for sequence, positions in step.parts:
+                if self._known.get(sequence.request_id) is not sequence:
+                    continue
+                sequence.computed += positions
+                if sequence.pending:
+                    continue
+                self.prompted += 0 if sequence.made else sequence.prompt_tokens
+                self.generated += 1
+                sequence.made += 1
+                last = sequence.made >= sequence.limit
+                first = step.ends if sequence.scheduled is None else sequence.scheduled
+                made.append(Made(sequence.request_id, sequence.made - 1, step.ends, first, last))
+                if last:
+                    del self._known[sequence.request_id]
+                    self._remove(sequence)
+            self._begin(step.ends)
+        return made
+
+    def _remove(self, sequence: Sequence) -> None:
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    def _begin(self, now: float) -> None:
+        """Begin a step, unless one runs or nobody has work."""
+        if self._step is not None:
+            return
+        self._make_room()
+        budget = self.limits.max_step_tokens
+        parts: list[tuple[Sequence, int]] = []
+        for sequence in self.running:
+            if sequence.has_work and budget:
+                parts.append((sequence, min(sequence.pending, budget)))
+                budget -= parts[-1][1]
+        used = self.kv_used
+        while self.waiting and budget and len(self.running) < self.limits.max_seqs:
+            sequence = self.waiting[0]
+            if not sequence.has_work or used + sequence.pending > self.limits.kv_tokens:
+                break
+            self.running.append(self.waiting.pop(0))
+            used += sequence.pending
+            parts.append((sequence, min(sequence.pending, budget)))
+            budget -= parts[-1][1]
+        if not parts:
+            return
+        prompt = 0
+        for sequence, positions in parts:
+            sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
+            # The last position of a request that has written something is a decode, not a prompt.
+            prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
+        self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
+
+    @property
+    def kv_used(self) -> int:
+        """Tokens that the requests that run have in the KV cache."""
+        return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
+
+    def _make_room(self) -> None:
+        """Take the KV of those that came last where the cache is over its size; they start over."""
+        while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
+            victim = max(self.running, key=attrgetter("priority", "arrived"))
+            self.running.remove(victim)
+            victim.computed = 0
+            self.preempted += 1
+            self.waiting.insert(0, victim)

@@ -1,0 +1,33 @@
+"""Component sim/decoder: reads frames of codes, makes as many samples at the pace of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import TensorSchema
+from omni_stage.models.component import StageRequest
+from omni_stage.models.shared.voices import pick_voice
+from omni_stage.models.sim.content import Sound
+from omni_stage.models.sim.manifest import DECODER, VOICES
+from omni_stage.models.sim.schemas import talker2decoder_schema
+from omni_stage.models.sim.tables import Table
+
+
+class Decoder:
+    """The decoder of one table."""
+
+    facts = DECODER
+    output_schema: TensorSchema | None = None
+    default_sampling = DECODER.default_sampling
+    voices: Sequence[str] = VOICES
+
+    def __init__(self, table: Table, config: StageConfig, max_model_len: int) -> None:
+        self.input_schema: TensorSchema | None = talker2decoder_schema(table)
+        self.samples_per_frame = table.samples_per_frame
+        self.max_frames = max_model_len
+        self._sounds = {voice: Sound(voice) for voice in VOICES}
+
+    def sound(self, request: StageRequest) -> Sound:
+        """Returns what a request sounds like. Raises InvalidRequestError naming the voice."""
+        return self._sounds[pick_voice(request.voice, self.voices)]

@@ -1,0 +1,238 @@
+"""PacedEngine: a StageEngine whose steps take the time of a table. What it makes comes from the run of each request.
+
+A clock knows which requests make up a step and when it ends; a ticker wakes up then. The engine's time goes on while
+the stage server is busy, as that of an engine in a process of its own: what is late is the server's own doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import ReceivedTensor, TensorSpec
+from omni_stage.arrays import Array, to_numpy
+from omni_stage.errors import ConfigurationError, ModelExecutionError
+from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.sim.clock import Limits, Made, Sequence, StepClock
+from omni_stage.models.sim.decoder import Decoder
+from omni_stage.models.sim.gauges import EngineGauges, Load
+from omni_stage.models.sim.manifest import DECODER, THINKER
+from omni_stage.models.sim.sounding import SoundRuns
+from omni_stage.models.sim.tables import Table, read_table, token_cost
+from omni_stage.models.sim.talker import CodecRun, Talker
+from omni_stage.models.sim.thinker import TextRun, Thinker
+from omni_stage.models.sim.ticker import Mailbox, Ticker
+
+DEFAULT_MODEL_LEN: Final = 32_768
+DEFAULT_SEQS: Final = 1024
+DEFAULT_STEP_TOKENS: Final = 8192
+"""vLLM's of a server on an H100, both."""
+_MIB: Final = 1 << 20
+
+
+class PacedEngine(ABC):
+    """What paced engines have in common. One event loop uses it."""
+
+    is_dead = False
+    compiled_check_failed = False
+    prompt_embeds: TensorSpec | None = None
+    component: ServedComponent
+
+    def __init__(self, config: StageConfig) -> None:
+        self._model = Path(config.model.path).name
+        self._gauges: EngineGauges | None = None
+        self.max_model_len = config.engine_args.max_model_len or DEFAULT_MODEL_LEN
+        self.max_streamed: int | None = None
+
+    def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
+        """As numpy's arrays, bfloat16 as uint16."""
+        return to_numpy(received)
+
+    @property
+    @abstractmethod
+    def load(self) -> Load:
+        """What the engine does now."""
+
+    async def start(self) -> None:
+        """Nothing has to be loaded: show the metrics."""
+        self._gauges = EngineGauges(self._model, lambda: self.load)
+
+    async def shutdown(self) -> None:
+        """Show them no more. Idempotent."""
+        if self._gauges is not None:
+            self._gauges.close()
+            self._gauges = None
+
+
+class PacedTokens(PacedEngine):
+    """Thinker and talker: continuous batching."""
+
+    def __init__(self, config: StageConfig, table: Table) -> None:
+        super().__init__(config)
+        self.last_step_monotonic = time.monotonic()
+        """time.monotonic() of the last step, or of the submission that ended idleness."""
+        args = config.engine_args
+        is_thinker = config.component == THINKER.id
+        shape = table.thinker if is_thinker else table.talker
+        self._component: Thinker | Talker = (Thinker if is_thinker else Talker)(table, config, self.max_model_len)
+        self.component = self._component
+        limits = Limits(
+            max_seqs=args.max_num_seqs or DEFAULT_SEQS,
+            max_step_tokens=args.max_num_batched_tokens or DEFAULT_STEP_TOKENS,
+            kv_tokens=(args.kv_cache_memory_mib or shape.kv_memory_mib) * _MIB // shape.kv_token_bytes,
+        )
+        if limits.kv_tokens < self.max_model_len:
+            raise ConfigurationError(
+                f"the KV cache holds {limits.kv_tokens} tokens, fewer than maxModelLen {self.max_model_len}; "
+                "lower that, or raise kvCacheMemoryMib",
+                field="engineArgs.maxModelLen",
+                limit=limits.kv_tokens,
+            )
+        self.max_streamed = min(limits.max_seqs, limits.kv_tokens // self.max_model_len)
+        self._clock = StepClock(token_cost(shape), limits)
+        self._mail: dict[str, Mailbox[Made]] = {}
+        self._ticker = Ticker(lambda: self._clock.next_time, self._advance)
+
+    @property
+    def unfinished_requests(self) -> int:
+        """Requests that can be stepped: not those that wait for more rows."""
+        return sum(one.has_work for queue in (self._clock.waiting, self._clock.running) for one in queue)
+
+    @property
+    def load(self) -> Load:
+        """What the engine does now."""
+        clock = self._clock
+        return Load(
+            len(clock.running),
+            len(clock.waiting),
+            clock.kv_used / clock.limits.kv_tokens,
+            clock.prompted,
+            clock.generated,
+            clock.preempted,
+        )
+
+    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Run one request. Closing the generator aborts it. Raises OmniStageError."""
+        run = self._component.open(request)
+        reader: asyncio.Task[None] | None = None
+        mail = self._mail[request.request_id] = Mailbox()
+        try:
+            if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream):
+                while not run.is_startable:
+                    run.add(await request.source.read())
+            if isinstance(run, CodecRun) and run.is_empty:
+                yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
+                return
+            self._submit(request, run)
+            if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream) and not run.has_all:
+                reader = asyncio.create_task(self._read(request.request_id, run, request.source, mail))
+            finish: FinishReason | None = None
+            while finish is None:
+                step = run.step(await mail.take())
+                finish = step.finish_reason
+                yield step
+        finally:
+            if reader is not None:
+                reader.cancel()
+            del self._mail[request.request_id]
+            self._clock.abort(request.request_id, time.monotonic())
+            self._ticker.update()
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        if (mail := self._mail.get(request_id)) is not None:
+            mail.fail(ModelExecutionError("the request was aborted"))
+
+    async def shutdown(self) -> None:
+        """Wake up no more. Idempotent."""
+        await super().shutdown()
+        self._ticker.close()
+
+    def _submit(self, request: StageRequest, run: TextRun | CodecRun) -> None:
+        now = time.monotonic()
+        if self._clock.next_time is None:
+            self.last_step_monotonic = now
+        sequence = Sequence(
+            request_id=request.request_id,
+            prompt_tokens=run.prompt_tokens,
+            limit=run.limit,
+            allowed=run.allowed,
+            priority=request.priority,
+        )
+        self._advance(now)
+        self._clock.add(sequence, now)
+        self._ticker.update()
+
+    async def _read(self, request_id: str, run: CodecRun, stream: EdgeStream, mail: Mailbox[Made]) -> None:
+        """Hand on what comes of the input, up to its end."""
+        try:
+            while not run.has_all:
+                run.add(await stream.read())
+                now = time.monotonic()
+                self._advance(now)
+                self._clock.allow(request_id, run.allowed, now, run.limit)
+                self._ticker.update()
+        except Exception as error:  # noqa: BLE001 - the request's reader raises it
+            mail.fail(error)
+
+    def _advance(self, now: float) -> None:
+        made = self._clock.advance(now)
+        if made:
+            self.last_step_monotonic = now
+        for one in made:
+            if (mail := self._mail.get(one.request_id)) is not None:
+                mail.put(one)
+
+
+class PacedSound(PacedEngine):
+    """The decoder: windows, or whole sounds."""
+
+    def __init__(self, config: StageConfig, table: Table) -> None:
+        super().__init__(config)
+        component = Decoder(table, config, self.max_model_len)
+        self.component = component
+        max_batch = config.engine_args.max_num_seqs or table.decoder.max_batch
+        self._runs = SoundRuns(component, table.decoder, table.talker.frames_per_second, max_batch)
+
+    @property
+    def unfinished_requests(self) -> int:
+        """Requests with a window that waits or runs."""
+        return self._runs.open_windows
+
+    @property
+    def last_step_monotonic(self) -> float:
+        """time.monotonic() of the last step, or of the window that ended idleness."""
+        return self._runs.last_step
+
+    @property
+    def load(self) -> Load:
+        """What the engine does now."""
+        return self._runs.load
+
+    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Run one request. Closing the generator aborts it. Raises OmniStageError."""
+        async with aclosing(self._runs.run(request)) as steps:
+            async for step in steps:
+                yield step
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: the reader of its steps gets a ModelExecutionError. Unknown ids are ignored."""
+        self._runs.abort(request_id)
+
+    async def shutdown(self) -> None:
+        """Wake up no more. Idempotent."""
+        await super().shutdown()
+        self._runs.close()
+
+
+def build_engine(config: StageConfig) -> PacedEngine:
+    """Returns the engine of a stage. Raises ConfigurationError."""
+    table = read_table(config.model.path)
+    return PacedSound(config, table) if config.component == DECODER.id else PacedTokens(config, table)

@@ -1,0 +1,36 @@
+"""What travels on the edges of a paced pipeline: the published models' tensors, by their names and shapes."""
+
+from __future__ import annotations
+
+from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_stage.models.sim.manifest import TALKER_TO_DECODER, THINKER_TO_TALKER
+from omni_stage.models.sim.tables import Table
+
+
+def thinker2talker_schema(table: Table) -> TensorSchema:
+    """Returns the schema of the edge from thinker to talker: 7 KiB a row at 3,584 values."""
+    return TensorSchema(
+        id=THINKER_TO_TALKER,
+        version=1,
+        tensors=(
+            TensorSpec(
+                "x",
+                "bfloat16",
+                (table.thinker.row_values,),
+                "Prompt rows, then reply rows; the reply's last token has none.",
+            ),
+            TensorSpec("token_ids", "int64", (), "Token at the same position as the row of x."),
+            TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row a prompt token."),
+            TensorSpec("mrope_delta", "int64", (), "One row: position of the first reply token minus prompt tokens."),
+        ),
+    )
+
+
+def talker2decoder_schema(table: Table) -> TensorSchema:
+    """Returns the schema of the edge from talker to decoder: a row a frame."""
+    shape = () if table.talker.frame_codes == 1 else (table.talker.frame_codes,)
+    return TensorSchema(
+        id=TALKER_TO_DECODER,
+        version=1,
+        tensors=(TensorSpec("codes", "int64", shape, "Codes of a frame; the end of the stream is left out."),),
+    )

@@ -1,0 +1,138 @@
+"""The decoder's requests: frames in, windows of sound out, by when their listeners need them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncGenerator
+
+from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
+from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeStream
+from omni_stage.models.sim.content import Sound
+from omni_stage.models.sim.decoder import Decoder
+from omni_stage.models.sim.gauges import Load
+from omni_stage.models.sim.manifest import DECODER
+from omni_stage.models.sim.tables import SoundShape, sound_cost
+from omni_stage.models.sim.ticker import Mailbox, Ticker
+from omni_stage.models.sim.windows import Job, Window, WindowClock, next_window
+
+
+class SoundRuns:
+    """The requests of one decoder. Used from one event loop."""
+
+    def __init__(self, component: Decoder, shape: SoundShape, frames_per_second: float, max_batch: int) -> None:
+        self.last_step = time.monotonic()
+        """time.monotonic() of the last step, or of the window that ended idleness."""
+        self._component = component
+        self._shape = shape
+        self._frame_s = 1 / frames_per_second
+        self._clock = WindowClock(sound_cost(shape), max_batch)
+        self._mail: dict[str, Mailbox[Job]] = {}
+        self._busy: set[str] = set()
+        self._ticker = Ticker(lambda: self._clock.next_time, self._advance)
+
+    @property
+    def open_windows(self) -> int:
+        """Windows that wait or run."""
+        return len(self._busy)
+
+    @property
+    def load(self) -> Load:
+        """What the decoder does now. Its prompts are frames."""
+        return Load(self._clock.running, len(self._clock.waiting), prompt_tokens=self._clock.frames)
+
+    def run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Returns the steps of a request. Closing them aborts it. Raises InvalidRequestError."""
+        sound = self._component.sound(request)
+        if isinstance(request.source, EdgeStream):
+            return self._run_windows(request, request.source, sound)
+        if isinstance(request.source, EdgeInput):
+            return self._run_whole(request, request.source.tensors["codes"].shape[0], sound)
+        raise InvalidRequestError(f"component {DECODER.id} reads tensors of a talker, not a prompt")
+
+    def abort(self, request_id: str) -> None:
+        """End a request. Unknown ids are ignored."""
+        if (mail := self._mail.get(request_id)) is not None:
+            mail.fail(ModelExecutionError("the request was aborted"))
+
+    def close(self) -> None:
+        """Wake up no more."""
+        self._ticker.close()
+
+    async def _run_whole(self, request: StageRequest, frames: int, sound: Sound) -> AsyncGenerator[StageStep, None]:
+        self._check(frames)
+        if not frames:
+            yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
+            return
+        try:
+            step = await self._make(request, Window(0, 0, frames, frames), sound, due=-math.inf, is_whole=True)
+            step.finish_reason = FinishReason.STOP
+            yield step
+        finally:
+            self._forget(request.request_id)
+
+    async def _run_windows(
+        self, request: StageRequest, stream: EdgeStream, sound: Sound
+    ) -> AsyncGenerator[StageStep, None]:
+        frames, sounded, ended, began = 0, 0, False, -math.inf
+        try:
+            while not (ended and sounded == frames):
+                window = next_window(sounded, frames, ended=ended, shape=self._shape)
+                if window is None:
+                    rows = await stream.read()
+                    frames += rows.tensors["codes"].shape[0] if "codes" in rows.tensors else 0
+                    ended = rows.ended
+                    self._check(frames)
+                    continue
+                step = await self._make(request, window, sound, due=began + sounded * self._frame_s)
+                began = time.monotonic() if not sounded else began
+                sounded = window.until
+                # A window that ends where the frames end now may still not be the last.
+                if ended and sounded == frames:
+                    step.finish_reason = FinishReason.STOP
+                yield step
+                if step.finish_reason is not None:
+                    return
+            yield StageStep(finish_reason=FinishReason.STOP if sounded else FinishReason.EMPTY_INPUT)
+        finally:
+            self._forget(request.request_id)
+
+    async def _make(
+        self, request: StageRequest, window: Window, sound: Sound, *, due: float, is_whole: bool = False
+    ) -> StageStep:
+        """One window's step, once the clock has made it."""
+        now, key = time.monotonic(), request.request_id
+        mail = self._mail.setdefault(key, Mailbox())
+        if not self._busy:
+            self.last_step = now
+        self._busy.add(key)
+        self._advance(now)
+        job = Job(request_id=key, frames=window.frames, due=due, is_whole=is_whole, priority=request.priority)
+        self._clock.add(job, now)
+        self._ticker.update()
+        (made,) = await mail.take()
+        samples = self._component.samples_per_frame
+        audio = sound.samples(window.first * samples, (window.until - window.first) * samples)
+        return StageStep(audio=audio, scheduled_ns=int(made.scheduled * 1e9))
+
+    def _check(self, frames: int) -> None:
+        if frames > (most := self._component.max_frames):
+            raise InvalidTensorError(
+                f"codes: {frames} frames, at most {most} can be sounded; lower max_tokens upstream",
+                field="tensors.codes",
+                limit=most,
+            )
+
+    def _forget(self, request_id: str) -> None:
+        self._mail.pop(request_id, None)
+        self._busy.discard(request_id)
+        self._clock.abort(request_id)
+        self._ticker.update()
+
+    def _advance(self, now: float) -> None:
+        for job, _ in self._clock.advance(now):
+            self.last_step = now
+            self._busy.discard(job.request_id)
+            if (mail := self._mail.get(job.request_id)) is not None:
+                mail.put(job)

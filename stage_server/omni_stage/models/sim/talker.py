@@ -1,0 +1,141 @@
+"""Component sim/talker: reads a thinker's rows, writes frames of codes at the pace of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from omni_proto.stage_config import StageConfig
+from omni_proto.tensors import TensorSchema
+from omni_stage.arrays import Array
+from omni_stage.errors import InvalidRequestError, InvalidTensorError
+from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.models.shared.voices import pick_voice
+from omni_stage.models.sim.clock import Made
+from omni_stage.models.sim.content import mix
+from omni_stage.models.sim.manifest import TALKER, VOICES
+from omni_stage.models.sim.schemas import talker2decoder_schema, thinker2talker_schema
+from omni_stage.models.sim.tables import Table
+
+_FRAMING = 2
+"""Positions between the thinker's prompt and the first frame: the start of the text and of the codes."""
+_CODES = 2048
+_END_OF_CODES = 2150
+
+
+class Talker:
+    """The talker of one table."""
+
+    facts = TALKER
+    default_sampling = TALKER.default_sampling
+    voices: Sequence[str] = VOICES
+
+    def __init__(self, table: Table, config: StageConfig, max_model_len: int) -> None:
+        self.input_schema: TensorSchema | None = thinker2talker_schema(table)
+        self.output_schema: TensorSchema | None = talker2decoder_schema(table)
+        self._shape = table.talker
+        self._max_model_len = max_model_len
+
+    def open(self, request: StageRequest) -> CodecRun:
+        """Returns the run of a request, which waits for rows if they stream. Raises InvalidRequestError and its kin."""
+        if not isinstance(request.source, EdgeInput | EdgeStream):
+            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
+        pick_voice(request.voice, self.voices)
+        frames_per_row = self._shape.seconds_per_text_token * self._shape.frames_per_second
+        sampling = request.sampling
+        run = CodecRun(
+            frames_per_row,
+            self._shape.frame_codes,
+            most=sampling.max_tokens or self._max_model_len,
+            least=sampling.min_tokens or 0,
+            goes_on=bool(sampling.ignore_eos),
+            max_model_len=self._max_model_len,
+        )
+        if isinstance(request.source, EdgeInput):
+            run.add(EdgeRows(request.source.tensors, ended=True))
+        return run
+
+
+class CodecRun:
+    """One request. A frame needs a row of the text; after the text's end frames go on without."""
+
+    def __init__(
+        self, frames_per_row: float, codes: int, *, most: int, least: int, goes_on: bool, max_model_len: int
+    ) -> None:
+        """`codes`: of a frame; `most`, `least`: frames; `goes_on`: whether the end of speech is never written."""
+        self.prompt_tokens = 0
+        self.limit = 1
+        self.allowed = 0
+        self._frames_per_row = frames_per_row
+        self._codes = codes
+        self._most = most
+        self._least = least
+        self._goes_on = goes_on
+        self._max_model_len = max_model_len
+        self._rows = 0
+        self._positions = 0
+        self._ended = False
+        self._ends_speech = False
+        self._prompt_reported = False
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether the prompt's length is known, and its first frame's row is there or the text has ended."""
+        return self.prompt_tokens > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to speak."""
+        return self._ended and self._rows <= self._positions
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no more rows come."""
+        return self._ended
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take rows. Raises InvalidTensorError."""
+        self._rows += rows.tensors["x"].shape[0] if "x" in rows.tensors else 0
+        self._positions += rows.tensors["mrope_positions"].shape[0] if "mrope_positions" in rows.tensors else 0
+        self._ended = self._ended or rows.ended
+        known = self._ended or "mrope_positions" in rows.complete
+        if self._ended and (self._rows < self._positions or not self._positions):
+            raise InvalidTensorError(
+                f"x: {self._rows} rows do not fit the {self._positions} prompt tokens of mrope_positions",
+                field="tensors.x",
+            )
+        if not self.prompt_tokens and not (known and self._rows > self._positions):
+            return
+        self.prompt_tokens = self._positions + _FRAMING
+        text_rows = self._rows - self._positions
+        most = min(self._most, max(1, self._max_model_len - self.prompt_tokens))
+        self.limit, self.allowed = most, min(text_rows, most)
+        if self._ended:
+            # The end of speech takes a step of its own.
+            natural = max(math.ceil(text_rows * self._frames_per_row), self._least) + 1
+            self._ends_speech = not self._goes_on and natural <= most
+            self.limit = self.allowed = natural if self._ends_speech else most
+
+    def step(self, made: Sequence[Made]) -> StageStep:
+        """Returns the stage's step of frames that came together."""
+        ended = made[-1].last
+        tokens = [mix(0, one.index) % _CODES for one in made]
+        if ended and self._ends_speech:
+            tokens[-1] = _END_OF_CODES
+        codes = tokens[:-1] if ended and self._ends_speech else tokens
+        step = StageStep(token_ids=tokens, scheduled_ns=int(made[0].scheduled * 1e9))
+        if codes:
+            step.tensors = {"codes": self._frames(codes)}
+        if not self._prompt_reported:
+            self._prompt_reported = True
+            step.prompt_token_ids = [0] * self.prompt_tokens
+        if ended:
+            step.finish_reason = FinishReason.STOP if self._ends_speech else FinishReason.LENGTH
+        return step
+
+    def _frames(self, codes: list[int]) -> Array:
+        frames = np.array(codes, np.int64)
+        return frames if self._codes == 1 else np.repeat(frames[:, None], self._codes, axis=1)

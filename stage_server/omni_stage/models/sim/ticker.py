@@ -1,0 +1,71 @@
+"""A virtual clock against the real one: wakes up when a step ends, and hands out what it made."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Ticker:
+    """Calls `advance` when the time that `next_time` gives has come. Used from one event loop."""
+
+    def __init__(self, next_time: Callable[[], float | None], advance: Callable[[float], None]) -> None:
+        self._next_time = next_time
+        self._advance = advance
+        self._handle: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+
+    def update(self) -> None:
+        """Look at the clock again: something was added or taken away."""
+        due = self._next_time()
+        if due == self._due:
+            return
+        self.close()
+        self._due = due
+        if due is not None:
+            # uvloop rounds timers to a millisecond: half a one more, and none fires too early.
+            delay = max(0.0, due - time.monotonic()) + 0.0005
+            self._handle = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def close(self) -> None:
+        """Wake up no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._due = None
+
+    def _tick(self) -> None:
+        self._handle = self._due = None
+        self._advance(time.monotonic())
+        self.update()
+
+
+class Mailbox(Generic[_T]):
+    """What one request was made: its reader takes all of it at once."""
+
+    def __init__(self) -> None:
+        self._items: list[_T] = []
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
+
+    def put(self, item: _T) -> None:
+        """Add an item."""
+        self._items.append(item)
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader fail."""
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> list[_T]:
+        """Returns everything since the last call; waits until there is something. Raises what `fail` was given."""
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None:
+            raise self._error
+        items, self._items = self._items, []
+        return items

@@ -1,0 +1,127 @@
+"""A decoder's work in virtual time: which windows of sound make up a step, and when it ends. Pure.
+
+Whoever hears silence next comes first: first windows before all others, then the stream whose played sound runs out
+soonest. A step takes more windows as long as that makes a window cheaper: where computing is the limit, whoever comes
+first need not wait for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from omni_stage.models.sim.tables import SoundShape
+
+_CHEAPER = 0.999
+"""What is cheaper by less than that is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Frames [begin, end) are computed; of them [first, until) are sounded."""
+
+    begin: int
+    first: int
+    until: int
+    end: int
+
+    @property
+    def frames(self) -> int:
+        """Frames computed."""
+        return self.end - self.begin
+
+
+def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> Window | None:
+    """Returns the window that sounds from frame `first` on, where so many frames are there; None if more must come."""
+    begin = max(0, first - shape.back_frames)
+    until = first + (shape.next_frames if first else shape.first_frames)
+    if frames >= until + shape.ahead_frames:
+        return Window(begin, first, until, until + shape.ahead_frames)
+    if ended and frames > first:
+        return Window(begin, first, frames, frames)
+    return None
+
+
+def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
+    """Yields the windows of a sound of so many frames."""
+    first = 0
+    while (window := next_window(first, frames, ended=True, shape=shape)) is not None:
+        yield window
+        first = window.until
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Job:
+    """A window that waits, or a whole sound."""
+
+    request_id: str
+    frames: int
+    due: float
+    """When the listener runs out of sound; minus infinity for the first."""
+    is_whole: bool = False
+    priority: int = 0
+    arrived: float = 0.0
+    scheduled: float = 0.0
+
+
+@dataclass(slots=True)
+class WindowClock:
+    """The scheduler and the clock of one decoder. Times are seconds of any clock that does not go back."""
+
+    cost_ms: Callable[[int, int, bool], float]
+    """Milliseconds of a step by its windows, the frames of the longest one, and whether that is a whole sound."""
+    max_batch: int
+    waiting: list[Job] = field(default_factory=list)
+    frames: int = 0
+    """Frames that were computed."""
+    _step: tuple[float, list[Job]] | None = None
+
+    @property
+    def next_time(self) -> float | None:
+        """When the step that runs ends; None if nothing runs."""
+        return None if self._step is None else self._step[0]
+
+    @property
+    def running(self) -> int:
+        """Windows of the step that runs."""
+        return 0 if self._step is None else len(self._step[1])
+
+    def add(self, job: Job, now: float) -> None:
+        """A window came."""
+        job.arrived = now
+        self.waiting.append(job)
+        self._begin(now)
+
+    def abort(self, request_id: str) -> None:
+        """What waits of a request goes. The step that it is part of takes its time nevertheless."""
+        self.waiting = [job for job in self.waiting if job.request_id != request_id]
+
+    def advance(self, now: float) -> list[tuple[Job, float]]:
+        """Returns the windows of the steps that have ended by now and when, in order."""
+        done: list[tuple[Job, float]] = []
+        while self._step is not None and self._step[0] <= now:
+            (ends, jobs), self._step = self._step, None
+            done += [(job, ends) for job in jobs]
+            self.frames += sum(job.frames for job in jobs)
+            self._begin(ends)
+        return done
+
+    def _begin(self, now: float) -> None:
+        if self._step is not None or not self.waiting:
+            return
+        self.waiting.sort(key=attrgetter("priority", "due", "arrived"))
+        count, cost = 1, self._cost(1)
+        for more in range(2, min(self.max_batch, len(self.waiting)) + 1):
+            if self._cost(more) / more > cost / count * _CHEAPER:
+                break
+            count, cost = more, self._cost(more)
+        jobs, self.waiting = self.waiting[:count], self.waiting[count:]
+        for job in jobs:
+            job.scheduled = now
+        self._step = (now + cost / 1000, jobs)
+
+    def _cost(self, count: int) -> float:
+        """Milliseconds of a step of the first windows that wait."""
+        longest = max(self.waiting[:count], key=attrgetter("is_whole", "frames"))
+        return self.cost_ms(count, longest.frames, longest.is_whole)

@@ -1,0 +1,79 @@
+"""Rows between the engine's steps and the call that sends them: taken out together, when pacing says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from omni_proto.stage.v1 import events_pb2
+from omni_stage.arrays import Array
+from omni_stage.service.edges.pacing import MOST_STEPS, Pacing
+
+Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
+"""The rows of some steps, in order; the tensors that end with them; how the engine ended, if these are all."""
+
+
+class OpenCalls(Protocol):
+    """What knows how much else is going on."""
+
+    @property
+    def open_calls(self) -> int:
+        """Calls that are open now."""
+        ...
+
+
+class Outbox:
+    """One call's rows. `put` and `end` never block; one task takes."""
+
+    def __init__(self, calls: OpenCalls, *, heard: bool) -> None:
+        """`heard`: whether the stage below reads before the end."""
+        self._calls = calls
+        self._pacing = Pacing(heard)
+        self._loop = asyncio.get_running_loop()
+        self._steps: list[Mapping[str, Array]] = []
+        self._complete: set[str] = set()
+        self._reason: events_pb2.FinishReason | None = None
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> None:
+        """Rows after those before. `complete`: tensors of which no more come."""
+        self._steps.append(tensors)
+        self._complete |= complete
+        now = self._loop.time()
+        rows = max((array.shape[0] for array in tensors.values()), default=0)
+        due = self._pacing.add(rows, now, self._calls.open_calls)
+        if due <= now or len(self._steps) >= MOST_STEPS:
+            self._due.set()
+        elif self._timer is None:
+            self._timer = self._loop.call_at(due, self._due.set)
+
+    def end(self, reason: events_pb2.FinishReason) -> None:
+        """No more rows."""
+        self._reason = reason
+        self._due.set()
+
+    async def wait(self) -> None:
+        """Until something is to be taken."""
+        await self._due.wait()
+
+    async def take(self) -> Taken:
+        """What has come, once some of it must go."""
+        await self._due.wait()
+        self.close()
+        self._pacing.sent()
+        steps, self._steps = self._steps, []
+        if len(steps) > MOST_STEPS:
+            steps, self._steps = steps[:MOST_STEPS], steps[MOST_STEPS:]
+            return steps, set(), None
+        complete, self._complete = self._complete, set()
+        if self._reason is None:
+            self._due.clear()
+        return steps, complete, self._reason
+
+    def close(self) -> None:
+        """No timer is left behind. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

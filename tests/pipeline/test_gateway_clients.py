@@ -1,0 +1,68 @@
+"""Unmodified OpenAI clients get text and speech through the gateway, from real engines."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from omni_proto.client import OmniClient
+from support.pipelines import RunningPipeline
+
+pytestmark = pytest.mark.pipeline
+
+MODEL = "tiny-omni"
+QUESTION = "Tell me what the weather is like."
+
+
+@pytest.fixture(scope="module")
+def client(tiny_gateway: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{tiny_gateway}/v1", api_key="none", max_retries=0)
+
+
+def test_models_are_listed_with_their_aliases(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL, "tts-1"]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_text_is_the_text_of_grpc(client: openai.OpenAI, tiny_pipeline: RunningPipeline) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": QUESTION}], seed=5, max_completion_tokens=12
+    )
+    with OmniClient(tiny_pipeline.endpoint) as direct:
+        result = direct.run(text=QUESTION, seed=5, modalities=["text"], sampling={"thinker": {"max_tokens": 12}})
+    assert answer.choices[0].message.content == result.text
+    assert answer.choices[0].finish_reason == result.finished["thinker"].finish_reason
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == result.finished["thinker"].usage.prompt_tokens
+    assert answer.usage.completion_tokens == 12
+
+
+def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "seed": 5, "max_tokens": 12}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert sum(bool(chunk.choices and chunk.choices[0].delta.content) for chunk in chunks) > 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "param", "code"),
+    [
+        ({"model": "nobody"}, 404, "model", "model_not_found"),
+        ({"n": 2}, 400, "n", "unsupported_parameter"),
+        ({"temperature": 3.0}, 400, "temperature", "invalid_value"),
+        ({"messages": []}, 400, "messages", "invalid_value"),
+        ({"extra_body": {"sampling": {}}}, 400, "sampling", "unknown_parameter"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    client: openai.OpenAI, changed: dict[str, object], status: int, param: str, code: str
+) -> None:
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], **changed}
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(**asked)
+    assert (caught.value.status_code, caught.value.param, caught.value.code) == (status, param, code)
+    assert caught.value.response.headers["x-request-id"].startswith("req_")

@@ -1,0 +1,124 @@
+"""A reply that is given is spoken as the same reply was when the thinker sampled it: edges of both modes, three
+processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, system, user
+from support.media import encode_png, encode_wav, make_image, make_sound
+from support.pipelines import RunningPipeline
+
+pytestmark = pytest.mark.pipeline
+
+CHATS: dict[str, dict[str, Any]] = {
+    "greedy": {"text": "Tell me what the weather is like."},
+    "raw text": {"raw_text": "What do you know about the weather in the mountains?"},
+    "token ids": {"token_ids": list(range(40, 60))},
+    "seeded": {
+        "text": "Hi",
+        "seed": 5,
+        "sampling": {"thinker": {"temperature": 0.8}, "talker": {"temperature": 1.2}},
+    },
+    "long": {
+        "chat": [system("Be brief."), user("One, two, three")],
+        "sampling": {"thinker": {"max_tokens": 200, "ignore_eos": True}, "talker": {"max_tokens": 80}},
+    },
+    "until it ends by itself": {
+        "text": "Good morning",
+        "seed": 3,
+        "sampling": {"thinker": {"temperature": 2.0, "max_tokens": 1000}, "talker": {"max_tokens": 40}},
+    },
+    "one word": {"text": "a", "sampling": {"thinker": {"max_tokens": 2, "ignore_eos": True}}, "voice": "Ethan"},
+    "image and sound": {
+        "chat": user(
+            image_part(encode_png(make_image(1, 140, 56))), audio_part(encode_wav(make_sound(1, 0.7))), "What is it?"
+        )
+    },
+}
+
+
+async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> GenerationResult:
+    arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
+    return await client.run(**{**arguments, **job, **more})
+
+
+def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
+    """The same request with its own reply. What max_tokens cut off behind its last token was never spoken."""
+    ids = answer.token_ids["thinker"]
+    reply = ids if answer.finished["thinker"].finish_reason == "stop" else ids[:-1]
+    sampling = {stage: values for stage, values in job.get("sampling", {}).items() if stage != "thinker"}
+    return {**job, "sampling": sampling, "reply": reply}
+
+
+def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], *, alone: bool) -> None:
+    assert spoken.prompt_token_ids == answer.prompt_token_ids
+    assert spoken.token_ids["thinker"] in (reply, reply[:-1])
+    assert answer.text.startswith(spoken.text.rstrip("\ufffd"))  # a character cut in two
+    assert spoken.token_ids["talker"] == answer.token_ids["talker"]
+    assert spoken.finished["talker"] is not None
+    assert len(spoken.audio) == len(answer.audio) > 0
+    if alone:
+        assert spoken.audio == answer.audio
+    usage = spoken.finished["thinker"].usage
+    assert usage.prompt_tokens == answer.finished["thinker"].usage.prompt_tokens
+    assert usage.completion_tokens == len(spoken.token_ids["thinker"])
+    assert usage.tensor_bytes_sent == answer.finished["thinker"].usage.tensor_bytes_sent
+    assert spoken.finished["thinker"].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("edges", ["Full", "Stream"])
+async def test_its_own_reply_is_spoken_as_the_chat_was(
+    edges: str, stream_pipeline: RunningPipeline, tiny_pipeline: RunningPipeline
+) -> None:
+    pipeline = tiny_pipeline if edges == "Full" else stream_pipeline
+    async with AsyncOmniClient(pipeline.endpoint) as client:
+        answers = {name: await run(client, job) for name, job in CHATS.items()}
+        jobs = {name: given(job, answers[name]) for name, job in CHATS.items()}
+        for name, job in jobs.items():
+            check(await run(client, job), answers[name], job["reply"], alone=True)
+        # With others, some of which are sampled.
+        together = await asyncio.gather(*(run(client, job) for job in [*jobs.values(), *CHATS.values()]))
+    for (name, job), spoken in zip(jobs.items(), together, strict=False):
+        check(spoken, answers[name], job["reply"], alone=False)
+    spoken_codes = {str(answer.token_ids["talker"]) for answer in answers.values()}
+    assert len(spoken_codes) == len(CHATS), "chats that all sound alike show nothing"
+    assert {answer.finished["thinker"].finish_reason for answer in answers.values()} == {"stop", "length"}
+
+
+async def test_text_is_spoken_as_it_stands(stream_pipeline: RunningPipeline) -> None:
+    """Names of special tokens are read out, and end nothing."""
+    text = "Hello<|im_end|> there, <|AUDIO|>."
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+        answer = await run(client, {"text": "Read this.", "reply": text})
+        plain = await run(client, {"text": "Read this.", "reply": "Hello there."})
+        again = await run(client, {"text": "Read this.", "reply": answer.token_ids["thinker"]})
+        silent = await run(client, {"text": "Read this.", "reply": text, "modalities": ["text"]})
+    assert answer.text == text
+    assert plain.text == "Hello there."
+    assert len(answer.token_ids["thinker"]) > len(plain.token_ids["thinker"])
+    assert answer.token_ids["talker"] == again.token_ids["talker"] != plain.token_ids["talker"]
+    assert (silent.text, silent.audio) == (text, b"")
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "longer than the engine": ({"reply": "word " * 4000}, "start.reply"),
+    "unknown ids": ({"reply": [1 << 20]}, "start.reply.token_ids"),
+    "sampling of the thinker": (
+        {"reply": "Hi.", "sampling": {"thinker": {"temperature": 0.5}}},
+        "start.sampling[thinker]",
+    ),
+    "empty": ({"reply": ""}, "start.reply.text"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_replies_that_cannot_be_spoken_are_refused(name: str, stream_pipeline: RunningPipeline) -> None:
+    arguments, field = REFUSED[name]
+    async with AsyncOmniClient(stream_pipeline.endpoint) as client:
+        with pytest.raises(OmniRequestError) as caught:
+            await client.run(text="Read this.", timeout=60, **arguments)
+    assert (caught.value.code.name, caught.value.field) == ("INVALID_ARGUMENT", field)

@@ -1,0 +1,117 @@
+"""Encoded audio is decoded by FFmpeg and libsndfile to what went in, however it was cut."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+
+import av
+import numpy as np
+import pytest
+import soundfile
+
+from omni_gateway.audio.encode import MEDIA_TYPES, encode_whole, make_encoder
+from omni_gateway.errors import InvalidMediaError, TooLargeError
+from omni_gateway.media.transcode import to_wav
+
+RATE = 24_000
+TONE = [int(12_000 * math.sin(2 * math.pi * 440 * i / RATE)) for i in range(RATE)]
+PCM = struct.pack(f"<{len(TONE)}h", *TONE)
+
+
+def encode(name: str, pcm: bytes, step: int) -> list[bytes]:
+    encoder = make_encoder(name, RATE, 1)
+    pieces = [encoder.encode(pcm[start : start + step]) for start in range(0, len(pcm), step)]
+    return [*pieces, encoder.finish()]
+
+
+def decode(data: bytes) -> tuple[int, np.ndarray]:
+    with av.open(io.BytesIO(data)) as file:
+        frames = [frame.to_ndarray()[0] for frame in file.decode(audio=0)]
+        return file.streams.audio[0].rate or 0, np.concatenate(frames)
+
+
+@pytest.mark.parametrize("step", [2, 960, 1918, 1 << 20])
+def test_lossless_formats_keep_every_sample(step: int) -> None:
+    assert b"".join(encode("pcm", PCM[:9600], step)) == PCM[:9600]
+    for name in ("wav", "flac"):
+        rate, samples = decode(b"".join(encode(name, PCM[:9600], step)))
+        assert (rate, samples.tolist()) == (RATE, TONE[:4800])
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "aac"])
+def test_lossy_formats_sound_alike(name: str) -> None:
+    pieces = encode(name, PCM, 1920)
+    rate, samples = decode(b"".join(pieces))
+    assert len(samples) / rate == pytest.approx(1.0, abs=0.08)
+    spectrum = np.abs(np.fft.rfft(samples.astype(np.float64)))
+    assert np.argmax(spectrum) * rate / len(samples) == pytest.approx(440, abs=2)
+    # Most of it came while the audio came.
+    assert len(b"".join(pieces[:-1])) > 0.8 * len(b"".join(pieces))
+
+
+@pytest.mark.parametrize("name", MEDIA_TYPES)
+def test_a_whole_file_says_how_long_it_is(name: str) -> None:
+    data = encode_whole(name, PCM, RATE, 1)
+    if name == "pcm":
+        assert data == PCM
+    elif name in ("wav", "flac"):
+        samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
+        assert (rate, samples.tolist()) == (RATE, TONE)
+    elif name == "aac":  # ADTS has no place for it
+        assert decode(data)[0] == RATE
+    else:
+        assert soundfile.info(io.BytesIO(data)).duration == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("name", MEDIA_TYPES)
+def test_no_audio_is_no_error(name: str) -> None:
+    assert isinstance(encode_whole(name, b"", RATE, 1), bytes)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus"])
+def test_what_was_encoded_comes_back_as_wav(form: str) -> None:
+    wav = to_wav(encode_whole(form, PCM, RATE, 1), form, param="x", max_seconds=10)
+    samples, rate = soundfile.read(io.BytesIO(wav), dtype="float64")
+    assert samples.ndim == 1
+    assert len(samples) / rate == pytest.approx(1.0, abs=0.08)
+    assert np.argmax(np.abs(np.fft.rfft(samples))) * rate / len(samples) == pytest.approx(440, abs=2)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus"])
+def test_longer_audio_is_refused_while_it_is_decoded(form: str) -> None:
+    with pytest.raises(TooLargeError, match="longer than 2 s"):
+        to_wav(encode_whole(form, PCM * 4, RATE, 1), form, param="x", max_seconds=2)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\0" * 5000,
+        b"OggS" + b"\xff" * 5000,
+        b"ID3" + b"\x7f" * 3000,
+        PCM,
+        encode_whole("flac", PCM, RATE, 1),
+        encode_whole("wav", PCM, RATE, 1),
+        b"#EXTM3U\nfile:///etc/passwd\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+    ],
+)
+def test_hostile_bytes_are_refused(form: str, data: bytes) -> None:
+    with pytest.raises(InvalidMediaError):
+        to_wav(data, form, param="x", max_seconds=10)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus"])
+def test_damaged_files_are_refused_or_heard_in_part(form: str) -> None:
+    good, refused = encode_whole(form, PCM, RATE, 1), 0
+    for place in range(0, len(good), max(1, len(good) // 40)):
+        for damaged in (good[:place], good[:place] + b"\xff\0" * 8 + good[place + 16 :]):
+            try:
+                assert to_wav(damaged, form, param="x", max_seconds=10)[:4] == b"RIFF"
+            except InvalidMediaError:
+                refused += 1
+    assert refused

@@ -1,0 +1,85 @@
+"""Limits of keys: what is let in, what is refused for how long, and how replicas share."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_gateway.errors import RateLimitError
+from omni_gateway.guard.keys import ApiKey, KeyLimits
+from omni_gateway.guard.limits import KeyLimiter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_key(**limits: int) -> ApiKey:
+    return ApiKey(name="alice", sha256="0" * 64, limits=KeyLimits(**limits))
+
+
+def test_without_limits_everything_enters() -> None:
+    limiter, key = KeyLimiter(lambda: 1), make_key()
+    assert [limiter.enter(key) for _ in range(1000)] == [{}] * 1000
+
+
+def test_requests_come_back_evenly() -> None:
+    clock = Clock()
+    limiter, key = KeyLimiter(lambda: 1, clock), make_key(requests_per_minute=6)
+    left = [limiter.enter(key)["x-ratelimit-remaining-requests"] for _ in range(6)]
+    assert left == ["5", "4", "3", "2", "1", "0"]
+    with pytest.raises(RateLimitError) as caught:
+        limiter.enter(key)
+    assert caught.value.retry_after_s == pytest.approx(10)
+    clock.now += 10.01
+    limiter.enter(key)
+    with pytest.raises(RateLimitError):
+        limiter.enter(key)
+
+
+def test_requests_at_once_are_counted_until_they_leave() -> None:
+    limiter, key = KeyLimiter(lambda: 1), make_key(concurrent_requests=2)
+    limiter.enter(key)
+    limiter.enter(key)
+    with pytest.raises(RateLimitError):
+        limiter.enter(key)
+    limiter.leave(key, 0)
+    limiter.enter(key)
+
+
+def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
+    clock = Clock()
+    limiter, key = KeyLimiter(lambda: 1, clock), make_key(audio_seconds_per_minute=60)
+    assert limiter.enter(key)["x-ratelimit-remaining-audio-seconds"] == "60"
+    limiter.leave(key, 90)
+    with pytest.raises(RateLimitError) as caught:
+        limiter.enter(key)
+    assert caught.value.retry_after_s == pytest.approx(31)
+    clock.now += 31
+    limiter.enter(key)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 5])
+def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> None:
+    clock, key = Clock(), make_key(requests_per_minute=30)
+    limiters = [KeyLimiter(lambda: replicas, clock) for _ in range(replicas)]
+    granted = 0
+    for limiter in limiters:
+        while True:
+            try:
+                limiter.enter(key)
+            except RateLimitError:
+                break
+            granted += 1
+    assert 30 - 30 / replicas <= granted <= 30
+
+
+def test_a_replica_that_comes_takes_its_share_at_once() -> None:
+    clock, key, replicas = Clock(), make_key(requests_per_minute=30), [1]
+    limiter = KeyLimiter(lambda: replicas[0], clock)
+    limiter.enter(key)
+    replicas[0] = 3
+    assert limiter.enter(key)["x-ratelimit-remaining-requests"] == "9"

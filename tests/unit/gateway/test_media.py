@@ -1,0 +1,100 @@
+"""Media of requests: what is read, what is refused, and which addresses are public."""
+
+from __future__ import annotations
+
+import base64
+import socket
+
+import pytest
+
+from omni_gateway.errors import GatewayError, InvalidMediaError
+from omni_gateway.media import fetch
+from omni_gateway.media.addresses import check_url, is_public
+from omni_gateway.media.data_uri import read_data_uri
+
+PIXEL = b"\x89PNG\r\n\x1a\n" + b"\0" * 30
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,"])
+def test_data_uris_are_read(head: str) -> None:
+    assert read_data_uri(head + base64.b64encode(PIXEL).decode(), param="x", max_bytes=1000) == PIXEL
+
+
+@pytest.mark.parametrize(
+    ("url", "status"),
+    [
+        ("data:image/png;base64,", 400),
+        ("data:image/png,abc", 400),
+        ("data:image/svg+xml;base64,AAAA", 400),
+        ("data:text/html;base64,AAAA", 400),
+        ("data:image/png;base64,***", 400),
+        ("data:image/png;base64,é", 400),
+        ("data:image/png;base64," + "A" * 4000, 413),
+    ],
+)
+def test_wrong_data_uris_are_refused(url: str, status: int) -> None:
+    with pytest.raises(GatewayError) as caught:
+        read_data_uri(url, param="x", max_bytes=1000)
+    assert (caught.value.status, caught.value.param) == (status, "x")
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("93.184.215.14", True),
+        ("2606:2800:21f:cb07:6820:80da:af6b:8b2c", True),
+        ("127.0.0.1", False),
+        ("10.1.2.3", False),
+        ("172.16.0.1", False),
+        ("192.168.1.1", False),
+        ("169.254.169.254", False),
+        ("100.64.0.1", False),
+        ("0.0.0.0", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("::", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("ff02::1", False),
+        ("::ffff:127.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b::a00:1", False),
+        ("2002:7f00:1::", False),
+        ("not an address", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, public: bool) -> None:
+    assert is_public(address) is public
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/a.png",
+        "https://",
+        "https://user@example.com/a.png",
+        "https://example.com:8443/a.png",
+        "https://example.com:x/",
+        "https://[::1",
+        "file:///etc/passwd",
+    ],
+)
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(InvalidMediaError):
+        check_url(url, param="x")
+
+
+async def test_a_name_with_one_internal_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a hostile name server answers; the resolver itself is not at question.
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 443)) for ip in ("93.184.215.14", "10.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: answers)
+    with pytest.raises(InvalidMediaError, match="public"):
+        await fetch.resolve("rebind.example", param="x")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0x7f000001", "2130706433", "127.1", "[::1]"])
+async def test_this_host_is_never_fetched(host: str) -> None:
+    with pytest.raises(InvalidMediaError):
+        await fetch.fetch_image(f"https://{host}/a.png", param="x", max_bytes=1000, max_seconds=5)

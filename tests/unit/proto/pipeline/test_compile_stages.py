@@ -1,0 +1,160 @@
+"""compile_stages: one StageConfig a stage, in the order of the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_proto.pipeline import (
+    ModelPathError,
+    OmniPipeline,
+    PipelineError,
+    compile_stages,
+    load_pipeline,
+    order_stages,
+    parse_pipeline,
+    resolve_model_path,
+    stages_for_outputs,
+)
+from omni_proto.stage_config import (
+    Listen,
+    Modality,
+    ServerTls,
+    StageConfig,
+    StageConfigError,
+    parse_stage_config,
+)
+
+SAMPLES = Path(__file__).parents[4] / "manifests" / "samples"
+GOLDEN = Path(__file__).parent / "golden"
+
+TREE = """
+apiVersion: omnipipeline.io/v1alpha1
+kind: OmniPipeline
+metadata: {name: tree}
+spec:
+  model: {uri: hf://a/b, revision: v2}
+  timeouts: {request: 60}
+  stages:
+  - {name: wav2, component: qwen2_5_omni/token2wav, inputs: [{from: talker2}], outputs: [Audio]}
+  - {name: talker1, component: qwen2_5_omni/talker, inputs: [{from: thinker, mode: Stream}],
+     resources: {limits: {nvidia.com/gpu: "2"}}, timeouts: {step: 7, queue: 9}}
+  - {name: talker2, component: qwen2_5_omni/talker, inputs: [{from: thinker}]}
+  - {name: thinker, component: qwen2_5_omni/thinker, outputs: [Text], limits: {maxConcurrentRequests: 3},
+     defaultSampling: {temperature: 0.5}, engineArgs: {dtype: bfloat16}, resources: {limits: {nvidia.com/gpu: 4}}}
+  - {name: wav1, component: qwen2_5_omni/token2wav, inputs: [{from: talker1}], outputs: [Audio]}
+"""
+
+
+def compile_all(pipeline: OmniPipeline) -> dict[str, StageConfig]:
+    configs = compile_stages(
+        pipeline, target_for=lambda stage: f"dns:///{stage.name}.:50051", model_path_for=lambda stage: "/model"
+    )
+    return {config.stage: config for config in configs}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SAMPLES.glob("*.yaml")))
+def test_samples_compile_to_the_golden_files(name: str) -> None:
+    configs = compile_all(load_pipeline(SAMPLES / f"{name}.yaml"))
+    text = "---\n".join(config.to_yaml() for config in configs.values())
+    assert text == (GOLDEN / f"{name}.yaml").read_text()
+    assert [parse_stage_config(config.to_yaml()) for config in configs.values()] == list(configs.values())
+
+
+def test_order_is_the_graph_s_branch_by_branch() -> None:
+    assert [stage.name for stage in order_stages(parse_pipeline(TREE))] == [
+        "thinker",
+        "talker1",
+        "wav1",
+        "talker2",
+        "wav2",
+    ]
+
+
+def test_downstream_subtrees_targets_modes_and_outputs() -> None:
+    configs = compile_all(parse_pipeline(TREE))
+    assert [
+        (edge.stage, edge.target, edge.mode.value, edge.stages, edge.outputs) for edge in configs["thinker"].downstream
+    ] == [
+        ("talker1", "dns:///talker1.:50051", "Stream", ["talker1", "wav1"], [Modality.AUDIO]),
+        ("talker2", "dns:///talker2.:50051", "Full", ["talker2", "wav2"], [Modality.AUDIO]),
+    ]
+    assert configs["thinker"].stages == ["thinker", "talker1", "wav1", "talker2", "wav2"]
+    assert configs["wav1"].downstream == []
+    assert configs["thinker"].input is None
+    talker = configs["talker1"].input
+    assert talker is not None
+    assert (talker.source, talker.mode.value) == ("thinker", "Stream")
+
+
+def test_what_a_stage_says_reaches_its_file() -> None:
+    configs = compile_all(parse_pipeline(TREE))
+    thinker, talker = configs["thinker"], configs["talker1"]
+    assert (thinker.tensor_parallel_size, talker.tensor_parallel_size, configs["wav1"].tensor_parallel_size) == (
+        4,
+        2,
+        1,
+    )
+    assert thinker.limits.max_concurrent_requests == 3
+    assert thinker.default_sampling.temperature == 0.5
+    assert thinker.engine_args.dtype == "bfloat16"
+    assert (talker.timeouts.request, talker.timeouts.step, talker.timeouts.queue) == (60, 7, 9)
+    assert (thinker.timeouts.request, thinker.timeouts.step) == (60, None)
+    assert (thinker.model.path, thinker.model.uri, thinker.model.revision) == ("/model", "hf://a/b", "v2")
+
+
+def test_only_the_entry_may_listen_with_tls() -> None:
+    configs = compile_all(parse_pipeline(TREE))
+    listen = Listen(tls=ServerTls(directory="/tls"))
+    with_tls = {name: config.model_copy(update={"listen": listen}) for name, config in configs.items()}
+    with pytest.raises(StageConfigError, match=r"listen\.tls: only the entry"):
+        parse_stage_config(with_tls["talker1"].to_yaml())
+    assert parse_stage_config(with_tls["thinker"].to_yaml()).listen == listen
+    assert with_tls["thinker"].config_hash() == configs["thinker"].config_hash()
+
+
+def test_each_stage_has_ports_and_a_checkpoint_of_its_own() -> None:
+    ports = {"thinker": 1, "talker1": 2, "wav1": 3, "talker2": 4, "wav2": 5}
+    configs = compile_stages(
+        parse_pipeline(TREE),
+        target_for=lambda stage: f"127.0.0.1:{ports[stage.name]}",
+        model_path_for=lambda stage: f"/models/{stage.name}",
+        listen_for=lambda stage: Listen(host="127.0.0.1", grpc_port=ports[stage.name], health_port=0, metrics_port=0),
+    )
+    assert [config.listen.grpc_port for config in configs] == [1, 2, 3, 4, 5]
+    assert [config.model.path for config in configs] == [f"/models/{name}" for name in ports]
+    assert [edge.target for edge in configs[0].downstream] == ["127.0.0.1:2", "127.0.0.1:4"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ([], ["thinker", "talker1", "wav1", "talker2", "wav2"]),
+        ([Modality.TEXT], ["thinker"]),
+        ([Modality.AUDIO], ["thinker", "talker1", "wav1", "talker2", "wav2"]),
+    ],
+)
+def test_stages_for_outputs(outputs: list[Modality], expected: list[str]) -> None:
+    assert [stage.name for stage in stages_for_outputs(parse_pipeline(TREE), outputs)] == expected
+
+
+def test_undeclared_output_is_refused_with_the_declared_ones() -> None:
+    pipeline = load_pipeline(SAMPLES / "generic-llm.yaml")
+    with pytest.raises(ValueError, match="pipeline 'generic-llm' does not return Audio; it returns Text"):
+        stages_for_outputs(pipeline, [Modality.AUDIO])
+
+
+def test_model_path() -> None:
+    tiny, llm = load_pipeline(SAMPLES / "tiny-omni.yaml"), load_pipeline(SAMPLES / "generic-llm.yaml")
+    assert resolve_model_path(tiny) == "/models/tiny-omni"
+    assert resolve_model_path(tiny, "/elsewhere") == "/elsewhere"
+    assert resolve_model_path(llm, "/elsewhere") == "/elsewhere"
+    with pytest.raises(ModelPathError, match=r"spec\.model\.uri is hf://.*--model-dir DIR"):
+        resolve_model_path(llm)
+
+
+def test_half_a_gpu_is_refused_where_only_types_were_checked() -> None:
+    pipeline = parse_pipeline(TREE.replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 500m"))
+    with pytest.raises(PipelineError, match=r"talker1: resources.limits.nvidia.com/gpu.: must be a whole number"):
+        compile_all(pipeline)

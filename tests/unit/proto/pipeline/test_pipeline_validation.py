@@ -1,0 +1,212 @@
+"""Wrong pipelines are refused with the offender and the remedy named; right ones are accepted.
+
+The same tables are held against a real API server in tests/controlplane/test_crd_verdicts.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_proto.errors import OmniProtoError
+from omni_proto.pipeline import OmniPipeline, PipelineError, load_pipeline, parse_pipeline
+from omni_proto.pipeline.read.load import parse_document
+from omni_proto.pipeline.read.offline import load_checked, parse_checked
+from omni_proto.pipeline.read.strict_yaml import StrictLoader
+from support.spec_edits import BASE, YAML_WORDS, Edit, edit, first, second, stages, third
+from support.spec_table import BAD, BAD_FIELDS, GOOD, make
+
+SAMPLES = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
+
+
+def dump(*edits: Edit) -> str:
+    return json.dumps(make(*edits))
+
+
+def problems(text: str, parse: Callable[[str], OmniPipeline] = parse_checked) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        parse(text)
+    assert isinstance(caught.value, OmniProtoError)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda name: name.replace(" ", "-"))
+def test_bad_field_is_named_with_the_remedy(case: str) -> None:
+    bad = BAD[case]
+    found = problems(dump(*bad.edits))
+    words = bad.offline or bad.message
+    assert any(problem.startswith(f"{bad.field}: ") and words in problem for problem in found), found
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda name: name.replace(" ", "-"))
+def test_good_pipeline_is_accepted(case: str) -> None:
+    assert parse_checked(dump(*GOOD[case])).spec.stages
+
+
+IDENTITY = {
+    "api version": (edit("apiVersion", "v1"), 'apiVersion: must be omnipipeline.io/v1alpha1, found "v1"'),
+    "no api version": (edit("apiVersion", None), "apiVersion: is missing"),
+    "kind": (edit("kind", "Pipeline"), 'kind: must be OmniPipeline, found "Pipeline"'),
+    "no kind": (edit("kind", None), "kind: is missing"),
+    "no metadata": (edit("metadata", None), "metadata: is missing"),
+    "no name": (edit("metadata/name", None), "metadata.name: is missing"),
+    "namespace": (edit("metadata/namespace", "A b"), "metadata.namespace: must be text that matches"),
+    "annotation is a number": (
+        edit("metadata/annotations", {"a": 1}),
+        "metadata.annotations.a: must be text; put quotes around 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IDENTITY, ids=lambda name: name.replace(" ", "-"))
+def test_which_object_it_is(case: str) -> None:
+    change, expected = IDENTITY[case]
+    (found,) = problems(dump(change))
+    assert found.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    "case",
+    # What the schema says and the types do not: keys of lists and of all objects' metadata.
+    sorted(
+        BAD_FIELDS.keys()
+        - {"pull secret twice", "topology twice", "output twice", "label", "unknown field of metadata"}
+        - {"unknown field of a status"}
+    ),
+    ids=lambda name: name.replace(" ", "-"),
+)
+def test_types_alone_refuse_wrong_fields_too(case: str) -> None:
+    """A stage server has no CEL library: OmniLLM reads its file by the types."""
+    bad = BAD_FIELDS[case]
+    found = problems(dump(*bad.edits), parse_pipeline)
+    assert any(problem.startswith((bad.field, "spec: ")) for problem in found), found
+
+
+NO_TREE = {
+    "no entry": first(inputs=[{"from": "talker"}]),
+    "two entries": second(inputs=[]),
+    "input that does not exist": second(inputs=[{"from": "tinker"}]),
+    "a stage reads itself": second(inputs=[{"from": "talker"}]),
+    "circle": second(inputs=[{"from": "token2wav"}]),
+    "circle beside a chain": stages("a b c", "x y x"),
+    "same name twice": third(name="talker"),
+    "entry's name twice": third(name="thinker"),
+}
+
+
+@pytest.mark.parametrize("case", NO_TREE, ids=lambda name: name.replace(" ", "-"))
+def test_types_alone_refuse_what_is_no_tree(case: str) -> None:
+    (found,) = problems(dump(NO_TREE[case]), parse_pipeline)
+    assert found.startswith("spec: ")
+    assert "one stage without inputs, all others below it; `omnipipe validate` names the offender" in found
+
+
+NOT_A_PIPELINE = {
+    "empty": ("", "file: holds 0 YAML documents; give one OmniPipeline"),
+    "two documents": ("a: 1\n---\nb: 2\n", "file: holds 2 YAML documents"),
+    "list": ("[1]", "file: must hold one OmniPipeline, found a list"),
+    "not YAML": ("a: [", "line 1, column 5: is not YAML"),
+    "key twice": ("kind: A\nkind: B\n", "is not YAML: key 'kind' is given twice"),
+    "digits that are none": ("a: 0x_\n", "line 1, column 4: is not YAML: '0x_' is no whole number"),
+    "digits without end": ("a: " + "9" * 5000, "is no whole number of at most 64 digits"),
+    "alias": ("a: &x [1]\nb: *x\n", "is not YAML: aliases are not supported"),
+    "Python tag": ("a: !!python/object/apply:os.system ['true']\n", "is not YAML: could not determine a constructor"),
+    "not a number": ("a: .nan\n", "file: holds a value that JSON cannot"),
+    "deep nesting": ("[" * 5000, "is not YAML"),
+}
+
+
+def test_keys_are_compared_once_each() -> None:
+    """Each with each took 10 s for a file of 220 KB; this many would take an hour."""
+    nodes = [
+        (yaml.ScalarNode("tag:yaml.org,2002:str", f"k{number}"), yaml.ScalarNode("tag:yaml.org,2002:null", ""))
+        for number in range(200_000)
+    ]
+    loader = StrictLoader("")
+    found = loader.construct_mapping(yaml.MappingNode("tag:yaml.org,2002:map", nodes))
+    assert len(found) == 200_000
+    with pytest.raises(yaml.constructor.ConstructorError, match="given twice"):
+        loader.construct_mapping(yaml.MappingNode("tag:yaml.org,2002:map", [*nodes, nodes[7]]))
+
+
+@pytest.mark.parametrize("case", NOT_A_PIPELINE, ids=lambda name: name.replace(" ", "-"))
+@pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
+def test_text_that_is_no_pipeline(case: str, parse: Callable[[str], OmniPipeline]) -> None:
+    text, expected = NOT_A_PIPELINE[case]
+    found = problems(text, parse)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_every_wrong_field_is_listed_at_once() -> None:
+    text = dump(edit("kind", "X"), edit("spec/model/uri", 1), first(replicas=-1), third(foo=1))
+    for parse in (parse_checked, parse_pipeline):
+        assert {problem.split(":")[0] for problem in problems(text, parse)} == {
+            "kind",
+            "spec.model.uri",
+            "spec.stages[0].replicas",
+            "spec.stages[2].foo",
+        }
+
+
+def test_every_broken_rule_is_listed_at_once() -> None:
+    text = dump(second(inputs=[{"from": "tinker"}]), third(outputs=[]), first(name="a-b"))
+    assert [problem.split(" ")[0:3] for problem in problems(text)] == [
+        ["spec.stages:", "inputs", "of"],
+        ["spec.stages:", "stages", "that"],
+        ["spec.stages[0].name:", "must", "be"],
+    ]
+
+
+def test_message_has_one_line_a_problem_with_the_source(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(dump(edit("kind", "X"), edit("spec/suspend", "x\ny")))
+    for load in (load_checked, load_pipeline):
+        with pytest.raises(PipelineError) as caught:
+            load(file)
+        assert [line.startswith(f"{file}: ") for line in str(caught.value).splitlines()] == [True, True]
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "big.yaml").write_text("# " + "x" * (300 << 10))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    for name, expected in (
+        ("absent.yaml", "cannot be read: No such file"),
+        ("big.yaml", "is larger than 262144 bytes"),
+        ("binary.yaml", "is not UTF-8 text"),
+    ):
+        for load in (load_checked, load_pipeline):
+            with pytest.raises(PipelineError, match=expected):
+                load(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_samples_are_valid_and_survive_a_round_trip(path: Path) -> None:
+    pipeline = load_checked(path)
+    assert load_pipeline(path) == pipeline, "filling in defaults changes nothing that is typed"
+    dumped = yaml.safe_dump(pipeline.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    assert parse_checked(dumped) == parse_pipeline(dumped) == pipeline
+    assert pipeline.metadata.name == path.stem
+
+
+def test_dates_stay_text() -> None:
+    text = yaml.safe_dump(BASE).replace("name: omni\n", "name: omni\n  annotations: {day: 2026-01-01}\n")
+    assert parse_checked(text).metadata.annotations == {"day": "2026-01-01"}
+
+
+# tests/controlplane/test_crd_api.py holds the same against kubectl.
+@pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
+def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
+    found = parse_document(f"key: {word}\n", "test")["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
+def test_whole_numbers_with_a_point(parse: Callable[[str], OmniPipeline]) -> None:
+    assert parse(dump(first(replicas=2.0))).spec.stages[0].replicas == 2

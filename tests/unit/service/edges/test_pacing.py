@@ -1,0 +1,66 @@
+"""When rows go, decided on a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_stage.service.edges.pacing import EARLY_STEPS, LONGEST_S, Pacing
+
+MANY = 64
+
+
+def send_times(pacing: Pacing, step_s: float, steps: int, open_calls: int) -> list[float]:
+    """How long the oldest row of each message waited, and nothing else wakes the sender than steps and dues."""
+    waits, oldest = [], None
+    due = float("inf")
+    for number in range(steps):
+        now = number * step_s
+        if oldest is not None and due <= now:
+            waits.append(due - oldest)
+            oldest = None
+            pacing.sent()
+        oldest = now if oldest is None else oldest
+        due = pacing.add(1, now, open_calls)
+        if due <= now:
+            waits.append(now - oldest)
+            oldest = None
+            pacing.sent()
+    return waits
+
+
+@pytest.mark.parametrize("open_calls", [1, 8, MANY])
+def test_the_first_rows_go_at_once(open_calls: int) -> None:
+    assert send_times(Pacing(), 0.01, EARLY_STEPS, open_calls) == [0.0] * EARLY_STEPS
+
+
+def test_among_many_calls_later_rows_travel_in_company_and_in_time() -> None:
+    waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]
+    assert len(waits) <= (200 - EARLY_STEPS) / 3, "three rows a message and more"
+    assert max(waits) <= LONGEST_S + 1e-9
+
+
+def test_one_call_alone_waits_for_nobody() -> None:
+    assert set(send_times(Pacing(), 0.01, 200, 1)) == {0.0}
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.03, 0.2])
+def test_a_stage_that_is_no_faster_than_speech_never_waits(step_s: float) -> None:
+    assert set(send_times(Pacing(), step_s, 50, MANY)) == {0.0}
+
+
+def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
+    """A burst gives it 2 s of sound; after 3 s without a step that is used up."""
+    pacing = Pacing()
+    for number in range(100):
+        pacing.add(1, number * 0.001, MANY)
+        pacing.sent()
+    assert pacing.add(1, 0.101, MANY) > 0.101
+    pacing.sent()
+    assert pacing.add(1, 3.1, MANY) == 3.1
+
+
+def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
+    waits = send_times(Pacing(heard=False), 0.005, 100, 1)
+    assert waits[0] == 0.0, "the first opens the call"
+    assert len(waits) <= 20
+    assert max(waits) <= LONGEST_S + 1e-9

@@ -1,0 +1,70 @@
+"""What the build of the GPU's image refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_stage.vllm_adapter.checks.image import Findings, list_problems, try_compiler
+
+DOCKERFILE = (Path(__file__).parents[4] / "Dockerfile").read_text(encoding="utf-8")
+GOOD = Findings(
+    cuda="13.0",
+    required="cuda>=13.0",
+    flashinfer_samples=False,
+    precompiled=(),
+    compilers={"cc": "", "c++": ""},
+    imports={"omni_stage.service.server.stage_server": ""},
+    user=10001,
+)
+PRECOMPILED = ("flashinfer_cubin", "flashinfer_jit_cache")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, []),
+        ({"flashinfer_samples": True, "precompiled": PRECOMPILED}, []),
+        ({"flashinfer_samples": True}, ["set VLLM_USE_FLASHINFER_SAMPLER=0, or install flashinfer_cubin"]),
+        ({"flashinfer_samples": True, "precompiled": PRECOMPILED[:1]}, ["set VLLM_USE_FLASHINFER_SAMPLER=0"]),
+        ({"cuda": None}, ["torch is built without CUDA"]),
+        ({"cuda": "14.1"}, ["NVIDIA_REQUIRE_CUDA is 'cuda>=13.0', torch is built for CUDA 14.1: set cuda>=14.0"]),
+        ({"required": ""}, ["NVIDIA_REQUIRE_CUDA is ''"]),
+        ({"compilers": {"cc": "", "c++": "it is not installed"}}, [r"c\+\+ does not work: it is not installed"]),
+        ({"imports": {"vllm": "ImportError: libcuda.so.1"}}, ["vllm cannot be imported: ImportError: libcuda.so.1"]),
+        ({"user": 0}, ["this ran as root"]),
+    ],
+    ids=["good", "precompiled", "sampler", "half precompiled", "CPU build", "newer", "unset", "c++", "import", "root"],
+)
+def test_problems(change: dict[str, Any], words: list[str]) -> None:
+    problems = list_problems(dataclasses.replace(GOOD, **change))
+    assert len(problems) == len(words)
+    for problem, expected in zip(problems, words, strict=True):
+        assert re.search(expected, problem)
+
+
+def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert try_compiler("cc") == "it is not installed"
+
+
+def test_the_dockerfile_runs_it_as_the_images_user() -> None:
+    stage = DOCKERFILE[DOCKERFILE.index("AS stage-gpu") :]
+    user, check = stage.index("USER 10001:10001"), stage.index("python -m omni_stage.vllm_adapter.checks.image")
+    assert user < check
+    assert "g++" in stage
+    set_lines = [line for line in DOCKERFILE.splitlines() if not line.startswith("#")]
+    assert not any("NVIDIA_VISIBLE_DEVICES" in line for line in set_lines)
+
+
+def test_the_required_driver_is_that_of_the_pinned_torch() -> None:
+    constraints = (Path(__file__).parents[4] / "constraints" / "gpu.txt").read_text(encoding="utf-8")
+    runtime = re.search(r"^nvidia-cuda-runtime==(\d+)\.(\d+)", constraints, re.MULTILINE)
+    required = re.search(r'NVIDIA_REQUIRE_CUDA="cuda>=(\d+)\.(\d+)"', DOCKERFILE)
+    assert runtime is not None
+    assert required is not None
+    assert (required[1], required[2]) == (runtime[1], "0")
