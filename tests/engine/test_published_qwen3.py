@@ -26,10 +26,14 @@ from support.published import (
 
 pytestmark = pytest.mark.engine
 
-STAGES = ("code2wav",)
+STAGES = ("code2wav", "talker")
 PARAMETERS = 35_259_818_545
 TENSORS = 28_010
 DEFECTS = {
+    "talker": (
+        "talker.model.layers.7.mlp.experts.93.up_proj.weight",
+        "talker.code_predictor.model.codec_embedding.14.weight",
+    ),
     "code2wav": ("code2wav.decoder.2.block.3.act1.beta", "code2wav.pre_transformer.layers.5.mlp_layer_scale.scale"),
 }
 """Of each stage, two tensors."""

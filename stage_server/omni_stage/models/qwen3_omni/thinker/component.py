@@ -74,7 +74,7 @@ class Thinker:
         self._feeds = feeds
         self._max_media = max_media
         self._media_costs = media_costs
-        self._known_voices = known_voices
+        self.known_voices = known_voices
         self.output_schema = thinker2talker_schema(checkpoint)
 
     def engine_kwargs(self) -> dict[str, Any]:
@@ -95,12 +95,14 @@ class Thinker:
         """
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {THINKER.id} reads a prompt, not tensors of another stage")
-        if self._known_voices:
-            pick_voice(request.voice, self._known_voices)
+        if self.known_voices:
+            pick_voice(request.voice, self.known_voices)
         ends = () if request.sampling.ignore_eos else (self._checkpoint.text.message_end,)
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
-        prompt = self._prompts.build(request.source, speaks=request.want_tensors)
+        reply = request.source.reply
+        tokens = None if reply is None else self._prompts.encode_reply(reply, (self._checkpoint.text.message_end,))
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens)
         if request.want_tensors and request.source.token_ids is not None:
             ids = torch.tensor(prompt["prompt_token_ids"])
             if find_reply(ids, self._checkpoint.text) is None:
@@ -109,7 +111,7 @@ class Thinker:
                     "(<|im_start|>assistant); send a chat, or ask for text alone",
                     field="start.token_ids",
                 )
-        return StageInput(prompt=prompt, stop_token_ids=ends)
+        return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
 
     def image_cost(self, width: int, height: int) -> MediaCost:
         """See TakesMedia."""
@@ -189,7 +191,7 @@ class ThinkerEmitter:
         if heard.any():
             dtype = _TORCH_DTYPES[self._checkpoint.dtype]
             tensors["media"] = rows[heard].to(dtype).contiguous()
-            tensors["media_positions"] = positions[media][heard].to(torch.int64).contiguous()
+            tensors["media_positions"] = positions[: prompt.shape[0]][media][heard].to(torch.int64).contiguous()
         return tensors
 
 

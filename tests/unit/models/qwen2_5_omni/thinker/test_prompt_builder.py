@@ -108,7 +108,7 @@ def test_refused(builder: PromptBuilder, case: str) -> None:
 def test_a_checkpoint_without_tokenizer_cannot_start(tmp_path: Path, tiny_checkpoint: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_checkpoint / "config.json").read_bytes())
     with pytest.raises(ConfigurationError, match="tokenizer"):
-        PromptBuilder.load(read_checkpoint(tmp_path))
+        PromptBuilder.load(read_checkpoint(tmp_path), max_audio_samples=480_000)
 
 
 def test_a_reply_follows_the_prompt(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
