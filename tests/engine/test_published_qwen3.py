@@ -14,6 +14,10 @@ import torch
 from torch import nn
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
+from omni_stage.models.qwen3_omni.thinker.component import PATCH, SAMPLES_PER_TOKEN, Thinker, read_audio_limit
+from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.prompts import PromptBuilder
 from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.published import (
     QWEN3,
@@ -26,10 +30,14 @@ from support.published import (
 
 pytestmark = pytest.mark.engine
 
-STAGES = ("code2wav", "talker")
+STAGES = ("code2wav", "talker", "thinker")
 PARAMETERS = 35_259_818_545
 TENSORS = 28_010
 DEFECTS = {
+    "thinker": (
+        "thinker.model.layers.40.mlp.experts.127.down_proj.weight",
+        "thinker.visual.merger_list.2.mlp.2.bias",
+    ),
     "talker": (
         "talker.model.layers.7.mlp.experts.93.up_proj.weight",
         "talker.code_predictor.model.codec_embedding.14.weight",
@@ -47,6 +55,29 @@ class Built:
     model: nn.Module
 
 
+class MediaTokens:
+    """What a prompt's builder asks of a tokenizer, which is not known byte for byte: that it has the media's tokens."""
+
+    chat_template = ""
+    eos_token_id = 151_645
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        """The published names."""
+        return {151_675: "<|audio_pad|>", 151_655: "<|image_pad|>", 151_656: "<|video_pad|>"}[token_id]
+
+
+def thinker_of(checkpoint: Path) -> Thinker:
+    """The thinker's component, without a tokenizer."""
+    facts = read_checkpoint(checkpoint)
+    return Thinker(
+        facts,
+        PromptBuilder(MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True),
+        feeds=True,
+        max_media=4,
+        media_costs=MediaCosts(4 << 10, 64 << 10, 4_800_000, PATCH, SAMPLES_PER_TOKEN),
+    )
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published files and shards of zeros."""
@@ -59,7 +90,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Built]:
-    component = published_component(request.param, checkpoint, "qwen3_omni")
+    component = (
+        thinker_of(checkpoint)
+        if request.param == "thinker"
+        else published_component(request.param, checkpoint, "qwen3_omni")
+    )
     config = create_vllm_config(request.param, checkpoint, component)
     with one_rank(tmp_path_factory.mktemp("ranks")), meta_model(config) as model:
         yield Built(request.param, model)
