@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from omni_stage.engine.offline.stage_llm import StageLLM
 
 ROUNDS = 5
-SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.yaml"
 PROMPT_ROWS, REPLY_ROWS = 32, 8
 """Of the talker's input."""
 ANY_CODE = 100

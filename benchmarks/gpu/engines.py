@@ -84,7 +84,7 @@ def load_sample(context: Context, *, stream: bool = False) -> tuple[OmniPipeline
     if context.model is not None:
         name = "qwen25-omni-3b" if "3b" in context.model.name.lower() else "qwen25-omni-one-gpu"
         return load_pipeline(SAMPLES / f"{name}.yaml"), context.model
-    sample = load_pipeline(SAMPLES / ("tiny-omni-stream.yaml" if stream else "tiny-omni.yaml"))
+    sample = load_pipeline(SAMPLES / ("tiny-omni.yaml" if stream else "tiny-omni-full.yaml"))
     if not context.on_gpu:
         return sample, tiny_checkpoint(context.out.parent)
     # On a GPU the tiny stages run as configured for it: with graphs, in a share each.

@@ -25,7 +25,7 @@ from omni_cli.local.pipeline import LocalPipeline
 
 ROUNDS = 5
 AT_ONCE = (1, 4, 8)
-SAMPLES = {"omni, Full": "tiny-omni", "omni, Stream": "tiny-omni-stream"}
+SAMPLES = {"omni, Full": "tiny-omni-full", "omni, Stream": "tiny-omni"}
 REFERENCE = "transformers"
 JOBS, STAGES, EDGES = "jobs", "where a request's time goes", "edges"
 FLAME_SECONDS = 15

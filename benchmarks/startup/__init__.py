@@ -21,7 +21,7 @@ START_LIMIT_S = 900.0
 STAGES = ("thinker", "talker", "token2wav")
 TOTALS, BY_PART = "start to ready", "seconds by part"
 TRACER = Path(__file__).parent / "tracer"
-SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni.yaml"
+SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.yaml"
 
 
 def measure(options: Options) -> Report:

@@ -310,17 +310,18 @@ def gateway_key(
 def validate(pipeline_file: PipelineFile) -> None:
     """Check a pipeline file, offline. Prints every problem at once; exit code 1 if there is one.
 
-    Warns of a component that is not built in: an image of your own may bring it.
+    Warns of a component that is not built in: an image of your own may bring it. Warns of an edge without `mode` that
+    could stream.
 
     \b
     Example:
       omnipipe validate manifests/samples/qwen25-omni.yaml
     """
     from omni_proto.pipeline import order_stages
-    from omni_proto.pipeline.rules.component_checks import list_unknown_components
+    from omni_proto.pipeline.rules.component_checks import list_late_edges, list_unknown_components
 
     pipeline = read_pipeline(pipeline_file)
-    for warning in list_unknown_components(pipeline):
+    for warning in (*list_unknown_components(pipeline), *list_late_edges(pipeline)):
         sys.stderr.write(f"warning: {pipeline_file}: {warning}\n")
     names = " -> ".join(stage.name for stage in order_stages(pipeline))
     print(f"OK: {pipeline.metadata.name}, {len(pipeline.spec.stages)} stages: {names}")

@@ -8,26 +8,25 @@ from pathlib import Path
 import pytest
 
 from omni_gateway.pipelines import ServedPipeline
+from support.forked_pipelines import fork_pipeline
 from support.gateways import serve_gateway
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+from support.pipelines import SAMPLES, RunningPipeline
 
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """thinker, talker and token2wav as processes of their own, from the sample file."""
-    with run_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")) as running:
+    """thinker, talker and token2wav as processes of their own, from the sample with Full edges."""
+    with fork_pipeline(
+        SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
-    """The sample that streams from thinker to talker, streaming from talker to token2wav too."""
+    """The sample: both edges stream."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
-    sample = (SAMPLES / "tiny-omni-stream.yaml").read_text()
-    assert "{from: talker, mode: Full}" in sample
-    pipeline = folder / "pipeline.yaml"
-    pipeline.write_text(sample.replace("{from: talker, mode: Full}", "{from: talker, mode: Stream}"))
-    with run_pipeline(pipeline, tiny_checkpoint, folder) as running:
+    with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
         yield running
 
 

@@ -77,5 +77,5 @@ async def test_seed_0_small(tiny_pipeline: RunningPipeline, tiny_checkpoint: Pat
 @pytest.mark.full  # another pipeline; tests/engine holds the same model against transformers in one process
 async def test_seed_1_grouped_query_attention(make_tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     checkpoint = make_tiny_checkpoint(1, "gqa")
-    with run_pipeline(SAMPLES / "tiny-omni.yaml", checkpoint, tmp_path) as running:
+    with run_pipeline(SAMPLES / "tiny-omni-full.yaml", checkpoint, tmp_path) as running:
         await check_each_alone_and_all_at_once(running.endpoint, checkpoint)

@@ -100,7 +100,7 @@ def serve_and_ask(
 
     Raises LocalRunError, OmniRequestError, DemoError.
     """
-    pipeline = load_pipeline(ASSETS / "tiny-omni-stream.yaml")
+    pipeline = load_pipeline(ASSETS / "tiny-omni.yaml")
     names = [stage.name for stage in order_stages(pipeline)]
     console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
     answers: dict[str, GenerationResult] = {}

@@ -44,6 +44,21 @@ def list_unknown_components(pipeline: OmniPipeline) -> list[Problem]:
     ]
 
 
+def list_late_edges(pipeline: OmniPipeline) -> list[Problem]:
+    """Returns a warning for each edge without `mode` whose component could start on the first rows (ADR 0023)."""
+    facts = built_in_components()
+    return [
+        Problem(
+            f"spec.stages[{index}].inputs[0].mode",
+            f"not set, so Full: stage {stage.name} starts when stage {edge.source} has ended, and audio comes late; "
+            "set mode: Stream, or mode: Full if every sampling parameter and equality with transformers matter more",
+        )
+        for index, stage in enumerate(pipeline.spec.stages)
+        for edge in stage.inputs
+        if "mode" not in edge.model_fields_set and (own := facts.get(stage.component)) and own.streams_input
+    ]
+
+
 def _describe_unknown(component: str, known: list[str]) -> str:
     near = difflib.get_close_matches(component, known, n=1)
     hint = f"did you mean {near[0]}?" if near else f"built in are {', '.join(known)}"

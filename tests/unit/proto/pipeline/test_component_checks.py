@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_operator.rollout.decide import parse_live_pipeline
-from omni_proto.pipeline import PipelineError, parse_pipeline
+from omni_proto.pipeline import PipelineError, load_pipeline, parse_pipeline
 from omni_proto.pipeline.read.offline import parse_checked
-from omni_proto.pipeline.rules.component_checks import check_components, list_unknown_components
+from omni_proto.pipeline.rules.component_checks import check_components, list_late_edges, list_unknown_components
 from support.odd_components import ODD_COMPONENTS_BAD
 from support.spec_mutations import mutated
 from support.spec_table import GOOD, make
@@ -53,3 +55,33 @@ def test_a_component_that_is_not_built_in_is_a_warning() -> None:
         "does not start; did you mean qwen2_5_omni/thinker?"
     )
     assert list_unknown_components(parse_pipeline(json.dumps(make()))) == []
+
+
+@pytest.mark.parametrize(
+    ("edge", "component", "warned"),
+    [
+        ({}, "qwen2_5_omni/talker", True),
+        ({"mode": "Full"}, "qwen2_5_omni/talker", False),
+        ({"mode": "Stream"}, "qwen2_5_omni/talker", False),
+        ({}, "my_family/talker", False),
+    ],
+)
+def test_an_edge_without_mode_that_could_stream_is_a_warning(
+    edge: dict[str, Any], component: str, warned: bool
+) -> None:
+    stages = [
+        {"name": "thinker", "component": "qwen2_5_omni/thinker", "outputs": ["Text"]},
+        {"name": "talker", "component": component, "inputs": [{"from": "thinker", **edge}]},
+    ]
+    document = make()
+    document["spec"]["stages"] = stages
+    found = list_late_edges(parse_pipeline(json.dumps(document)))
+    assert [item.field for item in found] == (["spec.stages[1].inputs[0].mode"] if warned else [])
+    assert all("set mode: Stream" in str(item) for item in found)
+
+
+def test_no_sample_leaves_the_mode_out() -> None:
+    samples = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
+    pipelines = [load_pipeline(path) for path in samples]
+    assert len(pipelines) > 5
+    assert [problem for pipeline in pipelines for problem in list_late_edges(pipeline)] == []
