@@ -187,6 +187,9 @@ def generate(
     timeline: Annotated[
         Path | None, typer.Option(metavar="PNG", help="Save a timeline of what each stage did.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Save the timeline in Perfetto's (Chrome's) trace format.")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the response to this file, without the audio.")
     ] = None,
@@ -245,6 +248,7 @@ def generate(
             modalities=tuple(item.value for item in modality or ()),
             out=out,
             timeline=timeline,
+            trace=trace,
             json_file=json_file,
             timeout_s=timeout,
             tls=ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.staticfiles import StaticFiles
 
 from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
@@ -18,12 +16,9 @@ from omni_gateway.entries import Entries
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.page_files import PageFiles
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
-
-PAGE = Path(__file__).parent / "page"
-"""Static files that are served at /."""
-
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
@@ -31,11 +26,16 @@ LIMIT_HEADERS = tuple(
 
 
 def create_app(
-    pipelines: Pipelines, settings: GatewaySettings | None = None, *, replicas: Callable[[], int] = lambda: 1
+    pipelines: Pipelines,
+    settings: GatewaySettings | None = None,
+    *,
+    replicas: Callable[[], int] = lambda: 1,
+    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Returns the app that serves what pipelines lists, which may change at any time.
 
-    replicas: the gateway's ready replicas now, which share the limits of keys. Raises KeyFileError, OSError for a file
+    running: what keeps pipelines up to date while the app serves. replicas: the gateway's ready replicas now, which
+    share the limits of keys. Raises KeyFileError, OSError for a file
     of keys that cannot be used.
     """
     gateway = Gateway(settings or GatewaySettings(), pipelines, Entries(), GatewayMetrics())
@@ -43,7 +43,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        yield
+        async with running(gateway.metrics) if running else nullcontext():
+            yield
         await gateway.entries.close()
 
     middleware = [Middleware(Guard, gateway=gateway, keys=keys, replicas=replicas)]
@@ -67,6 +68,5 @@ def create_app(
     add_error_handlers(app)
     for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
-    if (PAGE / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    app.mount("/", PageFiles(), name="page")
     return app

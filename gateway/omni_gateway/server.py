@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 
 from omni_gateway.api.context import Gateway
 from omni_gateway.app import create_app
+from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
 
@@ -60,14 +62,22 @@ class GatewayServer(uvicorn.Server):
             partial.replace(self._address_file)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn for SIGINT and SIGTERM. A second signal, or SIGINT, waits for no notice."""
+        """Called by uvicorn for SIGINT and SIGTERM. A second signal ends the answers that are left, too.
+
+        uvicorn's own would raise the signal again after the drain: the exit status would not say that all went well.
+        """
         notice_s = self._gateway.settings.drain_notice_seconds
-        if sig == signal.SIGTERM and not self._gateway.draining and notice_s:
-            self._gateway.draining = True
-            asyncio.get_running_loop().call_later(notice_s, super().handle_exit, sig, frame)
+        if self._gateway.draining:
+            self.should_exit = self.force_exit = True
             return
         self._gateway.draining = True
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM and notice_s:
+            asyncio.get_running_loop().call_later(notice_s, self._stop)
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
@@ -92,7 +102,12 @@ def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> Gate
 
 
 def serve(
-    pipelines: Pipelines, settings: GatewaySettings, listen: Listen, *, replicas: Callable[[], int] = lambda: 1
+    pipelines: Pipelines,
+    settings: GatewaySettings,
+    listen: Listen,
+    *,
+    replicas: Callable[[], int] = lambda: 1,
+    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
-    make_server(create_app(pipelines, settings, replicas=replicas), settings, listen).run()
+    make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen).run()

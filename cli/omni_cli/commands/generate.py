@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from omni_cli.views.timeline import compute_timeline
+from omni_cli.views.trace_file import render_trace
 from omni_proto.client import (
     ArgumentError,
     ChatMessage,
@@ -54,6 +55,7 @@ class GenerateOptions:
     modalities: tuple[str, ...] = ()
     out: Path | None = None
     timeline: Path | None = None
+    trace: Path | None = None
     json_file: Path | None = None
     timeout_s: float = 300.0
     tls: ClientTls | None = None
@@ -164,6 +166,11 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
         lines.append(f"{options.out}: {answer.audio_seconds:.2f} s of audio")
     elif options.out is not None:
         lines.append(f"the response holds no audio; {options.out} was not written")
+    if options.trace is not None:
+        timings = {stage.stage: stage.timings for stage in list_finished(answer)}
+        text = render_trace(compute_timeline(timings), request_id=answer.request_id)
+        options.trace.write_text(text, encoding="utf-8")
+        lines.append(f"{options.trace}: trace of the stages, for ui.perfetto.dev")
     if options.timeline is not None:
         from omni_cli.views.timeline_plot import draw_timeline
 

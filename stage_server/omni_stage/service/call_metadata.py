@@ -24,12 +24,15 @@ def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
 
 
-def forwarded_metadata(
-    metadata: Iterable[tuple[str, str | bytes]] | None, request_id: str
-) -> tuple[tuple[str, str], ...]:
-    """What the next hop gets: the request id, and the caller's traceparent if it is well-formed."""
+def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """The caller's traceparent; empty if it sent none that is well-formed."""
     trace = _first(metadata, TRACEPARENT_KEY)
+    return trace if _TRACEPARENT.match(trace) else ""
+
+
+def forwarded_metadata(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
+    """What the next hop gets: the request id, and the traceparent if there is one."""
     pairs = [(REQUEST_ID_KEY, request_id)]
-    if _TRACEPARENT.match(trace):
-        pairs.append((TRACEPARENT_KEY, trace))
+    if traceparent:
+        pairs.append((TRACEPARENT_KEY, traceparent))
     return tuple(pairs)

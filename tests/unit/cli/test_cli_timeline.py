@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from omni_cli.views.timeline import Lane, Phase, Span, Timeline, compute_timeline
+from omni_cli.views.trace_file import render_trace
 from omni_proto.client import StageTimings
 
 S = 1_000_000_000
@@ -103,3 +105,20 @@ def test_picture_is_written(timings: dict[str, StageTimings], tmp_path: Path) ->
 
     draw_timeline(compute_timeline(timings), tmp_path / "lanes.png", title="a request")
     assert (tmp_path / "lanes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_file_holds_every_stage_on_one_clock() -> None:
+    late = StageTimings(accepted_unix_ns=ORIGIN + S, engine_submitted_ns=S, last_output_ns=2 * S, first_audio_ns=2 * S)
+    document = json.loads(render_trace(compute_timeline({"thinker": FULL, "token2wav": late}), request_id="r1"))
+    assert document["otherData"] == {"request_id": "r1"}
+    events = document["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {1: "thinker", 2: "token2wav"}
+    complete = [(names[e["pid"]], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert complete[:2] == [("thinker", "input", 0, 2e6), ("thinker", "queue", 2e6, 1e6)]
+    assert ("thinker", "transfer", 9e6, 1e6) in complete
+    assert ("token2wav", "generate", 2e6, 1e6) in complete
+    assert [e["ts"] for e in events if e["name"] == "step"] == [5e6, 7e6, 9e6]
+    assert [e["ts"] for e in events if e["name"] == "first audio"] == [3e6]
+    threads = {(e["pid"], e["tid"]) for e in events if e["ph"] in "Xi"}
+    assert threads == {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}

@@ -6,7 +6,7 @@ import json
 import logging
 
 from omni_stage.process.stage_log import request_id_var, stage_formatter
-from omni_stage.service.call_metadata import forwarded_metadata, request_id_of
+from omni_stage.service.call_metadata import forwarded_metadata, request_id_of, traceparent_of
 
 
 def test_logs_hold_ids_and_no_exception_text() -> None:
@@ -31,5 +31,7 @@ def test_request_ids_that_are_not_safe_are_replaced() -> None:
     assert request_id_of([("x-request-id", "abc-1")]) == "abc-1"
     assert len(request_id_of([("x-request-id", "a\nb")])) == 32
     trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
-    assert forwarded_metadata([("traceparent", trace)], "r") == (("x-request-id", "r"), ("traceparent", trace))
-    assert forwarded_metadata([("traceparent", "nonsense")], "r") == (("x-request-id", "r"),)
+    assert traceparent_of([("traceparent", trace)]) == trace
+    assert traceparent_of([("traceparent", "nonsense")]) == traceparent_of(None) == ""
+    assert forwarded_metadata("r", trace) == (("x-request-id", "r"), ("traceparent", trace))
+    assert forwarded_metadata("r", "") == (("x-request-id", "r"),)

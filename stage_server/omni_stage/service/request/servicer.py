@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -22,7 +22,7 @@ from omni_stage.models.component import AudioPart, EdgeInput, ImagePart, StageRe
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.answer_meter import AnswerMeter
-from omni_stage.service.call_metadata import forwarded_metadata
+from omni_stage.service.call_metadata import forwarded_metadata, traceparent_of
 from omni_stage.service.deadlines import Deadline
 from omni_stage.service.edges.channels import DownstreamChannels
 from omni_stage.service.edges.downstream_call import EdgeCall, EdgeContext
@@ -40,6 +40,7 @@ from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.run import RequestRun
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.timeline import Timeline
+from omni_stage.service.request.tracing import RequestTrace, Tracing
 from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0
@@ -60,6 +61,7 @@ class StageRuntime:
     metrics: StageMetrics
     starting: Places
     """Of calls whose Start has not come: nothing is reserved for them yet."""
+    tracing: Tracing = field(default_factory=Tracing)
     media: MediaPool = field(default_factory=MediaPool)
     planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PLANNERS, "plan"))
     engine_ready: bool = False
@@ -116,9 +118,12 @@ class StageServicer:
             plan.reserved_bytes, media_bytes=plan.media_bytes, streamed=plan.streamed, priority=plan.priority
         ) as admitted:
             writer = ResponseWriter(config.stage, context, meter)
-            calls = self._calls(start, plan, writer, deadline, context)
             request_id = request_id_var.get()
             timeline = Timeline()
+            given = traceparent_of(context.invocation_metadata())
+            trace = runtime.tracing.begin(given, request_id)
+            metadata = forwarded_metadata(request_id, trace.traceparent(given))
+            calls = self._calls(start, plan, writer, deadline, metadata)
             run = RequestRun(
                 stage=config.stage,
                 request_id=request_id,
@@ -130,7 +135,7 @@ class StageServicer:
                 metrics=runtime.metrics,
                 admitted=admitted,
             )
-            with closing(run):
+            with closing(run), _traced(trace, timeline):
                 # 4. Accepted, by the stages of Stream edges first: the caller may not retry any more.
                 await run.open_early()
                 timeline.accept()
@@ -173,19 +178,18 @@ class StageServicer:
         plan: RequestPlan,
         writer: ResponseWriter,
         deadline: Deadline,
-        context: Any,
+        metadata: tuple[tuple[str, str], ...],
     ) -> list[EdgeCall]:
         schema = self._runtime.engine.component.output_schema
         if not plan.calls:
             return []
         if schema is None:
             raise ConfigurationError(f"component {self._config.component} publishes no tensors", field="downstream")
-        request_id = request_id_var.get()
         common = EdgeContext(
             source_stage=self._config.stage,
             schema=schema,
-            request_id=request_id,
-            metadata=forwarded_metadata(context.invocation_metadata(), request_id),
+            request_id=request_id_var.get(),
+            metadata=metadata,
             deadline=deadline,
             channels=self._runtime.channels,
             metrics=self._runtime.metrics,
@@ -251,6 +255,19 @@ class StageServicer:
         )
         del data
         return await runtime.media.decode(slots, rules, config.timeouts.prepare)
+
+
+@contextmanager
+def _traced(trace: RequestTrace, timeline: Timeline) -> Iterator[None]:
+    """The request's spans end with it, however it ends."""
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as caught:
+        error = caught
+        raise
+    finally:
+        trace.end(timeline, error)
 
 
 async def _read_start(

@@ -28,6 +28,7 @@ from omni_stage.service.request.places import Places, count_start_places
 from omni_stage.service.request.plan import reads_stream
 from omni_stage.service.request.servicer import StageRuntime, StageServicer
 from omni_stage.service.request.stage_info import installed_versions
+from omni_stage.service.request.tracing import Tracing, open_tracing
 from omni_stage.service.server.drain import drain
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
@@ -68,6 +69,9 @@ class StageServer:
         config = self.config
         # A wrong certificate is reported at once, not after the minutes that an engine takes.
         certificate = await self._load_certificate()
+        tracing = open_tracing(config.pipeline, config.stage)
+        # Beside the loop: what waits is sent, which may take its time-out.
+        self._stack.push_async_callback(asyncio.to_thread, tracing.close)
         await self.health.publish()
         probes = build_health_server(self.health)
         health_port = bind(probes, config.listen.host, config.listen.health_port, "listen.healthPort")
@@ -80,7 +84,7 @@ class StageServer:
         engine = await asyncio.to_thread(build_engine, config)
         self._engine = engine
         await engine.start()
-        runtime = self.runtime = self._build_runtime(engine)
+        runtime = self.runtime = self._build_runtime(engine, tracing)
         self._stack.push_async_callback(runtime.channels.close)
         self._stack.callback(runtime.media.close)
         self._stack.callback(runtime.planners.shutdown, wait=False)
@@ -176,7 +180,7 @@ class StageServer:
         write_termination(TerminationReason.ENGINE_DEAD, message)
         return ExitCode.ENGINE_DEAD
 
-    def _build_runtime(self, engine: StageEngine) -> StageRuntime:
+    def _build_runtime(self, engine: StageEngine, tracing: Tracing) -> StageRuntime:
         admission, limits = self.admission, self.config.limits
         places = count_start_places(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
         if reads_stream(self.config):
@@ -191,6 +195,7 @@ class StageServer:
             channels=DownstreamChannels({edge.stage: edge.target for edge in self.config.downstream}),
             metrics=self.metrics,
             starting=Places("calls without Start", places),
+            tracing=tracing,
         )
 
 

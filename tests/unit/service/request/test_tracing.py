@@ -1,0 +1,99 @@
+"""Traces of a stage: which spans a timeline holds, and what an OTLP collector receives of real calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from omni_stage.service.request.timeline import Timeline
+from omni_stage.service.request.tracing import ENDPOINTS, SpanTimes, Tracing, list_spans, open_tracing
+
+pytest.importorskip("opentelemetry.sdk")
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_timeline_becomes_the_parts_that_happened() -> None:
+    whole = Timeline(
+        engine_submitted=10, engine_scheduled=20, first_output=50, last_output=90, transfer_start=51, transfer_end=95
+    )
+    assert list_spans(whole) == [
+        SpanTimes("input", 0, 10),
+        SpanTimes("queue", 10, 20),
+        SpanTimes("prefill", 20, 50),
+        SpanTimes("generate", 50, 90),
+        SpanTimes("transfer", 51, 95),
+    ]
+    single = Timeline(engine_submitted=10, first_output=50, last_output=50)
+    assert list_spans(single) == [SpanTimes("input", 0, 10), SpanTimes("generate", 10, 50)]
+    assert list_spans(Timeline()) == []
+
+
+def test_without_an_endpoint_nothing_is_traced_and_ids_pass() -> None:
+    tracing = open_tracing("p", "s", {})
+    assert type(tracing) is Tracing
+    assert tracing.begin(CALLER, "r").traceparent(CALLER) == CALLER
+
+
+class Collector:
+    """An OTLP/gRPC receiver that keeps what it gets."""
+
+    def __init__(self) -> None:
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+        spans = self.spans = []
+
+        class Service(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+            def Export(self, request: Any, context: Any) -> Any:
+                for resource in request.resource_spans:
+                    names = {item.key: item.value.string_value for item in resource.resource.attributes}
+                    for scope in resource.scope_spans:
+                        spans.extend((names["service.name"], span) for span in scope.spans)
+                return trace_service_pb2.ExportTraceServiceResponse()
+
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), self.server)
+        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.server.start()
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    collector = Collector()
+    monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
+    yield collector
+    collector.server.stop(0)
+
+
+def test_stages_of_one_request_are_one_trace(collector: Collector) -> None:
+    """As the servicer calls it: each stage's traceparent is the next one's caller."""
+    stages = [open_tracing("omni", name) for name in ("thinker", "talker", "token2wav")]
+    given, traces = CALLER, []
+    for tracing in stages:
+        traces.append(tracing.begin(given, "r1"))
+        given = traces[-1].traceparent(given)
+    for number, trace in enumerate(traces):
+        timeline = Timeline(engine_submitted=10, engine_scheduled=20, first_output=50, last_output=90)
+        trace.end(timeline, ValueError("secret") if number == 2 else None)
+    for tracing in stages:
+        tracing.close()
+    by_stage = {service: [span for name, span in collector.spans if name == service] for service, _ in collector.spans}
+    assert list(by_stage) == ["omni-thinker", "omni-talker", "omni-token2wav"]
+    assert {span.trace_id.hex() for _, span in collector.spans} == {CALLER.split("-")[1]}
+    parent = CALLER.split("-")[2]
+    for service, spans in by_stage.items():
+        root = next(span for span in spans if span.name == f"stage {service.removeprefix('omni-')}")
+        assert root.parent_span_id.hex() == parent
+        parts = [span for span in spans if span is not root]
+        assert sorted(span.name for span in parts) == ["generate", "input", "prefill", "queue"]
+        assert {span.parent_span_id for span in parts} == {root.span_id}
+        queue = next(span for span in parts if span.name == "queue")
+        assert queue.end_time_unix_nano - queue.start_time_unix_nano == 10
+        assert {item.key: item.value.string_value for item in root.attributes}["omnipipeline.request_id"] == "r1"
+        parent = root.span_id.hex()
+    failed = next(span for name, span in collector.spans if span.name == "stage token2wav")
+    assert (failed.status.code, failed.status.message) == (2, "ValueError")
