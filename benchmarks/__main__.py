@@ -26,7 +26,7 @@ from benchmarks.verdict import find_problems, judge, read_last
 CASES = {
     name: f"benchmarks.{name}"
     for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion")
-}
+} | {"first-audio": "benchmarks.first_audio"}
 """Case -> module with `measure` and `draw`."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
