@@ -24,9 +24,13 @@ from benchmarks.stored import RESULTS, load_committed, write_result
 from benchmarks.verdict import find_problems, judge, read_last
 
 CASES = {
-    name: f"benchmarks.{name}"
-    for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion")
-} | {"first-audio": "benchmarks.first_audio"}
+    **{
+        name: f"benchmarks.{name}"
+        for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion")
+    },
+    "first-audio": "benchmarks.first_audio",
+    "first-audio-paced": "benchmarks.paced.measure",
+}
 """Case -> module with `measure` and `draw`."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 

@@ -33,6 +33,7 @@ class Outcome:
     """One request."""
 
     first_text: float = 0.0
+    last_text: float = 0.0
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
@@ -110,6 +111,7 @@ class _Ideal:
         request = self._requests[made.request_id]
         step = request.text.step([made])
         request.outcome.first_text = request.outcome.first_text or now
+        request.outcome.last_text = now
         request.held.append(EdgeRows(step.tensors, step.complete_tensors, ended=made.last))
         if not (self._streams or made.last):
             return
@@ -158,7 +160,8 @@ def _queued(key: str, run: TextRun | CodecRun) -> Queued:
 
 
 def _since(outcome: Outcome, start: float) -> Outcome:
-    return Outcome(outcome.first_text - start, [Chunk(chunk.time - start, chunk.seconds) for chunk in outcome.chunks])
+    chunks = [Chunk(chunk.time - start, chunk.seconds) for chunk in outcome.chunks]
+    return Outcome(outcome.first_text - start, outcome.last_text - start, chunks)
 
 
 def longest_gap(chunks: Sequence[Chunk]) -> float:

@@ -1,0 +1,192 @@
+"""First audio at a GPU's pace: paced stage servers against what their table alone allows, and against Full.
+
+Requests come together, with 150 tokens of text and 20 s of speech each. The ideal is the same clocks in virtual time,
+with servers and edges that cost nothing (ideal.py). The client and the three stage servers share this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.charts import grouped_bars
+from benchmarks.paced.ideal import Outcome, gaps, run_ideal
+from benchmarks.paced.serving import PROMPT, SPEECH_S, TEXT_TOKENS, Group, connect, send, serve
+from benchmarks.report import Options, Report, Row, load
+from benchmarks.verdict import Ratio
+from omni_proto.stage_config import EdgeMode
+from omni_stage.models.component import UserPrompt
+from omni_stage.models.sim.content import prompt_ids
+from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
+
+ANCHOR = "qwen3-omni-30b-a3b-h100"
+"""The peer's model: its ratios are the bounds."""
+TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
+ROUNDS = {1: 5, 4: 3, 10: 2}
+MANY = 64
+CAPACITY = (16, 24, 32, 40, 48)
+"""At once, on the anchor's table, to find how many two cores carry."""
+BUSY_CORES = 1.6
+"""Two cores, 20 % idle."""
+AUDIBLE_S = 0.02
+RATIOS = {1: 0.08, 4: 0.10, 10: 0.11}
+"""Most of Stream over Full; vllm-omni on H800 has .08, .11 and .12."""
+TABLE, BUSY = "first audio", "processor time"
+
+
+def measure(options: Options) -> Report:
+    """A row for each table, mode and number at once."""
+    rows: list[Row] = []
+    busy: list[Row] = []
+    ratios: list[Ratio] = []
+    for name in TABLES:
+        table = read_table(BUILT_IN / name)
+        streams, whole = (_run(name, table, mode, options.rounds) for mode in (EdgeMode.STREAM, EdgeMode.FULL))
+        for mode, groups in ((EdgeMode.STREAM, streams), (EdgeMode.FULL, whole)):
+            for count, taken in groups.items():
+                ideal = _ideal(table, mode, count)
+                rows.append(_row(name, mode, count, taken, ideal))
+                busy.append(_busy_row(name, mode, count, taken, ideal))
+        ratios += _judge(name, table, streams, whole)
+    anchor = [row for row in busy if row["table"] == ANCHOR and row["mode"] == EdgeMode.STREAM.value]
+    carried = max((row["at once"] for row in anchor if row["cores"] <= BUSY_CORES), default=0)
+    notes = [
+        f"{carried} requests at once with the table {ANCHOR} are the most, of those measured, that leave two cores "
+        "20 % idle, by the processor time of our own processes.",
+        f"Load after the run: {load()}. What else the machine does makes first audio later.",
+    ]
+    return Report({TABLE: rows, BUSY: busy}, ratios, notes)
+
+
+def draw(result: Row, path: Path) -> None:
+    """First audio with Stream beside the ideal, a panel for each number at once."""
+    panels: dict[str, dict[str, float]] = {}
+    for row in result["tables"][TABLE]:
+        if row["mode"] == "Stream" and row["at once"] in (*ROUNDS, MANY):
+            panel = panels.setdefault(f"{row['at once']} at once", {})
+            panel[row["table"]] = row["first audio ms"]
+            panel[f"{row['table']}, ideal"] = row["ideal ms"]
+    grouped_bars(path, panels, title="First audio with paced engines", unit="ms", highlight=TABLES)
+
+
+def _run(name: str, table: Table, mode: EdgeMode, rounds: int | None) -> dict[int, list[Group]]:
+    counts = {count: rounds or most for count, most in ROUNDS.items()}
+    if mode is EdgeMode.STREAM and name == ANCHOR:
+        counts |= dict.fromkeys(CAPACITY, 1)
+    if mode is EdgeMode.FULL:
+        counts = dict.fromkeys(counts, 1)
+    return asyncio.run(_serve_all(name, table, mode, {**counts, MANY: 1}))
+
+
+async def _serve_all(name: str, table: Table, mode: EdgeMode, counts: dict[int, int]) -> dict[int, list[Group]]:
+    frames = _frames(table)
+    with serve(BUILT_IN / name, mode) as local:
+        pipeline = connect(local)
+        await send(pipeline, 2, max(1, frames // 20))
+        groups: dict[int, list[Group]] = {}
+        for count, rounds in counts.items():
+            # This process's own pauses are no lateness of the servers.
+            gc.collect()
+            gc.freeze()
+            groups[count] = [await send(pipeline, count, frames) for _ in range(rounds)]
+            print(f"{name} {mode} {count}: {_first(groups[count]) * 1000:.0f} ms", flush=True)
+        await pipeline.client.close()
+    return groups
+
+
+def _ideal(table: Table, mode: EdgeMode, count: int) -> list[Outcome]:
+    prompt = len(prompt_ids(UserPrompt(text=PROMPT)))
+    return run_ideal(
+        table,
+        streams=mode is EdgeMode.STREAM,
+        prompt_tokens=prompt,
+        text_tokens=TEXT_TOKENS,
+        frames=_frames(table),
+        starts=[0.0] * count,
+    )
+
+
+def _frames(table: Table) -> int:
+    return round(SPEECH_S * table.talker.frames_per_second)
+
+
+def _first(groups: Sequence[Group]) -> float:
+    return statistics.median(outcome.first_audio for group in groups for outcome in group.outcomes)
+
+
+def _median_first(outcomes: Sequence[Outcome]) -> float:
+    return statistics.median(outcome.first_audio for outcome in outcomes)
+
+
+def _silence(outcomes: Sequence[Outcome]) -> tuple[int, float]:
+    """How many listeners hear silence, and for how long all of them together."""
+    heard = [[length for _, length in gaps(outcome.chunks) if length > AUDIBLE_S] for outcome in outcomes]
+    return sum(bool(lengths) for lengths in heard), sum(sum(lengths) for lengths in heard)
+
+
+def _row(name: str, mode: EdgeMode, count: int, groups: Sequence[Group], ideal: Sequence[Outcome]) -> Row:
+    outcomes = [outcome for group in groups for outcome in group.outcomes]
+    silent, seconds = _silence(outcomes)
+    ideal_silent, ideal_seconds = _silence(ideal)
+    first, best = _first(groups), _median_first(ideal)
+    return {
+        "table": name,
+        "mode": mode.value,
+        "at once": count,
+        "first audio ms": round(first * 1000, 1),
+        "best ms": round(min(outcome.first_audio for outcome in outcomes) * 1000, 1),
+        "ideal ms": round(best * 1000, 1),
+        "over ms": round((first - best) * 1000, 1),
+        "last ms": round(max(outcome.first_audio for outcome in outcomes) * 1000, 1),
+        "RTF": round(statistics.median(outcome.done for outcome in outcomes) / SPEECH_S, 3),
+        "ideal RTF": round(statistics.median(outcome.done for outcome in ideal) / SPEECH_S, 3),
+        "with gaps": f"{silent}/{len(outcomes)}",
+        "ideal gaps": f"{ideal_silent}/{len(ideal)}",
+        "silence s": round(seconds / len(groups), 2),
+        "ideal silence s": round(ideal_seconds, 2),
+    }
+
+
+def _busy_row(name: str, mode: EdgeMode, count: int, groups: Sequence[Group], ideal: Sequence[Outcome]) -> Row:
+    wall = sum(group.wall_s for group in groups)
+    shares = {process: sum(group.cpu_s[process] for group in groups) / wall for process in groups[0].cpu_s}
+    text = statistics.median(outcome.last_text for group in groups for outcome in group.outcomes)
+    return {
+        "table": name,
+        "mode": mode.value,
+        "at once": count,
+        "cores": round(sum(shares.values()), 2),
+        **{process: round(share, 2) for process, share in shares.items()},
+        "text done ms": round(text * 1000),
+        "ideal text ms": round(statistics.median(outcome.last_text for outcome in ideal) * 1000),
+    }
+
+
+def _judge(name: str, table: Table, streams: dict[int, list[Group]], whole: dict[int, list[Group]]) -> list[Ratio]:
+    found = [
+        Ratio(
+            f"{name}, {count} at once, Stream x Full",
+            round(_first(streams[count]) / _first(whole[count]), 3),
+            at_most=most,
+            tolerance=0.5,
+        )
+        for count, most in RATIOS.items()
+    ]
+    at_four = _first(streams[4]) / _first(streams[1])
+    found.append(Ratio(f"{name}, first audio at 4 x at 1", round(at_four, 2), at_most=1.4, goal=True, tolerance=0.5))
+    over = (_first(streams[1]) - _median_first(_ideal(table, EdgeMode.STREAM, 1))) * 1000
+    found.append(Ratio(f"{name}, 1 at once, ms over the ideal", round(over, 1), at_most=10, goal=True, tolerance=5))
+    carried = [
+        count for count, groups in streams.items() if statistics.median(group.cores for group in groups) <= BUSY_CORES
+    ]
+    if carried:
+        most = max(carried)
+        best = _median_first(_ideal(table, EdgeMode.STREAM, most))
+        share = _first(streams[most]) / best
+        found.append(
+            Ratio(f"{name}, {most} at once, x the ideal", round(share, 2), at_most=1.1, goal=True, tolerance=1.0)
+        )
+    return found
