@@ -140,6 +140,13 @@ class EngineCore(Protocol):
         """Load the model. Raises ConfigurationError or EngineDeadStageError."""
         ...
 
+    def check_structured(self, params: SamplingParams) -> None:
+        """Check the form that the text must have, as vLLM does. Takes as long as the grammar is large: run in a thread.
+
+        Raises InvalidRequestError.
+        """
+        ...
+
     async def compare_with_eager(self) -> str:
         """How an autoregressive model as configured differs from its own code (compiled_check); "" if it does not.
 
@@ -179,11 +186,17 @@ class EngineCore(Protocol):
         """End a request. Unknown ids are ignored."""
         ...
 
+    async def end_stream(self, stream: str) -> None:
+        """Free what a one-shot model keeps of a stream that ended before its last part (hooks.KeepsStreams)."""
+        ...
+
     async def shutdown(self) -> None:
         """End the engine. Idempotent."""
         ...
 
 
+END_STREAM = "end_stream"
+"""The method of one-shot stages' workers (diffusion/worker)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
 """The workers' method (ar/worker.py)."""
 
