@@ -28,6 +28,7 @@ CASES = {
         name: f"benchmarks.{name}"
         for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion")
     },
+    "first-audio": "benchmarks.first_audio",
     "first-audio-paced": "benchmarks.paced.measure",
 }
 """Case -> module with `measure` and `draw`."""

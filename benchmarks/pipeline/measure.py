@@ -105,7 +105,17 @@ NOTES = [
 
 def write_checkpoint(directory: Path) -> None:
     """The tiny checkpoint, by a process of its own."""
-    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "omni_cli",
+        "tiny-model",
+        str(directory),
+        "--seed",
+        "0",
+        "--family",
+        "qwen2_5_omni",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

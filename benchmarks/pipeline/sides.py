@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.pipeline.work import SAMPLING, SEED
+from benchmarks.pipeline.work import SAMPLING, SEED, TALKER_TOKENS
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, StageTimings
@@ -104,19 +104,19 @@ class Reference:
         )
         self._read()
 
-    async def ask(self, prompts: Sequence[str]) -> list[Answer]:
+    async def ask(self, prompts: Sequence[str], talker_tokens: int = TALKER_TOKENS) -> list[Answer]:
         """All at once; they are answered one by one."""
-        return await asyncio.to_thread(self._ask, prompts)
+        return await asyncio.to_thread(self._ask, prompts, talker_tokens)
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
 
-    def _ask(self, prompts: Sequence[str]) -> list[Answer]:
+    def _ask(self, prompts: Sequence[str], talker_tokens: int) -> list[Answer]:
         if self._process.stdin is None:
             raise RuntimeError("the reference has no stdin")
-        self._process.stdin.write(json.dumps(list(prompts)) + "\n")
+        self._process.stdin.write(json.dumps({"prompts": list(prompts), "talker_tokens": talker_tokens}) + "\n")
         self._process.stdin.flush()
         return [
             Answer(seconds, seconds, tokens={"thinker": thinker, "talker": talker})

@@ -32,7 +32,17 @@ def measure(options: Options) -> Report:
     starts: dict[str, list[tuple[dict[str, float], float]]] = {stage: [] for stage in STAGES}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "omni_cli", "tiny-model", str(folder / "model"), "--seed", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "omni_cli",
+            "tiny-model",
+            str(folder / "model"),
+            "--seed",
+            "0",
+            "--family",
+            "qwen2_5_omni",
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         configs = compile_local(load_pipeline(SAMPLE), str(folder / "model"), dict.fromkeys(STAGES, 0))
         for config in configs:

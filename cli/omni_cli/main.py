@@ -409,7 +409,7 @@ def tiny_model(
 
     \b
     Example:
-      omnipipe tiny-model /tmp/tiny-omni --seed 0
+      omnipipe tiny-model /tmp/tiny-omni --family qwen2_5_omni
     """
     require_engine()
     from omni_cli.commands.tiny_model import TinyModelError, write_tiny_model

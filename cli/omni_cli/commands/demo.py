@@ -69,7 +69,9 @@ def write_model(directory: Path, console: Console) -> Path:
     """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
-    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED)]
+    entry = order_stages(load_pipeline(ASSETS / "tiny-omni.yaml"))[0]
+    family, _, _ = entry.component.partition("/")
+    command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise DemoError(f"the checkpoint could not be written:\n{result.stderr}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from vllm import SamplingParams
+from vllm import PoolingParams, SamplingParams
 
+from omni_stage.engine.playback import Playback
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.steps import engine_step, finish_reason
@@ -17,7 +19,8 @@ from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
 from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
-from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore
+from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,10 @@ class StreamedRuns:
         """Steps, each with whether it is the last one of the last part."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
+        playback, rate = Playback(), component.facts.sample_rate_hz
         for window in itertools.count():
             prompt, params = self.lowering.lower(request, part.input, self.lowering.params(request, part.input))
+            _set_due(params, playback.due(time.monotonic()))
             core_id = f"{request.request_id}.{window}"
             self.windows[request.request_id] = core_id
             try:
@@ -98,7 +103,10 @@ class StreamedRuns:
                         async for output in outputs:
                             self.work.note_step()
                             reason = finish_reason(output, kind) if part.last else None
-                            yield emitter.emit(engine_step(output, reason)), reason is not None
+                            step = emitter.emit(engine_step(output, reason))
+                            if step.audio is not None and rate:
+                                playback.add(time.monotonic(), step.audio.shape[-1] / rate)
+                            yield step, reason is not None
             finally:
                 self.windows.pop(request.request_id, None)
             if part.last:
@@ -134,3 +142,8 @@ class StreamedRuns:
             work.begin()
             yield self.lowering.lower_part(request, planned, params)
             part = await read_part(stream, feed)
+
+
+def _set_due(params: Params, due: float) -> None:
+    if isinstance(params, PoolingParams):
+        params.extra_kwargs = {**(params.extra_kwargs or {}), OMNI_DUE_KEY: due}

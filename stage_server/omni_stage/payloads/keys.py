@@ -13,3 +13,7 @@ OMNI_PAYLOAD_KEY: Final = "omni"
 
 OMNI_ROWS_KEY: Final = "omni_rows"
 """True: the frontend wants the rows that the runner captures for this request."""
+
+OMNI_DUE_KEY: Final = "omni_due"
+"""float: by when a diffusion request should be done, in seconds of time.monotonic(), which all processes of a machine
+share. It orders requests of one priority; without it a request is due when it comes."""

@@ -6,6 +6,7 @@ by its first output; so `update_from_output` is vLLM's, and this class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`) or whose output is missing or no tensor,
+- orders requests of one priority by when they are due (engine/playback.py decides that),
 - says `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 
@@ -16,13 +17,15 @@ A forward that hangs blocks the engine's process, this scheduler too: the watchd
 
 Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`, and `Scheduler._handle_blocked_waiting_request`,
 asked once for each waiting request and step, in queue order, before anything is allocated; there is no public
-admission hook.
+admission hook; `Request.arrival_time`, which orders `PriorityRequestQueue` and picks whom to preempt, and is used for
+nothing else.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +35,7 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
@@ -65,6 +69,9 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Queue a request as vLLM does; a diffusion request's wait begins here."""
+        # vLLM's queue goes by priority and then by arrival, and looks at it nowhere else. So arrival is when a request
+        # is due, on one clock for all of them: whose listener hears silence next comes first.
+        request.arrival_time = find_due(request, self.clock())
         if not is_diffusion(request):
             super().add_request(request)
             return
@@ -133,6 +140,13 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 def is_diffusion(request: Request) -> bool:
     """Whether the request says that it is one: pooling parameters with an omni payload."""
     return request.pooling_params is not None and find_raw_payload(None, request.pooling_params) is not None
+
+
+def find_due(request: Request, now: float) -> float:
+    """When the request should be done, in seconds of the monotonic clock: what it says, or now."""
+    extra = getattr(request.pooling_params, "extra_kwargs", None)
+    due = extra.get(OMNI_DUE_KEY) if isinstance(extra, Mapping) else None
+    return float(due) if isinstance(due, int | float) and math.isfinite(due) else now
 
 
 def payload_bytes(request: Request) -> int:

@@ -11,7 +11,8 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, is_diffusion
+from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler, find_due, is_diffusion
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData
 
 
@@ -385,3 +386,29 @@ def test_request_aborted_while_its_step_runs_is_dropped(make, diffusion_request,
 def test_wrong_settings_are_a_configuration_error(settings, make):
     with pytest.raises(ConfigurationError):
         make(settings=settings)
+
+
+def test_whoever_is_due_first_comes_first_within_a_priority(make, diffusion_request, step, new_ids):
+    scheduler = make(settings={"max_batch": 1})
+    now = scheduler.clock()
+    for name, due, priority in [
+        ("plays long", now + 60, 0),
+        ("whole", None, 0),
+        ("runs out", now - 1, 0),
+        ("first", now - 1e6, 0),
+        ("ahead of all", now + 90, -1),
+    ]:
+        request = diffusion_request(name)
+        request.priority = priority
+        if due is not None:
+            request.pooling_params.extra_kwargs[OMNI_DUE_KEY] = due
+        scheduler.add_request(request)
+    order = [new_ids(step(scheduler)[0]) for _ in range(5)]
+    assert order == [["ahead of all"], ["first"], ["runs out"], ["whole"], ["plays long"]]
+
+
+@pytest.mark.parametrize("due", [float("nan"), float("inf"), "soon", None])
+def test_a_due_time_that_is_none_means_now(diffusion_request, due):
+    request = diffusion_request("a")
+    request.pooling_params.extra_kwargs[OMNI_DUE_KEY] = due
+    assert find_due(request, 7.0) == 7.0

@@ -1,0 +1,152 @@
+"""Runs the sides in turn, and makes the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
+from benchmarks.interleave import take_turns
+from benchmarks.pipeline.measure import write_checkpoint
+from benchmarks.pipeline.sides import Answer, Reference, start_pipeline
+from benchmarks.pipeline.work import PROMPTS
+from benchmarks.report import Options, Report, Row
+from benchmarks.verdict import Ratio
+from omni_cli.local.pipeline import LocalPipeline
+from omni_proto.client import AsyncOmniClient
+
+AT_ONCE = (1, 4, 8, 16)
+SECONDS = (2, 8, 30)
+"""Of audio."""
+ROUNDS = 1
+SAMPLES = {"Full": "tiny-omni-full", "Stream": "tiny-omni"}
+REFERENCE = "transformers"
+HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
+TOLERANCE = 0.3
+"""Four processes share the cores."""
+NOTES = [
+    f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and codec "
+    f"tokens for so many seconds of audio, {CODES_PER_SECOND} a second. One OpenMP thread a process.",
+    "The sample's stages take 8 requests at once; more are refused with RetryInfo and tried again by this client.",
+    "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: seconds of all gaps of an "
+    "answer, median. Full has no gaps: it waits before it starts. `waited` is first audio and silence together.",
+    "transformers takes one request after another, and its talker may end before the others' (it has no ignore_eos).",
+    "Error of windows: root mean square of the difference to all tokens at once, against that between two seeds.",
+]
+
+
+def measure(options: Options) -> Report:
+    """Full and Stream pipelines and transformers, all running, asked in turn; then the windows without an engine."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checkpoint = Path(folder) / "model"
+        write_checkpoint(checkpoint)
+        locals_ = {name: stack.enter_context(start_pipeline(file, checkpoint)) for name, file in SAMPLES.items()}
+        reference = Reference(checkpoint)
+        stack.callback(reference.close)
+        heard = asyncio.run(_ask_all(locals_, reference, options.rounds or ROUNDS))
+    windows = list(_window_rows())
+    return Report({HEARD: heard, WINDOWS: windows}, [*find_ratios(heard), *find_window_ratios(windows)], NOTES)
+
+
+async def _ask_all(locals_: Mapping[str, LocalPipeline], reference: Reference, rounds: int) -> list[Row]:
+    clients = {name: AsyncOmniClient(local.endpoint) for name, local in locals_.items()}
+    for client in clients.values():
+        await ask(client, 1, sampling_of(1))
+    rows = []
+    for seconds in SECONDS:
+        for count in AT_ONCE:
+            heard: dict[str, list[Heard]] = {name: [] for name in clients}
+            spans: dict[str, list[float]] = {name: [] for name in clients}
+            for number in range(rounds):
+                for name in take_turns(list(clients), number):
+                    answers = await ask(clients[name], count, sampling_of(seconds))
+                    heard[name] += answers
+                    spans[name].append(max(answer.done for answer in answers))
+            rows += [heard_row(name, count, seconds, heard[name], spans[name]) for name in clients]
+            prompts = [PROMPTS[index % len(PROMPTS)] for index in range(count)]
+            rows.append(reference_row(count, seconds, await reference.ask(prompts, round(seconds * CODES_PER_SECOND))))
+    for client in clients.values():
+        await client.close()
+    return rows
+
+
+def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: list[float]) -> Row:
+    """The row of one side, number at once and length; `spans` are the seconds of each round until all were done."""
+    playbacks = [answer.playback for answer in heard]
+    audio = sum(playback.audio for playback in playbacks)
+    return {
+        "side": name,
+        "at_once": count,
+        "audio_s": seconds,
+        "first_audio_s_p50": round(statistics.median(item.first for item in playbacks), 3),
+        "job_s_p50": round(statistics.median(answer.done for answer in heard), 3),
+        "gaps": sum(item.gaps for item in playbacks),
+        "silence_s_p50": round(statistics.median(item.silence for item in playbacks), 2),
+        "waited_s_p50": round(statistics.median(item.first + item.silence for item in playbacks), 2),
+        "clicks": sum(answer.clicks for answer in heard),
+        "audio_s_per_s": round(audio / sum(spans), 2),
+    }
+
+
+def reference_row(count: int, seconds: float, answers: list[Answer]) -> Row:
+    """The row of transformers, which gives audio when it is whole."""
+    done = statistics.median(answer.done for answer in answers)
+    audio = sum(answer.tokens["talker"] for answer in answers) / CODES_PER_SECOND
+    return {
+        "side": REFERENCE,
+        "at_once": count,
+        "audio_s": seconds,
+        "first_audio_s_p50": round(done, 3),
+        "job_s_p50": round(done, 3),
+        "gaps": 0,
+        "silence_s_p50": 0.0,
+        "waited_s_p50": round(done, 2),
+        "clicks": 0,
+        "audio_s_per_s": round(audio / max(answer.done for answer in answers), 2),
+    }
+
+
+def find_ratios(rows: list[Row]) -> list[Ratio]:
+    """First audio of Stream over Full's, and audio a second at 8 at once."""
+    by_key = {(row["side"], row["at_once"], row["audio_s"]): row for row in rows}
+    ratios = []
+    for (side, count, seconds), row in by_key.items():
+        full = by_key.get(("Full", count, seconds))
+        if side != "Stream" or full is None:
+            continue
+        name = f"{count} at once, {seconds} s of audio"
+        first = row["first_audio_s_p50"] / full["first_audio_s_p50"]
+        bound = 0.1 if seconds >= 8 else None
+        ratios.append(Ratio(f"first audio, Stream x Full, {name}", first, at_most=bound, tolerance=TOLERANCE))
+        if count == 8:
+            speed = row["audio_s_per_s"] / full["audio_s_per_s"]
+            bound = 1.5 if seconds >= 8 else None
+            ratios.append(Ratio(f"audio a second, Stream x Full, {name}", speed, at_least=bound, tolerance=TOLERANCE))
+        if count == 1:
+            waited = row["waited_s_p50"] / full["first_audio_s_p50"]
+            ratios.append(
+                Ratio(f"first audio and silence, Stream x Full, {name}", waited, at_most=1.0, tolerance=TOLERANCE)
+            )
+    return ratios
+
+
+def find_window_ratios(rows: list[Row]) -> list[Ratio]:
+    """The error of windows over the difference between two seeds: -40 dB is .01."""
+    return [
+        Ratio(f"error of windows, {row['shape']}", 10 ** (row["error_db_of_another_seed"] / 20), at_most=0.01)
+        for row in rows
+    ]
+
+
+def _window_rows() -> Iterator[Row]:
+    from benchmarks.first_audio.windows import measure_windows
+    from support.wave_models import make_wave_model, make_wave_voices
+
+    models = {name: make_wave_model(name) for name in ("published depth", "small blocks")}
+    yield from measure_windows(models, make_wave_voices(models["published depth"], "a"))

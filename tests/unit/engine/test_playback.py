@@ -1,0 +1,53 @@
+"""Who hears silence next: tables of listeners."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_stage.engine.playback import Playback
+
+NOW = 100.0
+
+
+@pytest.mark.parametrize(
+    ("sent", "runs_out"),
+    [
+        ([], None),
+        ([(1.0, 0.24)], 1.24),
+        ([(1.0, 0.24), (1.1, 0.72)], 1.96),  # in time: behind what plays
+        ([(1.0, 0.24), (3.0, 0.72)], 3.72),  # late: the silence is over, and not made up for
+        ([(1.0, 0.24), (3.0, 0.72), (3.1, 0.72)], 4.44),
+    ],
+)
+def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: float | None) -> None:
+    playback = Playback()
+    for now, seconds in sent:
+        playback.add(now, seconds)
+    assert playback.runs_out == pytest.approx(runs_out)
+
+
+def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
+    late = Playback(runs_out=NOW - 3600.0)
+    assert Playback().due(NOW) < Playback().due(NOW + 0.001) < late.due(NOW) < Playback(runs_out=NOW + 1).due(NOW)
+
+
+def test_too_many_listeners_are_served_in_turns() -> None:
+    """A window of 1 s of sound takes .5 s to compute, for five listeners: all fall behind alike."""
+    listeners, now, served = [Playback() for _ in range(5)], 0.0, [0] * 5
+    for _ in range(100):
+        index = min(range(5), key=lambda item: listeners[item].due(now))
+        now += 0.5
+        listeners[index].add(now, 1.0)
+        served[index] += 1
+    assert served == [20] * 5
+
+
+def test_whoever_can_be_served_in_time_never_hears_silence() -> None:
+    """Nine listeners at 90 % of what the decoder can do."""
+    listeners, now, gaps = [Playback() for _ in range(9)], 0.0, 0
+    for _ in range(400):
+        index = min(range(9), key=lambda item: listeners[item].due(now))
+        runs_out, now = listeners[index].runs_out, now + 0.1
+        gaps += runs_out is not None and now > runs_out
+        listeners[index].add(now, 1.0)
+    assert gaps == 0
