@@ -13,7 +13,7 @@ import torch
 
 from omni_stage.errors import InvalidRequestError, InvalidTensorError, OmniStageError, PromptTooLongError
 from omni_stage.models.component import AudioPart, ChatMessage, FinishReason, TextPart, UserPrompt
-from omni_stage.models.qwen2_5_omni.talker import feed as talker_feed
+from omni_stage.models.qwen2_5_omni.talker import component as talker_component
 from support.media import make_image, make_sound
 from support.omni_stages import SOUND_TOLERANCE, OmniStages, check_parity, run_omni_stages
 from support.reference import (
@@ -206,7 +206,7 @@ async def test_a_talker_that_misses_its_end_is_stopped(stages: OmniStages, monke
             break
     else:
         pytest.fail("this talker never repeats a token; add seeds")
-    monkeypatch.setattr(talker_feed, "REPEAT_LIMIT", 2)
+    monkeypatch.setattr(talker_component, "REPEAT_LIMIT", 2)
     stopped = await stages.ask("talker", thinker.tensors, **sampling, seed=seed)
     assert stopped.token_ids == plain[: second[0] + 1]
     assert stopped.tensors["codes"].tolist() == stopped.token_ids

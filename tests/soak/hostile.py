@@ -13,12 +13,14 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.pipeline.breakdown import PARTS, split
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.pod_contract import StageMetric
@@ -40,12 +42,23 @@ class Honest:
     """What one kind of honest caller saw: seconds of each call, by phase."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """Of each call, what the entry's own part of it took, in ms (benchmarks/pipeline/breakdown.py)."""
     problems: list[str] = field(default_factory=list)
 
     def p95(self, phase: str) -> float:
         """Seconds; nearest rank."""
-        times = sorted(self.seconds[phase])
-        return times[min(len(times) - 1, int(0.95 * len(times)))]
+        return find_p95(self.seconds[phase])
+
+    def p95_parts_ms(self, phase: str) -> dict[str, int]:
+        """The p95 of each part by itself: where calls wait, if they do."""
+        return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
+
+
+def find_p95(values: list[float]) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
 async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, honest: Honest) -> None:
@@ -53,13 +66,15 @@ async def call(client: AsyncOmniClient, kind: str, phase: str, until: float, hon
     arguments: dict[str, Any] = KINDS[kind].arguments
     expected: str | None = None
     while time.monotonic() < until:
-        began = time.monotonic()
+        began, began_unix = time.monotonic(), time.time_ns()
         try:
             result = await client.run(**arguments, sampling=KINDS[kind].sampling, timeout=30)
         except OmniRequestError as error:
             honest.problems.append(f"{kind}, {phase}: {error.code.name} {error}"[:300])
             continue
         honest.seconds.setdefault(phase, []).append(time.monotonic() - began)
+        timings = result.finished["thinker"].timings
+        honest.parts.setdefault(phase, []).append(split(timings, began_unix))
         expected = expected or result.text
         if result.text != expected:
             honest.problems.append(f"{kind}, {phase}: another answer")
@@ -82,6 +97,42 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return []
+
+
+class CpuLog:
+    """Seconds of the processor, by what used it: who of the two sides, and what else ran here, takes the cores."""
+
+    def __init__(self, stages: dict[str, StageProcess], callers: int) -> None:
+        self._roots = {name: stage.pid for name, stage in stages.items()} | {"honest": os.getpid()}
+        self._callers = callers
+        self._seen: dict[tuple[str, int], float] = {}
+        self._first: dict[tuple[str, int], float] = {}
+
+    def sample(self) -> None:
+        """Look at every process; one that ends between two samples is counted up to the former."""
+        now = [(name, psutil.Process(pid)) for name, pid in self._roots.items()]
+        with suppress(psutil.NoSuchProcess):
+            now.append(("hostile", psutil.Process(self._callers)))
+        for name in ("thinker", "talker", "token2wav"):
+            with suppress(psutil.NoSuchProcess):
+                children = psutil.Process(self._roots[name]).children(recursive=True)
+                now += [
+                    ("decoders" if "omni_stage.media.worker" in _command(one) else f"{name}, engine", one)
+                    for one in children
+                ]
+        now.append(("machine", psutil.Process(1)))
+        for name, one in now:
+            with suppress(psutil.NoSuchProcess):
+                spent = sum(psutil.cpu_times()[:3]) if name == "machine" else sum(one.cpu_times()[:2])
+                self._first.setdefault((name, one.pid), 0.0 if name == "decoders" and self._seen else spent)
+                self._seen[name, one.pid] = spent
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """Cores that each used on average, of os.cpu_count(); `machine`: all processes, whoever's."""
+        used: Counter[str] = Counter()
+        for key, spent in self._seen.items():
+            used[key[0]] += spent - self._first[key]
+        return {name: round(spent / seconds, 2) for name, spent in used.items()}
 
 
 async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
@@ -124,9 +175,13 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
         )
         told = asyncio.create_task(callers.communicate())
         load = asyncio.create_task(phase("attacked", minutes * 60))
+        cores = CpuLog(stages, callers.pid)
+        began = time.monotonic()
         while not load.done():
             peak = max(peak, await asyncio.to_thread(rss_mib, entry))
+            await asyncio.to_thread(cores.sample)
             await asyncio.sleep(SAMPLE_S)
+        shares = cores.shares(time.monotonic() - began)
         await load
         output, _ = await told
         await phase("afterwards", 3)
@@ -152,11 +207,13 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
                     "calls": len(times),
                     "median_s": round(statistics.median(times), 3),
                     "p95_s": round(one.p95(phase), 3),
+                    "entry_p95_ms": one.p95_parts_ms(phase),
                 }
                 for phase, times in one.seconds.items()
             }
             for kind, one in honest.items()
         },
+        "cores_while_attacked": shares,
         "entry_rss_mib": {"before": round(before), "peak": round(peak), "budget": round(budget_mib)},
         "slow": slow,
         "problems": problems[:50],

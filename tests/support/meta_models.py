@@ -25,10 +25,11 @@ from omni_stage.engine.vllm_engine import vllm_engine_kwargs
 from omni_stage.models.component import Component
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.thinker.component import Thinker
-from omni_stage.models.qwen2_5_omni.thinker.media_cost import MediaCosts
-from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.thinker.prompts import read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.registry import installed_families
+from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.prompts import PromptBuilder
 from support.omni_stages import stage_config
 from support.published import read_added_tokens
 
@@ -44,12 +45,12 @@ class AddedTokens:
         return self._tokens.get(token_id)
 
 
-def published_component(stage: str, checkpoint: Path) -> Component:
+def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omni") -> Component:
     """The component of a checkpoint without tokenizer, as the registry makes it of one with."""
     if stage != "thinker":
-        return installed_families().factory(f"qwen2_5_omni/{stage}")(stage_config(stage, checkpoint))
+        return installed_families().factory(f"{family}/{stage}")(stage_config(stage, checkpoint, family=family))
     facts = read_checkpoint(checkpoint)
-    prompts = PromptBuilder(AddedTokens(), facts)
+    prompts = PromptBuilder(AddedTokens(), facts, max_audio_samples=read_audio_limit(checkpoint))
     return Thinker(
         facts,
         prompts,
@@ -57,14 +58,16 @@ def published_component(stage: str, checkpoint: Path) -> Component:
         max_media=4,
         default_sampling=read_text_sampling(checkpoint),
         end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
-        media_costs=MediaCosts(56 * 56, 50_176, 480_000),
+        media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640),
         known_voices=tuple(read_voices(checkpoint)),
     )
 
 
 def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:
     """vLLM's configuration of the stage's engine, made as the product makes it."""
-    args = build_engine_args(stage_config(stage, checkpoint, **engine_args), component, on_cpu=True)
+    args = build_engine_args(
+        stage_config(stage, checkpoint, family=component.facts.id.split("/")[0], **engine_args), component, on_cpu=True
+    )
     return AsyncEngineArgs(**vllm_engine_kwargs(args, on_cpu=True)).create_engine_config()
 
 

@@ -27,31 +27,37 @@ from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
 from support.reference import Reference, ReferencePrompt, ReferenceSettings
 
-_FAMILY = "qwen2_5_omni"
-_NEXT = {"thinker": "talker", "talker": "token2wav"}
-_PREVIOUS = {"talker": "thinker", "token2wav": "talker"}
-_OUTPUTS = {"thinker": [Modality.TEXT], "talker": [], "token2wav": [Modality.AUDIO]}
+SOUND_STAGES = {"qwen2_5_omni": "token2wav", "qwen3_omni": "code2wav"}
+"""The last stage of each family's pipeline."""
+_PREVIOUS = {"talker": "thinker", "token2wav": "talker", "code2wav": "talker"}
+_OUTPUTS = {"thinker": [Modality.TEXT], "talker": []}
 _ids = count()
 
 
 def stage_config(
-    stage: str, checkpoint: Path, max_media: int = 4, tensor_parallel_size: int = 1, **engine_args: Any
+    stage: str,
+    checkpoint: Path,
+    max_media: int = 4,
+    tensor_parallel_size: int = 1,
+    family: str = "qwen2_5_omni",
+    **engine_args: Any,
 ) -> StageConfig:
     """The configuration of one stage of the pipeline, small and eager."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
-    if stage != "token2wav":
+    sound_stage = SOUND_STAGES[family]
+    if stage != sound_stage:
         settings |= {"max_model_len": 1024, "kv_cache_memory_mib": 16, "max_num_batched_tokens": 1024}
-    below = _NEXT.get(stage)
+    below = {"thinker": "talker", "talker": sound_stage}.get(stage)
     return StageConfig(
         pipeline="test",
         stage=stage,
-        component=f"{_FAMILY}/{stage}",
+        component=f"{family}/{stage}",
         model=ModelSource(path=str(checkpoint)),
         input=InputEdge(source=_PREVIOUS[stage]) if stage in _PREVIOUS else None,
-        outputs=_OUTPUTS[stage],
+        outputs=_OUTPUTS.get(stage, [Modality.AUDIO]),
         downstream=[]
         if below is None
-        else [DownstreamStage(stage=below, target="127.0.0.1:1", component=f"{_FAMILY}/{below}", stages=[below])],
+        else [DownstreamStage(stage=below, target="127.0.0.1:1", component=f"{family}/{below}", stages=[below])],
         engine_args=EngineArgs(**{**settings, **engine_args}),
         limits=Limits(max_media_per_request=max_media),
         tensor_parallel_size=tensor_parallel_size,
@@ -136,15 +142,20 @@ class OmniStages:
 
 @asynccontextmanager
 async def run_omni_stages(
-    checkpoint: Path, *stages: str, in_process: bool = True, max_media: int = 4, **engine_args: Any
+    checkpoint: Path,
+    *stages: str,
+    in_process: bool = True,
+    max_media: int = 4,
+    family: str = "qwen2_5_omni",
+    **engine_args: Any,
 ) -> AsyncIterator[OmniStages]:
     """Start the named stages, all three if none is named; end them with the block."""
     async with AsyncExitStack() as stack:
         engines: dict[str, StageEngine] = {}
-        for stage in stages or ("thinker", "talker", "token2wav"):
+        for stage in stages or ("thinker", "talker", SOUND_STAGES[family]):
             # Only text and codec stages have tokens to batch.
-            arguments = {} if stage == "token2wav" else engine_args
-            config = stage_config(stage, checkpoint, max_media, **arguments)
+            arguments = {} if stage == SOUND_STAGES[family] else engine_args
+            config = stage_config(stage, checkpoint, max_media, family=family, **arguments)
             engine = build_stage_engine(config, in_process=in_process)
             stack.push_async_callback(engine.shutdown)
             await engine.start()

@@ -17,7 +17,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.hooks import Positions, SampledTokens
+from omni_stage.vllm_adapter.hooks import Positions, SampledTokens, Stretch
 
 from .tiny_text import HIDDEN
 
@@ -57,7 +57,8 @@ class ToyLayers(Qwen2ForCausalLM):
         self.first_layer = kept[0]
         return hidden
 
-    def select_positions(self, start: int, length: int, prompt_length: int) -> list[tuple[int, int]]:
+    def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
+        start, length, prompt_length = stretch.start, stretch.length, stretch.prompt_length
         every_second = range(max(start, prompt_length + (start + prompt_length) % 2), start + length, 2)
         return [(at - start, at - start + 1) for at in every_second if (at - prompt_length) % 2 == 0]
 

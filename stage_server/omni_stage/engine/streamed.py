@@ -65,11 +65,26 @@ class StreamedRuns:
             yield final
 
     async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """A diffusion request: each part is an engine request, one after another. Closing the generator aborts it."""
+        """A one-shot request: each part is an engine request, one after another. Closing the generator aborts it."""
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
             return
+        ended = False
+        try:
+            async with aclosing(self._windows(request, stream, feed, part)) as steps:
+                async for step, is_last in steps:
+                    ended = ended or is_last
+                    yield step
+        finally:
+            if not ended:
+                # A model may keep something of the stream, and frees it by itself only with the last part.
+                await self.core.end_stream(request.request_id)
+
+    async def _windows(
+        self, request: StageRequest, stream: EdgeStream, feed: InputFeed, part: InputPart
+    ) -> AsyncGenerator[tuple[StageStep, bool], None]:
+        """Steps, each with whether it is the last one of the last part."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         for window in itertools.count():
@@ -82,17 +97,17 @@ class StreamedRuns:
                     async with aclosing(run) as outputs:
                         async for output in outputs:
                             self.work.note_step()
-                            yield emitter.emit(
-                                engine_step(
-                                    output,
-                                    finish_reason(output, kind) if part.last else None,
-                                )
-                            )
+                            reason = finish_reason(output, kind) if part.last else None
+                            yield emitter.emit(engine_step(output, reason)), reason is not None
             finally:
                 self.windows.pop(request.request_id, None)
             if part.last:
                 return
             part = await read_part(stream, feed)
+            if part.input.finished is not None:
+                # The end came behind the last rows: there is nothing more to compute.
+                yield StageStep(finish_reason=part.input.finished), False
+                return
 
     async def _open_feed(self, request: StageRequest, stream: EdgeStream) -> tuple[InputFeed, InputPart]:
         """The request's feed and its first part, once the rows for it are there."""

@@ -21,7 +21,7 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 from omni_stage.vllm_adapter.ar.worker import ComparesWithEager
 from omni_stage.vllm_adapter.diffusion.runner import GPUDiffusionModelRunner
-from omni_stage.vllm_adapter.diffusion.worker import warm_up
+from omni_stage.vllm_adapter.diffusion.worker import EndsStreams, warm_up
 from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
@@ -42,7 +42,7 @@ class CPUARWorker(ComparesWithEager, CPUWorker):
         self.model_runner = CPUARModelRunner(self.vllm_config, self.device)
 
 
-class CPUDiffusionWorker(CPUWorker):
+class CPUDiffusionWorker(EndsStreams, CPUWorker):
     """vLLM's CPU worker with the runner of diffusion stages: nothing in that depends on the device."""
 
     def init_device(self) -> None:

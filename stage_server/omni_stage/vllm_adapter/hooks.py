@@ -3,8 +3,10 @@
     autoregressive    SupportsInputRows     its input is more than token ids: one row is added at every position
                       PublishesPositions    it says what it publishes for a position; without it: the hidden state
                       ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
+                      FollowsRequests       it keeps something of each request from step to step
                       HasPlaceholders       some token ids have no embedding
     one shot          OneShotModel          a whole output from a whole input: diffusion, codec decoders, vocoders
+                      KeepsStreams          it remembers a stream from one of its parts to the next
 
 A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
 
@@ -42,6 +44,16 @@ class SupportsInputRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduledSpan:
+    """The positions [start, start + length) of one request, at rows [offset, offset + length) of the step's batch."""
+
+    request_id: str
+    start: int
+    length: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class Positions:
     """Positions of several requests that a step computed, in the order in which their rows are wanted."""
 
@@ -54,12 +66,23 @@ class Positions:
     such as the hidden states of some layer. A copy."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Positions [start, start + length) of one request that a step computed."""
+
+    start: int
+    length: int
+    prompt_length: int
+    media: Sequence[tuple[int, int]] = ()
+    """Ranges [begin, end) of the prompt's positions that stand for media, ascending."""
+
+
 @runtime_checkable
 class PublishesPositions(Protocol):
     """A model that says what a stage downstream reads of each position.
 
-    It may have `select_positions(start, length, prompt_length)`: the ranges [begin, end), relative to `start`, of the
-    positions [start, start + length) that it publishes. Called on the host; all are published without it.
+    It may have `select_positions(stretch)`: the ranges [begin, end), relative to `stretch.start`, of the positions that
+    it publishes. Called on the host; all are published without it.
     """
 
     def publish_positions(self, positions: Positions) -> Mapping[str, torch.Tensor]:
@@ -84,6 +107,26 @@ class ActsAfterSampling(Protocol):
 
     def after_sampling(self, sampled: SampledTokens) -> Mapping[str, torch.Tensor]:
         """Returns tensors by name, each [n, ...] with row i for token i, which the stage publishes; may be empty."""
+        ...
+
+
+@runtime_checkable
+class FollowsRequests(Protocol):
+    """A model that keeps something of each request, which its input at later positions is made of: a codec's codes.
+
+    Kept by position, for positions come again when a preempted request is computed anew.
+    """
+
+    def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:
+        """A request, or a later part of its input, is about to be computed for the first time."""
+        ...
+
+    def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
+        """Called before the forward of every step, with what it computes; with nothing before a dummy run."""
+        ...
+
+    def end_request(self, request_id: str) -> None:
+        """The request has ended. Unknown ids pass."""
         ...
 
 
@@ -113,4 +156,17 @@ class OneShotModel(Protocol):
         An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
         request by request; so `generate` must not leave state behind when it raises.
         """
+        ...
+
+
+@runtime_checkable
+class KeepsStreams(Protocol):
+    """A one-shot model that keeps something of a stream between its parts, each of which is a request.
+
+    Requests say by their payload which stream they belong to, by the request id that the component was given. The model
+    frees what it keeps with the part that says that it is the last.
+    """
+
+    def end_stream(self, stream: str) -> None:
+        """Free what is kept of a stream that ended before its last part. Called between steps; unknown ids pass."""
         ...

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from omni_stage.models.qwen2_5_omni.talker.feed import REPEAT_LIMIT
+from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT
 from support.doc_names import ROOT, missing_tests, named_tests
 

@@ -20,6 +20,7 @@ from support.families import make_entry
 BUILT_IN = [
     "generic/llm",
     *(f"qwen2_5_omni/{name}" for name in ("talker", "thinker", "token2wav")),
+    *(f"qwen3_omni/{name}" for name in ("code2wav", "talker", "thinker")),
     *(f"sim/{name}" for name in ("decoder", "talker", "thinker")),
 ]
 

@@ -22,6 +22,7 @@ import torch
 from omni_stage.errors import InvalidTensorError
 from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
+from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 
 DEFAULT_POSITIONS = 32_768
 """That the published talkers' rotary embedding is made for."""
@@ -35,44 +36,6 @@ class TextRows:
     """Of the voice."""
     end: torch.Tensor
     padding: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerPrompt:
-    """The talker's input."""
-
-    prompt_token_ids: list[int]
-    """P + 2 codec token ids."""
-    input_rows: torch.Tensor
-    """[R, H], R >= P + 2: row p belongs to position p; the last is held."""
-    mrope_positions: torch.Tensor
-    """int64 [P + 2, 3]."""
-    mrope_delta: int
-    """Position of the first sampled token minus P + 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerPart:
-    """What some of the thinker's rows are to the talker."""
-
-    offset: int
-    """Position of the first row."""
-    rows: torch.Tensor
-    """[n, H], n >= 1."""
-    prompt: TalkerPrompt | None = None
-    """In the first part, whose rows are its input rows."""
-    last: bool = False
-    """Whether the text ended: the last row is held from here on."""
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Codec tokens that can be sampled with these rows; None if they are the last.
-
-        A token is sampled at each position that has its row, from the prompt's last position on.
-        """
-        if self.last:
-            return None
-        return self.rows.shape[0] - (0 if self.prompt is None else len(self.prompt.prompt_token_ids) - 1)
 
 
 class TalkerConditioning:

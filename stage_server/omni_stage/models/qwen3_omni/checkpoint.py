@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from transformers import Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.shared.config_file import find_dtype, one_line, read_config
@@ -103,6 +104,11 @@ class SpeechFacts:
     max_frames: int
     """Most frames of one sound: positions of code2wav's rotary embedding."""
 
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the speakers as the model card writes them, the default first."""
+        return tuple(name.capitalize() for name in self.codec.speakers)
+
 
 @dataclass(frozen=True, slots=True)
 class OmniCheckpoint:
@@ -178,24 +184,13 @@ def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
         )
     if not talker.speaker_id:
         raise ConfigurationError(f"{file}: talker_config.speaker_id names no speaker", field="model.path")
-    if not 0 <= talker.accept_hidden_layer <= config.thinker_config.text_config.num_hidden_layers:
+    if not 0 <= talker.accept_hidden_layer < config.thinker_config.text_config.num_hidden_layers:
         raise ConfigurationError(
             f"{file}: talker_config.accept_hidden_layer is no layer of the thinker",
             field="model.path",
             limit=config.thinker_config.text_config.num_hidden_layers,
         )
-    speakers = {str(name).lower(): int(token) for name, token in talker.speaker_id.items()}
-    ordered = dict(sorted(speakers.items(), key=lambda item: item[0] != DEFAULT_VOICE))
-    codec = CodecTokens(
-        padding=talker.codec_pad_id,
-        start=talker.codec_bos_id,
-        end=talker.codec_eos_token_id,
-        no_think=talker.codec_nothink_id,
-        think_start=talker.codec_think_bos_id,
-        think_end=talker.codec_think_eos_id,
-        vocab_size=text.vocab_size,
-        speakers=MappingProxyType(ordered),
-    )
+    codec = read_codec_tokens(talker)
     if code2wav.codebook_size > codec.never_sampled.start:
         raise ConfigurationError(
             f"{file}: code2wav_config.codebook_size must be at most {codec.never_sampled.start}, the ids that the "
@@ -212,6 +207,22 @@ def _speech_facts(directory: Path, config: Qwen3OmniMoeConfig) -> SpeechFacts:
         frame_samples=math.prod((*code2wav.upsample_rates, *code2wav.upsampling_ratios)),
         lookahead_samples=count_lookahead(code2wav.upsample_rates),
         max_frames=code2wav.max_position_embeddings,
+    )
+
+
+def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
+    """Returns the token ids of a talker's configuration."""
+    speakers = {str(name).lower(): int(token) for name, token in talker.speaker_id.items()}
+    ordered = dict(sorted(speakers.items(), key=lambda item: item[0] != DEFAULT_VOICE))
+    return CodecTokens(
+        padding=talker.codec_pad_id,
+        start=talker.codec_bos_id,
+        end=talker.codec_eos_token_id,
+        no_think=talker.codec_nothink_id,
+        think_start=talker.codec_think_bos_id,
+        think_end=talker.codec_think_eos_id,
+        vocab_size=talker.text_config.vocab_size,
+        speakers=MappingProxyType(ordered),
     )
 
 

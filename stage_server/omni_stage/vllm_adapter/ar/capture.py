@@ -20,17 +20,8 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_stage.errors import ModelExecutionError
+from omni_stage.vllm_adapter.hooks import ScheduledSpan
 from omni_stage.vllm_adapter.worker import host_memory
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSpan:
-    """The positions [start, start + length) of one request, at rows [offset, offset + length) of the step's batch."""
-
-    request_id: str
-    start: int
-    length: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.ar.capture import ScheduledSpan
+from omni_stage.vllm_adapter.hooks import ScheduledSpan
 from omni_stage.vllm_adapter.worker import host_memory
 
 INPUT_ROWS: Final = "input_rows"

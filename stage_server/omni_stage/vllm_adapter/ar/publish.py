@@ -33,7 +33,7 @@ from omni_stage.vllm_adapter.ar.capture import (
     select_rows,
 )
 from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
-from omni_stage.vllm_adapter.hooks import Positions, SampledTokens
+from omni_stage.vllm_adapter.hooks import Positions, SampledTokens, Stretch
 from omni_stage.vllm_adapter.packing import ROWS_NAME
 from omni_stage.vllm_adapter.worker import host_memory
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
@@ -70,7 +70,8 @@ class PublishingMixin(_Base):
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
         """Sample as vLLM does, and attach rows and errors to `pooler_output` beside the sampled tokens."""
         state = self.execute_model_state
-        if state is None or not (self._ledger or self._failures):
+        acts = self._hooks.after_sampling is not None
+        if state is None or not (self._ledger or self._failures or acts):
             return self._sample_kept(grammar_output)
         # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
         step = self._capture(state)
@@ -158,10 +159,15 @@ class PublishingMixin(_Base):
         select = self._hooks.select_positions
         if select is None:
             return fresh if self._hooks.publishes_positions else []
-        return select_rows(
-            fresh,
-            lambda rows: select(rows.position, rows.end - rows.begin, self.requests[rows.request_id].num_prompt_tokens),
-        )
+        return select_rows(fresh, lambda rows: select(self._stretch_of(rows)))
+
+    def _stretch_of(self, rows: FreshRows) -> Stretch:
+        request = self.requests[rows.request_id]
+        media = [
+            (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length)
+            for feature in request.mm_features
+        ]
+        return Stretch(rows.position, rows.end - rows.begin, request.num_prompt_tokens, sorted(media))
 
     def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> tuple[Mapping[str, torch.Tensor], int]:
         """What is published of the fresh rows [n, ...], on the device, in their order; and n."""

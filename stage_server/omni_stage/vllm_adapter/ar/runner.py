@@ -124,6 +124,8 @@ class OmniARRunnerMixin(PublishingMixin):
             self._mrope.pop(request_id, None)
             if self._input_rows is not None:
                 self._input_rows.drop(request_id)
+            if self._hooks.follower is not None:
+                self._hooks.follower.end_request(request_id)
         for new_request in scheduler_output.scheduled_new_reqs:
             self._admit(new_request)
         return super()._update_states(scheduler_output)
@@ -135,6 +137,8 @@ class OmniARRunnerMixin(PublishingMixin):
                 self._ledger.rewind(request_id, new_request.num_computed_tokens)
             self._ledger.open(request_id)
         payload: AdditionalInformationPayload | None = getattr(new_request, "additional_information", None)
+        if self._hooks.follower is not None:
+            self._hooks.follower.begin_request(request_id, payload)
         if payload is None:
             return
         try:
@@ -157,16 +161,21 @@ class OmniARRunnerMixin(PublishingMixin):
         req_state.mrope_position_delta = mrope.delta
 
     def _preprocess(self, scheduler_output: SchedulerOutput, num_input_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        if self._input_rows is not None:
+        if self._input_rows is not None or self._hooks.follower is not None:
             spans = compute_spans(
                 self.input_batch.req_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output)
             )
-            self._input_rows.fill(spans, num_input_tokens)
+            if self._input_rows is not None:
+                self._input_rows.fill(spans, num_input_tokens)
+            if self._hooks.follower is not None:
+                self._hooks.follower.begin_step(spans)
         return super()._preprocess(scheduler_output, num_input_tokens, *args, **kwargs)
 
     def _dummy_run(self, *args: Any, **kwargs: Any) -> Any:
         if self._input_rows is not None:
             self._input_rows.clear()
+        if self._hooks.follower is not None:
+            self._hooks.follower.begin_step(())
         return super()._dummy_run(*args, **kwargs)
 
 

@@ -9,6 +9,8 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
 - `models.utils.StageMissingLayer`, `PPMissingLayer`: stand for parts that are left out on purpose, such as encoders of
   media that the stage does not take.
+- `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
+  checkpoints have a tensor for each.
 - `packed_modules_mapping`, a model's declaration of which of a checkpoint's modules make up a fused one.
 - `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules of
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
@@ -35,6 +38,8 @@ from omni_stage.errors import ConfigurationError
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 
+_EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
+"""Of vLLM's parameters that hold the experts of a layer, by the checkpoint's names of one expert's."""
 _SHOWN = 5
 """Names in the error, of each kind."""
 _NAME_LENGTH = 120
@@ -186,7 +191,7 @@ def _find_expectations(model: nn.Module, quant_config: Any) -> _Expectations:
             continue
         method = getattr(module, "quant_method", None)
         for name, parameter in module.named_parameters(recurse=False):
-            parts = _split_fused(dot + name, packed)
+            parts = _split_experts(module, prefix, name) or _split_fused(dot + name, packed)
             if id(parameter) in known or _may_be_missing(method, name, parameter):
                 # The first name of a tied parameter is enough.
                 optional.update(parts)
@@ -214,6 +219,16 @@ def _split_fused(name: str, packed: Mapping[str, list[str]]) -> list[str]:
         if f".{fused}." in f".{name}":
             return [f".{name}".replace(f".{fused}.", f".{part}.")[1:] for part in parts]
     return [name]
+
+
+def _split_experts(module: nn.Module, prefix: str, name: str) -> list[str]:
+    """Names in the checkpoint's parts of a parameter that holds all experts of a layer, one by one; else none."""
+    kind, _, suffix = name.partition("_")
+    if not isinstance(module, RoutedExperts) or kind not in _EXPERT_PARTS:
+        return []
+    experts = prefix.removesuffix(".routed_experts")
+    count: int = module.moe_config.num_logical_experts
+    return [f"{experts}.{index}.{part}.{suffix}" for index in range(count) for part in _EXPERT_PARTS[kind]]
 
 
 def _new_length(pair: tuple[str, str]) -> int:

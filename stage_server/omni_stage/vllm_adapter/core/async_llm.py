@@ -27,6 +27,7 @@ from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReady
 from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
+    END_STREAM,
     Capture,
     CoreOutput,
     CorePart,
@@ -249,6 +250,11 @@ class AsyncEngineCore(EngineProperties):
         """End a request."""
         if self._llm is not None and not self._llm.errored:
             await self._llm.abort(request_id)
+
+    async def end_stream(self, stream: str) -> None:
+        """See EngineCore."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.collective_rpc(END_STREAM, args=(stream,))
 
     async def shutdown(self) -> None:
         """End the engine's process."""

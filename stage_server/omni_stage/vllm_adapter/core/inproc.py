@@ -19,6 +19,7 @@ from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.core.inproc_llm import InprocOmniLLM, Sink
 from omni_stage.vllm_adapter.core.interface import (
     COMPARE_WITH_EAGER,
+    END_STREAM,
     Capture,
     CoreOutput,
     CorePart,
@@ -148,6 +149,13 @@ class InprocEngineCore(EngineProperties):
         llm = self._llm
         if llm is not None and llm.error is None:
             await asyncio.wrap_future(self._thread.submit(lambda: llm.cancel(request_id)))
+
+    async def end_stream(self, stream: str) -> None:
+        """See EngineCore."""
+        llm = self._llm
+        if llm is not None and llm.error is None:
+            call = partial(llm.engine_core.collective_rpc, END_STREAM, args=(stream,))
+            await asyncio.shield(asyncio.wrap_future(self._thread.submit(call)))
 
     async def shutdown(self) -> None:
         """Free the model."""

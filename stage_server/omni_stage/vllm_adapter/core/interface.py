@@ -186,11 +186,17 @@ class EngineCore(Protocol):
         """End a request. Unknown ids are ignored."""
         ...
 
+    async def end_stream(self, stream: str) -> None:
+        """Free what a one-shot model keeps of a stream that ended before its last part (hooks.KeepsStreams)."""
+        ...
+
     async def shutdown(self) -> None:
         """End the engine. Idempotent."""
         ...
 
 
+END_STREAM = "end_stream"
+"""The method of one-shot stages' workers (diffusion/worker)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
 """The workers' method (ar/worker.py)."""
 

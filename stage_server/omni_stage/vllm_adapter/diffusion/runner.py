@@ -34,7 +34,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from omni_stage.errors import ConfigurationError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.diffusion.output import DiffusionResult, build_output, check_result
-from omni_stage.vllm_adapter.hooks import OneShotModel
+from omni_stage.vllm_adapter.hooks import KeepsStreams, OneShotModel
 from omni_stage.vllm_adapter.start_errors import reporting_start_errors
 from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_device
 
@@ -123,6 +123,12 @@ class GPUDiffusionModelRunner:
         warm_up = getattr(self.get_model(), "warm_up", None)
         if warm_up is not None:
             warm_up()
+
+    def end_stream(self, stream: str) -> None:
+        """Let the model forget a stream that ended early, if it keeps any."""
+        model = self.get_model()
+        if isinstance(model, KeepsStreams):
+            model.end_stream(stream)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Nothing depends on it."""

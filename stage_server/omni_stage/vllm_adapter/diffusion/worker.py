@@ -12,7 +12,7 @@ Private interfaces of vLLM 0.32 used here, and why:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.utils.torch_utils import set_random_seed
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class GPUDiffusionWorker(Worker):
+class EndsStreams:
+    """What is asked of every worker of one-shot stages while it serves, through vLLM's `collective_rpc`."""
+
+    model_runner: Any
+
+    def end_stream(self, stream: str) -> None:
+        """See KeepsStreams."""
+        self.model_runner.end_stream(stream)
+
+
+class GPUDiffusionWorker(EndsStreams, Worker):
     """vLLM's GPU worker with `GPUDiffusionModelRunner`, held to its share of the GPU."""
 
     def init_device(self) -> None:

@@ -10,10 +10,12 @@ import torch
 
 from omni_stage.vllm_adapter.hooks import (
     ActsAfterSampling,
+    FollowsRequests,
     HasPlaceholders,
     Positions,
     PublishesPositions,
     SampledTokens,
+    Stretch,
 )
 
 
@@ -22,7 +24,8 @@ class ModelHooks:
     """The hooks of one autoregressive model; see the protocols in hooks."""
 
     publish_positions: Callable[[Positions], Mapping[str, torch.Tensor]] | None = None
-    select_positions: Callable[[int, int, int], Sequence[tuple[int, int]]] | None = None
+    select_positions: Callable[[Stretch], Sequence[tuple[int, int]]] | None = None
+    follower: FollowsRequests | None = None
     after_sampling: Callable[[SampledTokens], Mapping[str, torch.Tensor]] | None = None
     placeholder_token_ids: tuple[int, ...] = ()
 
@@ -43,6 +46,7 @@ class ModelHooks:
         return cls(
             publish_positions=model.publish_positions if publishes else None,
             select_positions=getattr(model, "select_positions", None) if publishes else None,
+            follower=model if isinstance(model, FollowsRequests) else None,
             after_sampling=model.after_sampling if isinstance(model, ActsAfterSampling) else None,
             placeholder_token_ids=tuple(model.placeholder_token_ids) if isinstance(model, HasPlaceholders) else (),
         )

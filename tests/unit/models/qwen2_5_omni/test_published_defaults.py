@@ -37,14 +37,10 @@ from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.talker import component as talker
 from omni_stage.models.qwen2_5_omni.talker.model import _find_never_sampled
 from omni_stage.models.qwen2_5_omni.thinker import component as thinker
-from omni_stage.models.qwen2_5_omni.thinker.prompts import (
-    SPEECH_SYSTEM_PROMPT,
-    PromptBuilder,
-    prepare_sound,
-    read_audio_limit,
-)
+from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.qwen2_5_omni.token2wav import component as token2wav
+from omni_stage.models.shared.prompts import PromptBuilder, prepare_sound
 from support.omni_stages import stage_config
 
 GENERATE = {
@@ -213,7 +209,11 @@ def test_configured_voice_and_sampling_are_not_the_thinkers_to_share(tiny_checkp
 
 @pytest.fixture(scope="module")
 def builder(tiny_checkpoint: Path) -> PromptBuilder:
-    return PromptBuilder.load(read_checkpoint(tiny_checkpoint))
+    return PromptBuilder.load(
+        read_checkpoint(tiny_checkpoint),
+        max_audio_samples=read_audio_limit(tiny_checkpoint),
+        speech_system_prompt=SPEECH_SYSTEM_PROMPT,
+    )
 
 
 def chat(*messages: tuple[str, str]) -> UserPrompt:

@@ -58,9 +58,9 @@ def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
 )
 def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     """With the costs of the real thinker, which rounds sides up to patches and makes small images larger."""
-    from omni_stage.models.qwen2_5_omni.thinker.media_cost import MediaCosts
+    from omni_stage.models.shared.media_cost import MediaCosts
 
-    costs = MediaCosts(3136, 12_845_056, 4_800_000)
+    costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640)
     takes = SimpleNamespace(audio_rate_hz=16_000, max_aspect_ratio=200, image_cost=costs.image, audio_cost=costs.sound)
     rules = replace(RULES, takes=takes, max_model_len=32_768)
     data = flat_png(width, height)

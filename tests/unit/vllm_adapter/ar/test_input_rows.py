@@ -9,8 +9,8 @@ import torch
 
 from omni_stage.errors import InvalidTensorError
 from omni_stage.payloads import AdditionalInformationPayload
-from omni_stage.vllm_adapter.ar.capture import ScheduledSpan
 from omni_stage.vllm_adapter.ar.input_rows import InputRows, InputRowStore, MropePositions
+from omni_stage.vllm_adapter.hooks import ScheduledSpan
 
 
 def rows(*values: float) -> torch.Tensor:

@@ -30,11 +30,15 @@ from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
 from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
-from omni_stage.models.qwen2_5_omni.talker.feed import TalkerFeed
+from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
 
 # The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
+
+
+REPEAT_LIMIT = 500
+"""Ten seconds of one sound."""
 
 
 class Talker:
@@ -79,7 +83,12 @@ class Talker:
         text = self._texts[pick_voice(request.voice, self.voices)]
         conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
         # To go on after the end of the stream is not to write its end at all.
-        return TalkerFeed(conditioning, self._checkpoint.codec, goes_on=bool(request.sampling.ignore_eos))
+        return TalkerFeed(
+            conditioning,
+            self._checkpoint.codec.stop_ids,
+            goes_on=bool(request.sampling.ignore_eos),
+            repeat_limit=REPEAT_LIMIT,
+        )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
         """An emitter that leaves out the tokens that end the stream."""

@@ -7,7 +7,7 @@ hidden state plus the input embedding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,16 +26,15 @@ from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_check
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema
-from omni_stage.models.qwen2_5_omni.thinker.media_cost import MediaCosts
-from omni_stage.models.qwen2_5_omni.thinker.prompts import (
-    MAX_ASPECT_RATIO,
-    SOUND_RATE_HZ,
-    PromptBuilder,
-    read_audio_limit,
-)
+from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
 from omni_stage.models.shared.voices import pick_voice
 
+PATCH: Final = 28
+"""Sides of the square of an image that becomes one token."""
+SAMPLES_PER_TOKEN: Final = 640
 _WARMUP_TOKENS = 4
 _PROMPT_TENSORS = frozenset({"mrope_positions", "mrope_delta"})
 """Come with a request's first rows and never again."""
@@ -171,7 +170,8 @@ class ThinkerEmitter:
 def build_component(config: StageConfig) -> Thinker:
     """The thinker of config.model.path. Raises ConfigurationError."""
     checkpoint = read_checkpoint(config.model.path)
-    prompts = PromptBuilder.load(checkpoint)
+    max_samples = read_audio_limit(checkpoint.path)
+    prompts = PromptBuilder.load(checkpoint, max_audio_samples=max_samples, speech_system_prompt=SPEECH_SYSTEM_PROMPT)
     return Thinker(
         checkpoint,
         prompts,
@@ -181,6 +181,8 @@ def build_component(config: StageConfig) -> Thinker:
         end_token_ids=read_text_ends(
             checkpoint.path, vocab_size=checkpoint.vocab_size, tokenizer_end=prompts.end_token_id
         ),
-        media_costs=MediaCosts.load(checkpoint.path, read_audio_limit(checkpoint.path)),
+        media_costs=MediaCosts.load(
+            checkpoint.path, max_samples=max_samples, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
+        ),
         known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
     )

@@ -220,6 +220,8 @@ def _vision_config(shape: TinyShape) -> dict[str, Any]:
         "num_heads": 2,
         "out_hidden_size": HEAD_DIM * shape.thinker_heads,
         "num_position_embeddings": 256,
+        "image_size": 256,
+        "apply_vit_abs_pos_embed": True,
         "deepstack_visual_indexes": [0],
         "patch_size": 16,
         "spatial_merge_size": 2,

@@ -15,8 +15,9 @@ from omni_stage.models.component import EngineStep, FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream, InputPart
 from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows, thinker2talker
-from omni_stage.models.qwen2_5_omni.talker.feed import TalkerFeed
+from omni_stage.models.qwen2_5_omni.talker.component import REPEAT_LIMIT
 from omni_stage.models.qwen2_5_omni.thinker.component import ThinkerEmitter
+from omni_stage.models.shared.talker_feed import TalkerFeed
 
 CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 TEXT = TextRows(start=torch.full((1, 2), 1.0), end=torch.full((1, 2), 2.0), padding=torch.full((1, 2), 3.0))
@@ -33,7 +34,7 @@ def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
 
 
 def feed_of(goes_on: bool = False) -> TalkerFeed:
-    return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC, goes_on=goes_on)
+    return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, goes_on=goes_on, repeat_limit=REPEAT_LIMIT)
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:

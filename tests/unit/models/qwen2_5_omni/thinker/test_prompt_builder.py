@@ -12,15 +12,20 @@ from transformers import AutoTokenizer, Qwen2_5OmniProcessor
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, OmniStageError
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
+from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.shared.prompts import PromptBuilder
 from omni_stage.reply_form import GivenReply, ReplyTokens
 from support.media import make_image, make_sound
 
 
 @pytest.fixture(scope="module")
 def builder(tiny_checkpoint: Path) -> PromptBuilder:
-    return PromptBuilder.load(read_checkpoint(tiny_checkpoint))
+    return PromptBuilder.load(
+        read_checkpoint(tiny_checkpoint),
+        max_audio_samples=read_audio_limit(tiny_checkpoint),
+        speech_system_prompt=SPEECH_SYSTEM_PROMPT,
+    )
 
 
 def chat(*parts: TextPart | ImagePart | AudioPart, role: str = "user") -> UserPrompt:
@@ -103,7 +108,7 @@ def test_refused(builder: PromptBuilder, case: str) -> None:
 def test_a_checkpoint_without_tokenizer_cannot_start(tmp_path: Path, tiny_checkpoint: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_checkpoint / "config.json").read_bytes())
     with pytest.raises(ConfigurationError, match="tokenizer"):
-        PromptBuilder.load(read_checkpoint(tmp_path))
+        PromptBuilder.load(read_checkpoint(tmp_path), max_audio_samples=480_000)
 
 
 def test_a_reply_follows_the_prompt(builder: PromptBuilder, tiny_checkpoint: Path) -> None:

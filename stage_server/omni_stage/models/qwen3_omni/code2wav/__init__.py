@@ -1,0 +1,1 @@
+"""The last stage: frames of codes to sound."""

@@ -1,0 +1,154 @@
+"""Component qwen3_omni/code2wav: turns frames of codes into sound, as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, InvalidTensorError, ModelExecutionError
+from omni_stage.models.component import (
+    EdgeInput,
+    Emitter,
+    EngineStep,
+    FinishReason,
+    StageInput,
+    StageRequest,
+    StageStep,
+)
+from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
+from omni_stage.models.qwen3_omni.code2wav.feed import CodesFeed
+from omni_stage.models.qwen3_omni.manifest import CODE2WAV
+from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
+from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema
+from omni_stage.payloads import AdditionalInformationPayload
+
+STEP_FRAMES = 1024
+"""Frames of one engine step, 82 s of speech; a longer request runs alone."""
+MAX_BATCH = 64
+"""Most requests of one engine step."""
+
+
+class Code2Wav:
+    """The code2wav of one checkpoint; see the module's docstring."""
+
+    facts = CODE2WAV
+    output_schema = None
+    default_sampling = CODE2WAV.default_sampling
+    voices: Sequence[str] = ()
+    """The talker has spoken in one already."""
+
+    def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, max_frames: int | None = None) -> None:
+        """`max_frames`: most of one sound; what the model's positions allow if not said."""
+        self._checkpoint = checkpoint
+        self._speech = speech
+        self._max_frames = min(max_frames or speech.max_frames, speech.max_frames)
+        self.input_schema = talker2code2wav_schema(speech)
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Our model class. A request is as many tokens to vLLM's scheduler as it has frames."""
+        return {
+            "model": str(self._checkpoint.path),
+            # As the reference; a few hundred MiB more than in bfloat16, and no noise of rounding.
+            "dtype": "float32",
+            "hf_overrides": pick_code2wav,
+            "skip_tokenizer_init": True,
+            "runner": "pooling",
+            "max_model_len": self._speech.max_frames,
+            "max_num_batched_tokens": self._speech.max_frames,
+            "max_num_seqs": MAX_BATCH,
+            "enforce_eager": True,
+            "additional_config": {"omni_diffusion": {"step_work": STEP_FRAMES}},
+        }
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """The processor of the edge from the talker. No frames end as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {CODE2WAV.id} reads tensors of a talker, not a prompt")
+        codes = request.source.tensors.get("codes")
+        if codes is None or codes.shape[0] == 0:
+            return StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT)
+        self._check_frames(codes, 0)
+        return self._stage_input({"codes": codes})
+
+    def open_feed(self, request: StageRequest) -> CodesFeed:
+        """Chunks of frames; the sound is the same however it is cut."""
+        stream = request.request_id
+
+        def build(codes: torch.Tensor, first: int, last: bool) -> StageInput:
+            return self._stage_input({"codes": codes, "stream": [stream], "first_frame": [first], "last": [int(last)]})
+
+        return CodesFeed(self._check_frames, build)
+
+    def _check_frames(self, codes: torch.Tensor, before: int) -> None:
+        """Raises InvalidTensorError on a code that cannot be sounded and on more frames than one sound has."""
+        speech = self._speech
+        if codes.dim() != 2 or codes.shape[1] != speech.groups:
+            raise InvalidTensorError(
+                f"codes: must be [frames, {speech.groups}], got {list(codes.shape)}", field="tensors.codes"
+            )
+        if int(codes.min()) < 0 or int(codes.max()) >= speech.codebook_size:
+            raise InvalidTensorError(
+                f"codes: every code must be at least 0 and below {speech.codebook_size}",
+                field="tensors.codes",
+                limit=speech.codebook_size,
+            )
+        if before + codes.shape[0] > self._max_frames:
+            raise InvalidTensorError(
+                f"codes: {before + codes.shape[0]} frames, at most {self._max_frames} can be sounded; lower max_tokens "
+                "upstream",
+                field="tensors.codes",
+                limit=self._max_frames,
+            )
+
+    def _stage_input(self, values: dict[str, Any]) -> StageInput:
+        return StageInput(
+            prompt={"prompt_token_ids": [0] * len(values["codes"])},
+            additional_information=AdditionalInformationPayload.from_mapping(
+                {**values, "codes": values["codes"].contiguous()}
+            ),
+        )
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """One that passes the audio on and counts its samples."""
+        return Code2WavEmitter(self._speech)
+
+    def warmup_request(self) -> StageRequest:
+        """A sound of two frames."""
+        codes = torch.zeros(2, self._speech.groups, dtype=torch.int64)
+        return StageRequest(request_id="warmup", source=EdgeInput({"codes": codes}), sampling=SamplingDefaults())
+
+
+class Code2WavEmitter:
+    """Passes the audio of one sound on: whole frames, but the samples of look-ahead that the first chunk lacks."""
+
+    def __init__(self, speech: SpeechFacts) -> None:
+        self._speech = speech
+        self._samples = 0
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step. Raises ModelExecutionError if its audio is not what codes give."""
+        audio = step.tensors.get("output")
+        if audio is None:
+            raise ModelExecutionError("the engine finished a chunk without audio")
+        self._samples += audio.numel()
+        whole = self._samples + self._speech.lookahead_samples
+        if audio.dim() != 1 or audio.dtype != torch.float32 or whole % self._speech.frame_samples:
+            raise ModelExecutionError(
+                f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} behind "
+                f"{self._samples - audio.numel()} samples: no whole number of frames"
+            )
+        return StageStep(
+            audio=audio,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def build_component(config: StageConfig) -> Code2Wav:
+    """The code2wav of config.model.path. Raises ConfigurationError."""
+    checkpoint, speech = read_speaking_checkpoint(config.model.path)
+    return Code2Wav(checkpoint, speech, max_frames=config.engine_args.max_model_len)

@@ -1,0 +1,56 @@
+"""code2wav's streamed input: frames of codes, as they come, to chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.models.edge_stream import EdgeRows, InputPart
+
+MAX_CHUNK_FRAMES = 100
+"""Most frames of a chunk, 8 s of sound: one that fell behind must not hold up the others of its step for longer."""
+
+
+class CodesFeed:
+    """An InputFeed. A chunk is what came while the one before was computed: one frame at least, so nothing waits."""
+
+    def __init__(
+        self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
+    ) -> None:
+        """`check` refuses frames that cannot be sounded, given how many came before them.
+
+        `build` makes the engine's input of frames, the number of the first, and whether they are the last.
+        """
+        self._check = check
+        self._build = build
+        self._waiting: list[torch.Tensor] = []
+        self._taken = 0
+        self._came = 0
+        self._ended = False
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take frames int64 [n, groups]. Raises InvalidTensorError."""
+        codes = rows.tensors.get("codes")
+        if codes is not None and codes.shape[0]:
+            self._check(codes, self._came)
+            self._waiting.append(codes)
+            self._came += codes.shape[0]
+        self._ended = self._ended or rows.ended or "codes" in rows.complete
+
+    def next_part(self) -> InputPart | None:
+        """The next chunk. Without frames the end is EMPTY_INPUT, behind frames STOP."""
+        if self._taken == self._came:
+            # The end often comes behind the last frame, which did not wait for it.
+            return None if not self._ended else self._end()
+        waiting = torch.cat(self._waiting)
+        chunk, rest = waiting[:MAX_CHUNK_FRAMES], waiting[MAX_CHUNK_FRAMES:]
+        self._waiting = [rest] if rest.shape[0] else []
+        first, self._taken = self._taken, self._taken + chunk.shape[0]
+        last = self._ended and not self._waiting
+        return InputPart(self._build(chunk, first, last), last=last)
+
+    def _end(self) -> InputPart:
+        reason = FinishReason.STOP if self._came else FinishReason.EMPTY_INPUT
+        return InputPart(StageInput(prompt={}, finished=reason), last=True)

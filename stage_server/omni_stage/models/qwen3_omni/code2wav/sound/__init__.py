@@ -1,0 +1,1 @@
+"""Codes to sound, chunk by chunk: what layers remember (state), the computation (decoder), open sounds (pool)."""

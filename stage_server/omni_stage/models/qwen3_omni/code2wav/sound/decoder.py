@@ -1,0 +1,144 @@
+"""code2wav's computation on a chunk of codes with what came before it: transformers' modules, run with their past.
+
+Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The chunks of a sound, one after another, are that forward of
+all codes at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r
+gives the r values of one input only with the next input, so the sound of N frames is `lookahead_samples` short of
+N * frame_samples, as transformers' is, and the first chunk of a sound gives so many fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States, read_layout
+
+
+class ChunkDecoder:
+    """A loaded Qwen3OmniMoeCode2Wav, run chunk by chunk. Holds no state."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._window: int = model.config.sliding_window
+        self.layout: StateLayout = read_layout(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device: torch.device = self._model.code_embedding.weight.device
+        return device
+
+    def advance(self, codes: torch.Tensor, positions: Sequence[int], states: States) -> tuple[torch.Tensor, States]:
+        """The audio float32 [sounds, samples] of the codes int64 [sounds, groups, frames], and the states behind them.
+
+        `positions`: frames of each sound before these; all are 0 or none is, since a sound's first chunk gives fewer
+        samples. `states` stay as they are.
+        """
+        model, past = self._model, iter(states.columns)
+        kept: list[torch.Tensor] = []
+        hidden = model.code_embedding(codes + model.code_offset).mean(1)
+        hidden, attention = self._transform(hidden, torch.tensor(positions).to(codes.device), states.attention)
+        hidden = hidden.permute(0, 2, 1)
+        for upsampling, block in model.upsample:
+            # Kernel and stride are equal here: each input has its outputs to itself.
+            hidden = upsampling(hidden)
+            hidden = _next_block(block, hidden, past, kept)
+        begins = positions[0] == 0
+        for layer in model.decoder:
+            hidden = _decode(layer, hidden, past, kept, begins=begins)
+        return hidden[:, 0].clamp(min=-1, max=1), States(attention, kept)
+
+    def _transform(
+        self, hidden: torch.Tensor, positions: torch.Tensor, past: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [sounds, frames, H] behind the transformer, and the new keys and values."""
+        transformer = self._model.pre_transformer
+        frames, kept = hidden.shape[1], self._window - 1
+        new = torch.arange(frames, device=hidden.device)
+        cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
+        cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+        # Columns of keys: `kept` of the past, of which a young sound has fewer, and the new ones.
+        column = torch.arange(kept + frames, device=hidden.device) - kept
+        reach = new[:, None] - column[None]
+        visible = (reach >= 0) & (reach < self._window)
+        mask = visible[None] & (column[None, None] + positions[:, None, None] >= 0)
+        mask = mask.unsqueeze(1)
+        states: list[torch.Tensor] = []
+        for index, layer in enumerate(transformer.layers):
+            attention = layer.self_attn
+            normed = layer.input_layernorm(hidden)
+            query, key, value = (
+                projection(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+                for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            query, key = _rotate(query, cos, sin), _rotate(key, cos, sin)
+            key = torch.cat([past[:, index, 0], key], dim=2)
+            value = torch.cat([past[:, index, 1], value], dim=2)
+            states.append(torch.stack([key[:, :, frames:], value[:, :, frames:]], dim=1))
+            mixed = F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=mask,
+                scale=attention.scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            hidden = hidden + layer.self_attn_layer_scale(attention.o_proj(mixed.transpose(1, 2).flatten(2)))
+            hidden = hidden + layer.mlp_layer_scale(layer.mlp(layer.post_attention_layernorm(hidden)))
+        return transformer.norm(hidden), torch.stack(states, dim=1)
+
+
+def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = values.chunk(2, dim=-1)
+    return values * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _next_block(
+    block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
+) -> torch.Tensor:
+    """transformers' Qwen3OmniMoeConvNeXtBlock with its past."""
+    mixed = _convolve(block.dwconv, hidden, past, kept).permute(0, 2, 1)
+    mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
+    return hidden + (block.gamma * mixed).permute(0, 2, 1)
+
+
+def _decode(
+    layer: nn.Module, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
+) -> torch.Tensor:
+    """A layer of the decoder, in the order of state.read_layout."""
+    if hasattr(layer, "block"):
+        for inner in layer.block:
+            hidden = _decode(inner, hidden, past, kept, begins=begins)
+        return hidden
+    if hasattr(layer, "conv1"):
+        mixed = _convolve(layer.conv1, layer.act1(hidden), past, kept)
+        return hidden + _convolve(layer.conv2, layer.act2(mixed), past, kept)
+    if hasattr(layer, "left_pad"):
+        return _convolve_transposed(layer, hidden, past, kept, begins=begins)
+    if hasattr(layer, "conv"):
+        return _convolve(layer, hidden, past, kept)
+    activated: torch.Tensor = layer(hidden)
+    return activated
+
+
+def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
+    """A causal convolution of stride 1: what it sees of the past stands where its padding would."""
+    columns = layer.padding
+    joined = torch.cat([next(past), hidden], dim=-1)
+    kept.append(joined[..., joined.shape[-1] - columns :])
+    convolved: torch.Tensor = layer.conv(joined)
+    return convolved
+
+
+def _convolve_transposed(
+    layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
+) -> torch.Tensor:
+    """Of kernel 2r and stride r: r values for every pair of neighbours; the first input has no neighbour yet."""
+    last = next(past)
+    kept.append(hidden[..., -1:])
+    joined = hidden if begins else torch.cat([last, hidden], dim=-1)
+    return layer(joined)  # type: ignore[no-any-return]

@@ -1,0 +1,92 @@
+"""The states of the sounds that are open, in tensors of one row each: rows are lent, given back and lent again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omni_stage.errors import ModelExecutionError
+from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States
+
+_FIRST_ROWS = 8
+MAX_SOUNDS = 256
+"""Most sounds that are open at once: 1.3 GB in the published model."""
+
+
+@dataclass(slots=True)
+class _Sound:
+    row: int
+    frames: int
+
+
+class SoundPool:
+    """Open sounds by id. One thread uses it."""
+
+    def __init__(self, layout: StateLayout, device: torch.device, max_sounds: int = MAX_SOUNDS) -> None:
+        self._layout = layout
+        self._device = device
+        self._max_sounds = max_sounds
+        self._states = layout.zeros(0, device)
+        self._free: list[int] = []
+        self._sounds: dict[str, _Sound] = {}
+
+    def __len__(self) -> int:
+        return len(self._sounds)
+
+    @property
+    def rows(self) -> int:
+        """Rows that were made so far, lent or not."""
+        return self._states.attention.shape[0]
+
+    def check(self, sound: str, first_frame: int) -> None:
+        """Raises ModelExecutionError unless the sound goes on at this frame; 0 begins a new one."""
+        known = self._sounds.get(sound)
+        frames = 0 if known is None else known.frames
+        if first_frame != frames:
+            raise ModelExecutionError(
+                f"a chunk of codes begins at frame {first_frame}, and this sound has {frames} so far; ask again"
+            )
+        if known is None and len(self._sounds) >= self._max_sounds:
+            raise ModelExecutionError(f"{self._max_sounds} sounds are open, and no more fit; add replicas")
+
+    def read(self, sounds: Sequence[str | None]) -> States:
+        """A copy of these sounds' states, in this order; None and unknown ones have not begun."""
+        states = self._layout.zeros(len(sounds), self._device)
+        places = [(at, self._sounds[name].row) for at, name in enumerate(sounds) if name in self._sounds]
+        if places:
+            at, rows = (torch.tensor(column).to(self._device) for column in zip(*places, strict=True))
+            states.put(at, self._states.take(rows))
+        return states
+
+    def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
+        """Keep the states of the sounds that have an id, each with that many frames behind it."""
+        places: list[tuple[int, int]] = []
+        for at, (name, count) in enumerate(zip(sounds, frames, strict=True)):
+            if name is None:
+                continue
+            known = self._sounds.get(name)
+            if known is None:
+                known = self._sounds[name] = _Sound(self._lend(), 0)
+            known.frames = count
+            places.append((at, known.row))
+        if places:
+            at_index, rows = (torch.tensor(column).to(self._device) for column in zip(*places, strict=True))
+            self._states.put(rows, states.take(at_index))
+
+    def drop(self, sound: str) -> None:
+        """The sound has ended, or nobody wants it any more. Unknown ids are ignored."""
+        known = self._sounds.pop(sound, None)
+        if known is not None:
+            self._free.append(known.row)
+
+    def _lend(self) -> int:
+        if not self._free:
+            first = self.rows
+            more = max(_FIRST_ROWS, first)
+            # Runtime state, written under inference mode and outside it: no inference tensors.
+            with torch.inference_mode(False):
+                self._states = self._states.grow(more)
+            self._free = list(range(first + more - 1, first - 1, -1))
+        return self._free.pop()

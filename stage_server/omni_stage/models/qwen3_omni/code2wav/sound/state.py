@@ -1,0 +1,96 @@
+"""What code2wav remembers of a sound between two chunks of codes: of bounded size, whatever the sound's length.
+
+Every layer is causal, so its past is a fixed number of columns: keys and values of the attention's window, the last
+inputs of a convolution, and the last input of a transposed one. The numbers of several sounds lie in one tensor each,
+one row a sound, so that a step reads and writes all of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Shapes of one sound's tensors."""
+
+    attention: tuple[int, int, int, int, int]
+    """(layers, 2 for keys and values, heads, window - 1, head size)"""
+    columns: tuple[tuple[int, int], ...]
+    """(channels, columns) of each convolution, in the order of the computation."""
+
+    @property
+    def numbers(self) -> int:
+        """Of one sound."""
+        return math.prod(self.attention) + sum(channels * columns for channels, columns in self.columns)
+
+    def zeros(self, rows: int, device: torch.device) -> States:
+        """State of sounds that have not begun: float32 zeros, which is what causal layers are padded with."""
+        return States(
+            torch.zeros(rows, *self.attention, device=device),
+            [torch.zeros(rows, channels, columns, device=device) for channels, columns in self.columns],
+        )
+
+
+@dataclass(slots=True)
+class States:
+    """State of several sounds: row i of every tensor is sound i's."""
+
+    attention: torch.Tensor
+    """[sounds, layers, 2, heads, window - 1, head size], the newest column last."""
+    columns: list[torch.Tensor]
+    """[sounds, channels, columns] each."""
+
+    def take(self, rows: torch.Tensor) -> States:
+        """A copy of these rows."""
+        return States(self.attention[rows], [tensor[rows] for tensor in self.columns])
+
+    def put(self, rows: torch.Tensor, values: States) -> None:
+        """Overwrite these rows."""
+        self.attention[rows] = values.attention
+        for tensor, value in zip(self.columns, values.columns, strict=True):
+            tensor[rows] = value
+
+    def grow(self, rows: int) -> States:
+        """The same with `rows` more sounds that have not begun."""
+        more = [tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in (self.attention, *self.columns)]
+        return States(
+            torch.cat([self.attention, more[0]]),
+            [torch.cat([tensor, added]) for tensor, added in zip(self.columns, more[1:], strict=True)],
+        )
+
+
+def read_layout(model: Any) -> StateLayout:
+    """Returns the layout of a Qwen3OmniMoeCode2Wav, from its configuration."""
+    config = model.config
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    columns: list[tuple[int, int]] = []
+    for _, block in model.upsample:
+        columns.append(_columns_of(block.dwconv))
+    for layer in model.decoder:
+        columns.extend(_walk(layer))
+    return StateLayout(
+        (config.num_hidden_layers, 2, config.num_key_value_heads, config.sliding_window - 1, head_size), tuple(columns)
+    )
+
+
+def _walk(layer: Any) -> Sequence[tuple[int, int]]:
+    """Of a layer of the decoder, in the order of the computation."""
+    if hasattr(layer, "block"):
+        return [columns for inner in layer.block for columns in _walk(inner)]
+    if hasattr(layer, "conv1"):
+        return [_columns_of(layer.conv1), _columns_of(layer.conv2)]
+    if hasattr(layer, "left_pad"):
+        return [(layer.conv.in_channels, 1)]
+    if hasattr(layer, "conv"):
+        return [_columns_of(layer)]
+    return []
+
+
+def _columns_of(convolution: Any) -> tuple[int, int]:
+    return convolution.conv.in_channels, convolution.padding

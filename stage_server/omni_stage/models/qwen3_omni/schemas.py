@@ -1,0 +1,42 @@
+"""What travels on the edges of a Qwen3-Omni pipeline."""
+
+from __future__ import annotations
+
+from omni_proto.tensors import TensorSchema, TensorSpec
+from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
+from omni_stage.models.qwen3_omni.manifest import TALKER_TO_CODE2WAV, THINKER_TO_TALKER
+
+
+def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
+    """Thinker to talker: ids for text, rows for media. The rows have the checkpoint's dtype."""
+    return TensorSchema(
+        id=THINKER_TO_TALKER,
+        version=1,
+        tensors=(
+            TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
+            TensorSpec("prompt_tokens", "int64", (), "One row: how many of token_ids are the prompt."),
+            TensorSpec(
+                "media",
+                checkpoint.dtype,
+                (checkpoint.hidden_size,),
+                "Hidden state of accept_hidden_layer for each token of users' messages that stands for a medium, in "
+                "the order of the prompt.",
+            ),
+            TensorSpec(
+                "media_positions", "int64", (3,), "Time, height and width position of the token of the row of media."
+            ),
+        ),
+    )
+
+
+def talker2code2wav_schema(speech: SpeechFacts) -> TensorSchema:
+    """Talker to code2wav."""
+    return TensorSchema(
+        id=TALKER_TO_CODE2WAV,
+        version=1,
+        tensors=(
+            TensorSpec(
+                "codes", "int64", (speech.groups,), "A frame: the talker's code and its code predictor's, in order."
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""The second stage: reads what the thinker wrote, writes frames of codes."""

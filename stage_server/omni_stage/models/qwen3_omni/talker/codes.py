@@ -1,0 +1,103 @@
+"""The codes behind each frame's first, by request and position: what the input at that position is made of.
+
+They lie on the device in one table and are written as they are predicted, without a wait; the host knows who has how
+many. A position that is computed again, after a preemption or in a later part of a streamed request, finds its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omni_stage.vllm_adapter.hooks import ScheduledSpan
+
+_FIRST_ROWS = 8
+_FIRST_FRAMES = 256
+
+
+@dataclass(slots=True)
+class _Kept:
+    row: int
+    first: int
+    """Position of the first frame."""
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a step's tokens are whose codes are known; on the host, one entry a token."""
+
+    tokens: list[int]
+    """Rows of the step's batch."""
+    rows: list[int]
+    frames: list[int]
+
+
+class FrameCodes:
+    """One thread uses it."""
+
+    def __init__(self, codes: int, device: torch.device) -> None:
+        """`codes`: of a frame, behind the first."""
+        # Runtime state, written under inference mode and outside it: no inference tensors.
+        with torch.inference_mode(False):
+            self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int16, device=device)
+        self._requests: dict[str, _Kept] = {}
+        self._free = list(range(_FIRST_ROWS - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def drop(self, request_id: str) -> None:
+        """The request has ended. Unknown ids pass."""
+        kept = self._requests.pop(request_id, None)
+        if kept is not None:
+            self._free.append(kept.row)
+
+    def write(self, request_ids: Sequence[str], positions: Sequence[int], codes: torch.Tensor) -> None:
+        """Keep the codes int64 [n, codes] of the frames at these positions."""
+        rows, frames = [], []
+        for request_id, position in zip(request_ids, positions, strict=True):
+            kept = self._requests.get(request_id)
+            if kept is None:
+                kept = self._requests[request_id] = _Kept(self._lend(), position, 0)
+            frame = position - kept.first
+            kept.frames = max(kept.frames, frame + 1)
+            rows.append(kept.row)
+            frames.append(frame)
+        self._widen(max(frames) + 1)
+        device = self._table.device
+        places = torch.tensor([rows, frames]).to(device, non_blocking=True)
+        self._table[places[0], places[1]] = codes.to(torch.int16)
+
+    def find(self, spans: Sequence[ScheduledSpan]) -> Places:
+        """The tokens of a step whose codes are known."""
+        places = Places([], [], [])
+        for span in spans:
+            kept = self._requests.get(span.request_id)
+            if kept is None:
+                continue
+            begin = max(span.start, kept.first)
+            end = min(span.start + span.length, kept.first + kept.frames)
+            for position in range(begin, end):
+                places.tokens.append(span.offset + position - span.start)
+                places.rows.append(kept.row)
+                places.frames.append(position - kept.first)
+        return places
+
+    def read(self, places: Places) -> torch.Tensor:
+        """The codes int64 [n, codes] there."""
+        index = torch.tensor([places.rows, places.frames]).to(self._table.device, non_blocking=True)
+        return self._table[index[0], index[1]].long()
+
+    def _lend(self) -> int:
+        if not self._free:
+            rows = self._table.shape[0]
+            self._table = torch.cat([self._table, torch.zeros_like(self._table)])
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free.pop()
+
+    def _widen(self, frames: int) -> None:
+        while frames > self._table.shape[1]:
+            self._table = torch.cat([self._table, torch.zeros_like(self._table)], dim=1)

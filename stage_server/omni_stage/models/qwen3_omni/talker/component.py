@@ -1,0 +1,137 @@
+"""Component qwen3_omni/talker: reads what the thinker wrote, writes frames of codes in the chosen voice."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from omni_proto.stage_config import SamplingDefaults, StageConfig
+from omni_stage.errors import InvalidRequestError, InvalidTensorError
+from omni_stage.models.component import EdgeInput, Emitter, EngineStep, StageInput, StageRequest, StageStep
+from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen3_omni.checkpoint import (
+    EMBEDDING,
+    OmniCheckpoint,
+    SpeechFacts,
+    read_speaking_checkpoint,
+)
+from omni_stage.models.qwen3_omni.manifest import TALKER
+from omni_stage.models.qwen3_omni.model_configs import pick_talker
+from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen3_omni.talker.conditioning import TalkerConditioning
+from omni_stage.models.shared.embedding import EmbeddingTable
+from omni_stage.models.shared.talker_feed import TalkerFeed
+from omni_stage.models.shared.voices import pick_voice
+
+REPEAT_LIMIT = 125
+"""Ten seconds of one first code."""
+GREEDY, SEED = "predictor_greedy", "predictor_seed"
+"""What the code predictor reads of a request."""
+
+
+class Talker:
+    """The talker of one checkpoint; see the module's docstring."""
+
+    facts = TALKER
+    default_sampling = TALKER.default_sampling
+
+    def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable) -> None:
+        """`table`: the thinker's input embedding."""
+        self._checkpoint = checkpoint
+        self._speech = speech
+        self._table = table
+        self.voices: Sequence[str] = speech.voices
+        self.input_schema = thinker2talker_schema(checkpoint)
+        self.output_schema = talker2code2wav_schema(speech)
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Our model class over vLLM's layers. It has no tokenizer: its tokens are not text."""
+        return {
+            "model": str(self._checkpoint.path),
+            "dtype": self._checkpoint.dtype,
+            "hf_overrides": pick_talker,
+            "skip_tokenizer_init": True,
+            # The checkpoint's generation_config.json has no value under a name that vLLM knows.
+            "generation_config": "vllm",
+            "enable_prefix_caching": False,
+            "additional_config": {"omni": {"capture_rows": True}},
+        }
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
+        if not isinstance(request.source, EdgeInput):
+            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
+        feed = self.open_feed(request)
+        feed.add(EdgeRows(request.source.tensors, ended=True))
+        part = feed.next_part()
+        if part is None:
+            raise InvalidTensorError("token_ids: no tokens came", field="tensors.token_ids")
+        return part.input
+
+    def open_feed(self, request: StageRequest) -> TalkerFeed:
+        """The same, token by token."""
+        voice = pick_voice(request.voice, self.voices)
+        codec, sampling = self._speech.codec, request.sampling
+        conditioning = TalkerConditioning(self._checkpoint, self._speech, self._table, codec.speakers[voice.lower()])
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        temperature = self.default_sampling.temperature if sampling.temperature is None else sampling.temperature
+        return TalkerFeed(
+            conditioning,
+            (codec.end,),
+            # To go on after the end of the stream is not to write its end at all.
+            goes_on=bool(sampling.ignore_eos),
+            repeat_limit=REPEAT_LIMIT,
+            # As transformers: the code predictor is greedy when the talker is, and has values of its own otherwise.
+            settings={GREEDY: [int(temperature == 0.0)], SEED: [seed]},
+        )
+
+    def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
+        """An emitter of frames."""
+        return TalkerEmitter(self._speech)
+
+    def warmup_request(self) -> StageRequest:
+        """A few frames for a reply of two tokens."""
+        text = self._checkpoint.text
+        prompt = [text.message_start, text.user, 0, text.message_start, text.assistant, 0]
+        tensors = {
+            "token_ids": torch.tensor([*prompt, 0, 0]),
+            "prompt_tokens": torch.tensor([len(prompt)]),
+        }
+        return StageRequest(
+            request_id="warmup",
+            source=EdgeInput(tensors),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=4, ignore_eos=True),
+        )
+
+
+class TalkerEmitter:
+    """Publishes frames of codes, without the one that ends the stream. Holds nothing."""
+
+    def __init__(self, speech: SpeechFacts) -> None:
+        self._speech = speech
+
+    def emit(self, step: EngineStep) -> StageStep:
+        """One engine step is one stage step."""
+        frames = step.tensors.get("codes")
+        tensors: dict[str, torch.Tensor] = {}
+        if frames is not None:
+            sounded = frames[frames[:, 0] < self._speech.codebook_size].to(torch.int64)
+            if sounded.shape[0]:
+                tensors["codes"] = sounded.contiguous()
+        return StageStep(
+            token_ids=step.token_ids,
+            prompt_token_ids=step.prompt_token_ids,
+            tensors=tensors,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )
+
+
+def build_component(config: StageConfig) -> Talker:
+    """The talker of config.model.path. Raises ConfigurationError."""
+    checkpoint, speech = read_speaking_checkpoint(config.model.path)
+    return Talker(checkpoint, speech, EmbeddingTable(checkpoint.path, EMBEDDING, getattr(torch, checkpoint.dtype)))

@@ -1,0 +1,205 @@
+"""The talker's input, built as the thinker's tokens come. Pure but for the embedding's rows.
+
+    position   users' messages      3                    6 codec tokens                    sampled codes
+    row        text or media        <|im_start|>         tts_pad x 4, tts_bos,             text 1, text 2 ... tts_eos,
+                                    assistant, newline   text 0                            tts_pad, held
+    token      placeholder          placeholder          nothink, think_bos, think_eos,    the codes
+                                                         speaker, pad, bos
+
+A row is the thinker's embedding of a text token, or the hidden state of a medium; the model projects each its own way,
+and adds the token's codec embedding, of which placeholders have none. Text 0 is what follows the frame of the reply.
+Source: transformers 5.19, Qwen3OmniMoeForConditionalGeneration.generate. System messages and earlier replies are left
+out, as there. Positions are those of the talker's own get_rope_index: the thinker's, moved up to where a medium comes
+here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from omni_stage.errors import InvalidTensorError
+from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
+from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
+from omni_stage.models.shared.embedding import EmbeddingTable
+from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
+
+_FRAME = 3
+"""Tokens of the reply's frame: <|im_start|>, assistant, newline."""
+_PADDING = 4
+"""tts_pad beside the first codec tokens."""
+
+
+class TalkerConditioning:
+    """The table above. However the thinker's tokens are cut, the parts add up to the same rows."""
+
+    def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable, speaker: int) -> None:
+        """`speaker`: the voice's id in the talker's vocabulary."""
+        self._checkpoint = checkpoint
+        self._speech = speech
+        self._table = table
+        self._speaker = speaker
+        self._fresh: dict[str, list[torch.Tensor]] = {}
+        self._complete: frozenset[str] = frozenset()
+        self._ended = False
+        self._next_position = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether all tokens came."""
+        return self._ended
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take token_ids, prompt_tokens, media and media_positions. Raises InvalidTensorError naming the tensor."""
+        for name, dimensions in (("token_ids", 1), ("prompt_tokens", 1), ("media", 2), ("media_positions", 2)):
+            tensor = rows.tensors.get(name)
+            if tensor is None:
+                continue
+            if tensor.dim() != dimensions:
+                raise InvalidTensorError(
+                    f"{name}: must have {dimensions} dimensions, got {tensor.dim()}", field=f"tensors.{name}"
+                )
+            self._fresh.setdefault(name, []).append(tensor)
+        ids = rows.tensors.get("token_ids")
+        # An id outside the table would be read beyond it.
+        if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._table.rows:
+            raise InvalidTensorError(
+                f"token_ids: every id must be at least 0 and below {self._table.rows}",
+                field="tensors.token_ids",
+                limit=self._table.rows,
+            )
+        self._complete = self._complete | rows.complete
+        self._ended = self._ended or rows.ended
+
+    def take(self) -> TalkerPart | None:
+        """What can be placed now; None if there is nothing. Raises InvalidTensorError."""
+        if self._next_position == 0:
+            return self._first_part()
+        fresh = self._table.read(self._take("token_ids"))
+        if self._ended:
+            fresh = torch.cat([fresh, self._speech_rows("end", "padding")])
+        return self._place(fresh, None) if fresh.shape[0] else None
+
+    def _first_part(self) -> TalkerPart | None:
+        """The prompt and what of the reply is there, once the prompt, its media and text 0 are."""
+        counts = torch.cat(self._fresh.get("prompt_tokens", [torch.empty(0, dtype=torch.int64)]))
+        ids = self._joined("token_ids")
+        if not counts.numel() or ids.shape[0] < int(counts[0]):
+            return self._nothing_yet("token_ids: fewer than prompt_tokens, or prompt_tokens is missing")
+        prompt = ids[: int(counts[0])]
+        if int(counts[0]) < 1 or counts.shape[0] != 1:
+            raise InvalidTensorError("prompt_tokens: must be one row of at least 1", field="tensors.prompt_tokens")
+        reply = find_reply(prompt, self._checkpoint.text)
+        if reply is None:
+            raise InvalidTensorError(
+                "token_ids: the prompt has no assistant's turn, so there is nothing to speak; send a chat",
+                field="tensors.token_ids",
+            )
+        heard = prompt[find_user_tokens(prompt, self._checkpoint.text)]
+        is_media = find_media(heard, self._checkpoint.placeholder_ids)
+        media = self._media(int(is_media.sum()))
+        if media is None:
+            return self._nothing_yet("media: fewer rows than the prompt has tokens of media")
+        text = ids[reply:]
+        if text.shape[0] <= _FRAME:
+            return None
+        return self._build(heard, is_media, *media, text)
+
+    def _nothing_yet(self, problem: str) -> None:
+        if self._ended:
+            raise InvalidTensorError(problem, field=f"tensors.{problem.partition(':')[0]}")
+
+    def _media(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Rows [count, H] and positions [count, 3] of media; None while some are missing. Raises InvalidTensorError."""
+        width, limit = self._table.width, self._speech.talker_positions
+        rows = torch.cat(self._fresh.get("media", [torch.empty(0, width)]))
+        positions = torch.cat(self._fresh.get("media_positions", [torch.empty(0, 3, dtype=torch.int64)]))
+        if rows.shape[0] < count or positions.shape[0] < count:
+            return None
+        if rows.shape[0] > count or rows.shape[1] != width:
+            raise InvalidTensorError(
+                f"media: must be [{count}, {width}], got {list(rows.shape)}", field="tensors.media"
+            )
+        if positions.shape != (count, 3) or (count and not 0 <= int(positions.min()) <= int(positions.max()) < limit):
+            raise InvalidTensorError(
+                f"media_positions: must be [{count}, 3], each at least 0 and below {limit}",
+                field="tensors.media_positions",
+                limit=limit,
+            )
+        return rows, positions
+
+    def _build(
+        self,
+        heard: torch.Tensor,
+        is_media: torch.Tensor,
+        media: torch.Tensor,
+        media_positions: torch.Tensor,
+        text: torch.Tensor,
+    ) -> TalkerPart:
+        codec = self._speech.codec
+        text_here, media_here = codec.placeholders
+        rows = self._table.read(torch.where(is_media, 0, heard))
+        rows[is_media] = media.to(rows.dtype)
+        spoken = self._table.read(text)
+        parts = [
+            rows,
+            spoken[:_FRAME],
+            self._speech_rows(*["padding"] * _PADDING, "start"),
+            spoken[_FRAME:],
+        ]
+        if self._ended:
+            parts.append(self._speech_rows("end", "padding"))
+        tokens = torch.where(is_media, media_here, text_here).tolist() + [text_here] * _FRAME
+        tokens += [codec.no_think, codec.think_start, codec.think_end, self._speaker, codec.padding, codec.start]
+        positions, following = place_positions(is_media, media_positions, len(tokens))
+        if following >= self._speech.talker_positions:
+            raise InvalidTensorError(
+                f"token_ids: users' messages have {heard.shape[0]} tokens, more than fit the talker's "
+                f"{self._speech.talker_positions} positions",
+                field="tensors.token_ids",
+                limit=self._speech.talker_positions,
+            )
+        self._fresh.clear()
+        prompt = TalkerPrompt(tokens, torch.cat(parts), positions, following - len(tokens))
+        return self._place(prompt.input_rows, prompt)
+
+    def _place(self, rows: torch.Tensor, prompt: TalkerPrompt | None) -> TalkerPart:
+        offset = self._next_position
+        self._next_position += rows.shape[0]
+        return TalkerPart(offset, rows, prompt, last=self._ended)
+
+    def _speech_rows(self, *names: str) -> torch.Tensor:
+        text = self._checkpoint.text
+        ids = {"start": text.speech_start, "end": text.speech_end, "padding": text.speech_padding}
+        return self._table.read(torch.tensor([ids[name] for name in names]))
+
+    def _joined(self, name: str) -> torch.Tensor:
+        return torch.cat(self._fresh.get(name, [torch.empty(0, dtype=torch.int64)]))
+
+    def _take(self, name: str) -> torch.Tensor:
+        tensor = self._joined(name)
+        self._fresh.pop(name, None)
+        return tensor
+
+
+def place_positions(is_media: torch.Tensor, media_positions: torch.Tensor, length: int) -> tuple[torch.Tensor, int]:
+    """M-RoPE positions int64 [length, 3] of a prompt that begins with tokens of which some stand for media.
+
+    `is_media`: bool [n], n <= length; `media_positions`: int64 [media, 3], in the thinker's count. Text goes on one by
+    one behind the largest position before it; a medium keeps its shape and begins there. Returns the position that
+    follows, too.
+    """
+    positions = torch.empty(length, 3, dtype=torch.int64)
+    kinds = torch.cat([is_media, is_media.new_zeros(length - is_media.shape[0])])
+    borders = (torch.nonzero(kinds[1:] != kinds[:-1]).flatten() + 1).tolist()
+    following = used = 0
+    for begin, end in zip([0, *borders], [*borders, length], strict=True):
+        count = end - begin
+        if kinds[begin]:
+            own = media_positions[used : used + count]
+            used += count
+            positions[begin:end] = own - own.min() + following
+        else:
+            positions[begin:end] = (torch.arange(count) + following)[:, None]
+        following = int(positions[begin:end].max()) + 1
+    return positions, following

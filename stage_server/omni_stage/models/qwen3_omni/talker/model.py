@@ -1,0 +1,204 @@
+"""vLLM model class of the talker: Qwen3 MoE layers with a shared expert, and the code predictor inside each step.
+
+    h = layers(row, projected + codec_embedding(token) + embeddings of the frame's other codes)
+
+Rows come from the runner (SupportsInputRows): of text they are the thinker's embedding, of media a hidden state, and
+each has a projection of its own; the token at the position says which (checkpoint.CodecTokens.placeholders). As soon as
+a frame's first code is sampled, the code predictor makes the others (ActsAfterSampling); they are kept by position
+(FollowsRequests), for they are part of the next position's input.
+
+The layers alone are compiled. What precedes them runs as it is written, or inside a full CUDA graph of a decode step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+    Qwen3OmniMoeTalkerResizeMLP,
+)
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsMRoPE
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from omni_stage.models.qwen3_omni.checkpoint import read_codec_tokens
+from omni_stage.models.qwen3_omni.talker.codes import FrameCodes
+from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
+from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
+from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.checks.weights import load_checked
+from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TalkerLayers(Qwen3MoeModel):
+    """Qwen3's MoE layers for M-RoPE, whose positions are [3, n]: compiled, any number of tokens is one graph."""
+
+
+class TalkerModel(nn.Module, SupportsMRoPE):
+    """Qwen3-Omni's talker."""
+
+    hf_to_vllm_mapper = WeightsMapper(
+        orig_to_new_prefix={
+            "thinker.": None,
+            "code2wav.": None,
+            "talker.codec_head.": "lm_head.",
+            "talker.model.codec_embedding.": "codec_embedding.",
+            "talker.": "",
+        }
+    )
+    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        talker = Qwen3OmniMoeTalkerConfig.from_dict(config.omni_talker)
+        self.config = config
+        self.input_row_size: int = talker.thinker_hidden_size
+        codec = read_codec_tokens(talker)
+        self._text_here, self._media_here = codec.placeholders
+        self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.text_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
+        self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
+        self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        # The layers get embeddings always; a table of their own would wait for weights that do not exist.
+        self.model.embed_tokens = None
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.code_predictor = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration._from_config(
+            talker.code_predictor_config, dtype=torch.get_default_dtype()
+        )
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        never = torch.zeros(config.vocab_size, dtype=torch.bool)
+        never[codec.never_sampled.start :] = True
+        never[codec.end] = False
+        self.register_buffer("_never", never, persistent=False)
+        self._predictor = CodePredictor(self.code_predictor)
+        self._rows: torch.Tensor | None = None
+        self._layer_inputs: torch.Tensor | None = None
+        self._code_rows: torch.Tensor | None = None
+        self._filled = 0
+        """Rows [0, filled) of _code_rows may differ from zero."""
+        self._codes: FrameCodes | None = None
+        self._settings: dict[str, tuple[bool, int]] = {}
+        """Whether the predictor is greedy, and its seed, by request."""
+        self._ends: dict[str, int] = {}
+        """The position behind what the step computes, by request: that of a token which is sampled in it."""
+
+    # Input
+
+    def bind_input_rows(self, buffer: torch.Tensor) -> None:
+        """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
+        self._rows = buffer
+        # Where the layers run as captured graphs they read their input at a fixed address; so does what precedes them.
+        self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
+        self._code_rows = torch.zeros_like(self._layer_inputs)
+        self._codes = FrameCodes(self._predictor.groups - 1, buffer.device)
+
+    def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:
+        """Remember how the code predictor chooses."""
+        if payload is not None and SEED in payload:
+            greedy, seed = payload.list(GREEDY)[0], payload.list(SEED)[0]
+            self._settings[request_id] = (bool(greedy), int(seed or 0))
+
+    def end_request(self, request_id: str) -> None:
+        """Forget the request."""
+        self._settings.pop(request_id, None)
+        self._ends.pop(request_id, None)
+        if self._codes is not None:
+            self._codes.drop(request_id)
+
+    def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
+        """Put the embeddings of the codes behind the first into the step's rows; zero where there are none."""
+        if self._codes is None or self._code_rows is None:
+            return
+        if self._filled:
+            self._code_rows[: self._filled].zero_()
+            self._filled = 0
+        self._ends.update((span.request_id, span.start + span.length) for span in spans)
+        places = self._codes.find(spans)
+        if places.tokens:
+            index = torch.tensor(places.tokens).to(self._code_rows.device, non_blocking=True)
+            with torch.inference_mode():
+                self._code_rows[index] = self._predictor.embed(self._codes.read(places)).to(self._code_rows.dtype)
+            self._filled = max(places.tokens) + 1
+
+    def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Codec embeddings [n, hidden_size], without rows; vLLM asks every model for this."""
+        embeddings: torch.Tensor = self.codec_embedding(input_ids)
+        return embeddings
+
+    def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
+        """Positions of a request that brings none, such as vLLM's profile run: one by one."""
+        return torch.arange(len(input_tokens)).expand(3, -1).contiguous(), 0
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> Any:
+        """Hidden states [n, hidden_size] of n tokens."""
+        is_media = (input_ids == self._media_here).unsqueeze(-1)
+        is_code = ~is_media & (input_ids != self._text_here).unsqueeze(-1)
+        embeddings = self.codec_embedding(input_ids) * is_code
+        if self._rows is None or self._layer_inputs is None or self._code_rows is None:
+            return self.model(None, positions, intermediate_tensors, embeddings)
+        count = input_ids.shape[0]
+        rows = self._rows[:count]
+        projected = torch.where(is_media, self.hidden_projection(rows), self.text_projection(rows))
+        layer_inputs = self._layer_inputs[:count].copy_(projected + embeddings + self._code_rows[:count])
+        return self.model(None, positions, intermediate_tensors, layer_inputs)
+
+    # Output
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits [n, vocab_size]; minus infinity where a token can neither be sounded nor end the stream."""
+        logits = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            logits.masked_fill_(self._never, float("-inf"))
+        return logits
+
+    def after_sampling(self, sampled: SampledTokens) -> dict[str, torch.Tensor]:
+        """The frames int64 [n, groups] of the sampled first codes; the codes behind the first are kept, too."""
+        if self._codes is None:
+            return {}
+        device = sampled.token_ids.device
+        settings = [self._settings.get(request_id, (True, 0)) for request_id in sampled.request_ids]
+        places = [self._ends[request_id] for request_id in sampled.request_ids]
+        chosen = torch.tensor([[greedy, seed, place] for (greedy, seed), place in zip(settings, places, strict=True)])
+        chosen = chosen.to(device, non_blocking=True)
+        tokens = sampled.token_ids.long()
+        codes = self._predictor.predict(
+            sampled.hidden_states,
+            self.codec_embedding(tokens),
+            greedy=chosen[:, 0].bool(),
+            seeds=chosen[:, 1],
+            positions=chosen[:, 2],
+        )
+        self._codes.write(sampled.request_ids, places, codes)
+        return {"codes": torch.cat([tokens.unsqueeze(1), codes], dim=1)}
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load the talker out of a whole checkpoint. Raises ConfigurationError."""
+        mapper = self.hf_to_vllm_mapper
+        return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)

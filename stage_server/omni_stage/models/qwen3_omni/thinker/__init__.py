@@ -1,0 +1,1 @@
+"""The first stage: reads text, sound and images, writes text."""

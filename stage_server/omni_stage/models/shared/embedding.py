@@ -1,0 +1,51 @@
+"""Rows of a checkpoint's embedding table, read from its files where they are needed: no copy of it is held."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from omni_stage.errors import ConfigurationError
+
+_INDEX = "model.safetensors.index.json"
+
+
+class EmbeddingTable:
+    """One table; the files stay open, their pages are the kernel's cache. Safe to use from several threads."""
+
+    def __init__(self, path: Path, name: str, dtype: torch.dtype) -> None:
+        """`name`: of the tensor; `dtype`: of the rows that are given. Raises ConfigurationError."""
+        file = path / _find_shard(path, name)
+        self._name = name
+        self._dtype = dtype
+        try:
+            # Kept open for as long as the table: its slices read through it.
+            self._file: Any = safe_open(file, framework="pt")
+            self._table = self._file.get_slice(name)
+            self.rows, self.width = (int(size) for size in self._table.get_shape())
+        except Exception as error:  # safetensors has no public error class of its own for all it raises
+            raise ConfigurationError(
+                f"cannot read {name} from {file}: {type(error).__name__}", field="model.path"
+            ) from error
+
+    def read(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Rows [n, width] of token ids int64 [n], on the CPU. Every id must be at least 0 and below `rows`."""
+        distinct, places = torch.unique(token_ids, return_inverse=True)
+        if not distinct.numel():
+            return torch.empty(0, self.width, dtype=self._dtype)
+        rows = torch.cat([self._table[token_id : token_id + 1] for token_id in distinct.tolist()])
+        return rows.to(self._dtype)[places]
+
+
+def _find_shard(directory: Path, name: str) -> str:
+    index = directory / _INDEX
+    if not index.exists():
+        return "model.safetensors"
+    try:
+        return str(json.loads(index.read_text(encoding="utf-8"))["weight_map"][name])
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(f"{index} does not say where {name} is", field="model.path") from error

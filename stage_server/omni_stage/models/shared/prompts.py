@@ -1,0 +1,260 @@
+"""A user's prompt to vLLM's: chat template, tokenizer, media."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
+from omni_stage.media.resample import resample
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.shared.tokenizer import load_tokenizer
+from omni_stage.reply_form import GivenReply, ReplyTokens
+
+SOUND_RATE_HZ = 16_000
+"""What the audio encoder hears."""
+MIN_SOUND_SAMPLES = 800
+"""Shortest sound, 50 ms: below it the encoder has nothing left after its strides."""
+MAX_ASPECT_RATIO = 200
+"""Longest side of an image over its shortest; the image processor refuses more."""
+ROLES = ("system", "user", "assistant")
+
+
+class PromptFacts(Protocol):
+    """What a prompt depends on in a checkpoint."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """Token ids that stand for media."""
+        ...
+
+
+class PromptBuilder:
+    """Makes vLLM prompts with the checkpoint's tokenizer and chat template. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        checkpoint: PromptFacts,
+        *,
+        max_audio_samples: int,
+        speech_system_prompt: str = "",
+        speech_needs_chat: bool = False,
+    ) -> None:
+        """`max_audio_samples`: of the longest sound, at SOUND_RATE_HZ.
+
+        `speech_system_prompt`: the system message that a chat gets whose reply is to be spoken, if it has none;
+        `speech_needs_chat`: whether a text whose reply is to be spoken is put as a user's message, because the talker
+        finds its way by the turns. Raises ConfigurationError if the tokenizer is not the checkpoint's.
+        """
+        self._tokenizer = tokenizer
+        self._speech_system_prompt = speech_system_prompt
+        self._speech_needs_chat = speech_needs_chat
+        # A fast tokenizer refuses to be used while another thread changes its settings, which encoding may do.
+        self._lock = threading.Lock()
+        self._vocab_size = checkpoint.vocab_size
+        self._placeholder_ids = frozenset(checkpoint.placeholder_ids)
+        self._placeholders: list[str] = [
+            token for item in checkpoint.placeholder_ids if (token := tokenizer.convert_ids_to_tokens(item))
+        ]
+        if len(self._placeholders) < len(checkpoint.placeholder_ids):
+            # transformers makes an empty tokenizer of a directory without tokenizer files.
+            raise ConfigurationError(
+                f"the tokenizer in model.path {checkpoint.path} does not know the tokens that stand for media; "
+                "the checkpoint must hold its own tokenizer files",
+                field="model.path",
+            )
+        self._max_audio_samples = max_audio_samples
+
+    @classmethod
+    def load(cls, checkpoint: PromptFacts, **settings: Any) -> PromptBuilder:
+        """Read the tokenizer of the checkpoint; `settings` as of the constructor. Raises ConfigurationError."""
+        tokenizer = load_tokenizer(checkpoint.path)
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = _read_chat_template(checkpoint.path)
+        return cls(tokenizer, checkpoint, **settings)
+
+    @property
+    def end_token_id(self) -> int | None:
+        """The tokenizer's end of text, where it names one."""
+        token_id = self._tokenizer.eos_token_id
+        return None if token_id is None else int(token_id)
+
+    def build(self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None) -> dict[str, Any]:
+        """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
+
+        `speaks`: whether the reply is to be spoken; see the constructor. Otherwise the chat template alone decides
+        about a system message, and a text stays as it is. Token ids always do.
+        `reply`: what the prompt ends with. Raises InvalidRequestError, InvalidMediaError.
+        """
+        built = self._build(prompt, speaks)
+        if reply is None:
+            return built
+        # Media do not hinder: vLLM finds their places among token ids as it does in text.
+        text = built.pop("prompt", None)
+        ids = built["prompt_token_ids"] if text is None else self._encode(text, "start.chat")
+        return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
+
+    def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int]) -> ReplyTokens:
+        """Returns the tokens of a given reply; of ids the last is left out if it ends the text.
+
+        The names of special tokens in a text are tokenized as any other text. Raises InvalidRequestError.
+        """
+        if reply.token_ids is None:
+            text = reply.text or ""
+            with self._lock:
+                ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            return ReplyTokens(tuple(ids), text)
+        field = "start.reply.token_ids"
+        ids = self._check_ids(list(reply.token_ids), field)
+        if ids[-1] in {*end_token_ids, self.end_token_id}:
+            ids = ids[:-1]
+        if not ids:
+            raise InvalidRequestError("the reply holds nothing but its end; leave it out", field=field)
+        with self._lock:
+            return ReplyTokens(tuple(ids), self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _build(self, prompt: UserPrompt, speaks: bool) -> dict[str, Any]:
+        if prompt.token_ids is not None:
+            return {"prompt_token_ids": self._check_ids(list(prompt.token_ids), "start.token_ids")}
+        if prompt.text is not None and speaks and self._speech_needs_chat:
+            self._check_text(prompt.text, "start.text")
+            return self._build_chat([ChatMessage("user", [TextPart(prompt.text)])], speaks)
+        if prompt.text is not None:
+            return {"prompt_token_ids": self._encode(self._check_text(prompt.text, "start.text"), "start.text")}
+        if prompt.messages is not None:
+            return self._build_chat(prompt.messages, speaks)
+        raise InvalidRequestError("the prompt is empty: give text, chat or token ids", field="start.input")
+
+    def _build_chat(self, messages: Sequence[ChatMessage], speaks: bool) -> dict[str, Any]:
+        if not messages:
+            raise InvalidRequestError("the conversation has no message; give at least one", field="start.chat")
+        if not self._tokenizer.chat_template:
+            raise InvalidRequestError(
+                "this checkpoint has no chat template; send the prompt as text", field="start.chat"
+            )
+        images = [part.image for message in messages for part in message.parts if isinstance(part, ImagePart)]
+        sounds = [part for message in messages for part in message.parts if isinstance(part, AudioPart)]
+        described = [self._describe_message(index, message) for index, message in enumerate(messages)]
+        if speaks and self._speech_system_prompt and messages[0].role != "system":
+            described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
+        with self._lock:
+            text = self._tokenizer.apply_chat_template(described, tokenize=False, add_generation_prompt=True)
+        media: dict[str, Any] = {}
+        if images:
+            media["image"] = [_check_image(image) for image in images]
+        if sounds:
+            media["audio"] = [(prepare_sound(sound, self._max_audio_samples), SOUND_RATE_HZ) for sound in sounds]
+        if not media:
+            return {"prompt_token_ids": self._encode(text, "start.chat")}
+        return {"prompt": text, "multi_modal_data": media}
+
+    def _describe_message(self, index: int, message: ChatMessage) -> dict[str, Any]:
+        field = f"start.chat.messages[{index}]"
+        if message.role not in ROLES:
+            raise InvalidRequestError(f"{field}.role: must be one of {', '.join(ROLES)}", field=f"{field}.role")
+        content: list[dict[str, str]] = []
+        for part in message.parts:
+            if isinstance(part, TextPart):
+                content.append({"type": "text", "text": self._check_text(part.text, f"{field}.parts")})
+            else:
+                content.append({"type": "image" if isinstance(part, ImagePart) else "audio"})
+        return {"role": message.role, "content": content}
+
+    def _check_text(self, text: str, field: str) -> str:
+        # A placeholder in text would be counted as a medium that nobody sent.
+        for placeholder in self._placeholders:
+            if placeholder in text:
+                raise InvalidRequestError(
+                    f"{field}: holds {placeholder}, which stands for a medium; send media as parts of a chat message",
+                    field=field,
+                )
+        return text
+
+    def _check_ids(self, ids: list[int], field: str) -> list[int]:
+        if not ids:
+            raise InvalidRequestError(f"{field}: has no tokens; give at least one", field=field)
+        if min(ids) < 0 or max(ids) >= self._vocab_size:
+            raise InvalidRequestError(
+                f"{field}: every id must be at least 0 and below {self._vocab_size}",
+                field=field,
+                limit=self._vocab_size,
+            )
+        if self._placeholder_ids.intersection(ids):
+            raise InvalidRequestError(
+                f"{field}: holds an id that stands for a medium; send media as parts of a chat message", field=field
+            )
+        return ids
+
+    def _encode(self, text: str, field: str) -> list[int]:
+        with self._lock:
+            ids = list(self._tokenizer(text)["input_ids"])
+        if not ids:
+            raise InvalidRequestError(f"{field}: the prompt has no tokens; give at least one", field=field)
+        return ids
+
+
+def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
+    """Returns float32 [samples] at 16 kHz. Raises InvalidMediaError if it is too short or longer than max_samples."""
+    check_sound_length(sound.samples.size * SOUND_RATE_HZ / sound.sampling_rate_hz, max_samples)
+    samples = resample(sound.samples, sound.sampling_rate_hz, SOUND_RATE_HZ)
+    if samples.size < MIN_SOUND_SAMPLES:
+        raise InvalidMediaError(
+            f"start.chat: audio is shorter than {1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms; send a longer one",
+            field="start.chat",
+            limit=f"{1000 * MIN_SOUND_SAMPLES // SOUND_RATE_HZ} ms",
+        )
+    return samples
+
+
+def check_sound_length(samples: float, max_samples: int) -> None:
+    """Refuse a sound of more samples, at SOUND_RATE_HZ, than the model hears at once. Raises InvalidMediaError."""
+    if samples > max_samples:
+        limit_s = max_samples / SOUND_RATE_HZ
+        # The feature extractor would cut it there without a word.
+        raise InvalidMediaError(
+            f"start.chat: an audio is longer than {limit_s:g} s, all that the model hears at once; send it in parts",
+            field="start.chat",
+            limit=f"{limit_s:g} s",
+        )
+
+
+def check_aspect(width: int, height: int) -> None:
+    """Refuse an image that is too long for its width. Raises InvalidMediaError."""
+    shortest, longest = sorted((width, height))
+    if shortest < 1 or longest > MAX_ASPECT_RATIO * shortest:
+        raise InvalidMediaError(
+            f"start.chat: an image is more than {MAX_ASPECT_RATIO} times as long as wide; crop it",
+            field="start.chat",
+            limit=MAX_ASPECT_RATIO,
+        )
+
+
+def _check_image(image: Any) -> Any:
+    check_aspect(*image.size)
+    # Pillow would copy what is RGB already.
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _read_chat_template(path: Path) -> str | None:
+    """The template in chat_template.json, where older processors kept it apart from the tokenizer."""
+    try:
+        template = json.loads((path / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return template if isinstance(template, str) else None

@@ -1,0 +1,122 @@
+"""A talker's streamed input: what its thinker wrote, as it comes, to parts of the engine's input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.models.edge_stream import EdgeRows, InputPart
+from omni_stage.payloads import AdditionalInformationPayload
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPrompt:
+    """The talker's input."""
+
+    prompt_token_ids: list[int]
+    """N ids of the talker's vocabulary."""
+    input_rows: torch.Tensor
+    """[R, H], R >= N: row p belongs to position p; the last is held."""
+    mrope_positions: torch.Tensor
+    """int64 [N, 3]."""
+    mrope_delta: int
+    """Position of the first sampled token minus N."""
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerPart:
+    """What some of the thinker's rows are to the talker."""
+
+    offset: int
+    """Position of the first row."""
+    rows: torch.Tensor
+    """[n, H], n >= 1."""
+    prompt: TalkerPrompt | None = None
+    """In the first part, whose rows are its input rows."""
+    last: bool = False
+    """Whether the text ended: the last row is held from here on."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Codec tokens that can be sampled with these rows; None if they are the last.
+
+        A token is sampled at each position that has its row, from the prompt's last position on.
+        """
+        if self.last:
+            return None
+        return self.rows.shape[0] - (0 if self.prompt is None else len(self.prompt.prompt_token_ids) - 1)
+
+
+class Conditioning(Protocol):
+    """Places what a thinker wrote at the talker's positions, as it comes. However it is cut, the parts are the same."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all came."""
+        ...
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take rows. Raises InvalidTensorError."""
+        ...
+
+    def take(self) -> TalkerPart | None:
+        """What can be placed now; None if there is nothing. Raises InvalidTensorError."""
+        ...
+
+
+class TalkerFeed:
+    """An InputFeed. The engine goes on with the tokens that it sampled; what it needs of us are the rows."""
+
+    def __init__(
+        self,
+        conditioning: Conditioning,
+        stop_ids: Sequence[int],
+        *,
+        goes_on: bool,
+        repeat_limit: int,
+        settings: Mapping[str, list[Any]] | None = None,
+    ) -> None:
+        """`stop_ids` end the codec stream; `goes_on`: whether they are never written, instead of ending the request.
+
+        `repeat_limit`: one token this often in a row ends the stream: now and then a talker misses its own end, and
+        hums or is silent until max_tokens. transformers has no such guard; speech does not come near it.
+        `settings`: what the model reads beside the rows, with the first part.
+        """
+        self._conditioning = conditioning
+        self._suppress: Sequence[int] = stop_ids if goes_on else ()
+        self._stop: Sequence[int] = () if goes_on else stop_ids
+        self._repeat_limit = None if goes_on else repeat_limit
+        self._settings = dict(settings or {})
+
+    def add(self, rows: EdgeRows) -> None:
+        """Take what the thinker wrote. Raises InvalidTensorError."""
+        self._conditioning.add(rows)
+
+    def next_part(self) -> InputPart | None:
+        """The rows that came, at their positions. A reply without text ends as EMPTY_INPUT."""
+        part = self._conditioning.take()
+        if part is None:
+            if not self._conditioning.ended:
+                return None
+            return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
+        information: dict[str, torch.Tensor | list[Any]] = {"input_rows": part.rows}
+        prompt: dict[str, Any] = {}
+        if part.prompt is None:
+            information["input_rows_offset"] = [part.offset]
+        else:
+            prompt["prompt_token_ids"] = part.prompt.prompt_token_ids
+            information["mrope_positions"] = part.prompt.mrope_positions
+            information["mrope_delta"] = [part.prompt.mrope_delta]
+            information |= self._settings
+        stage_input = StageInput(
+            prompt=prompt,
+            additional_information=AdditionalInformationPayload.from_mapping(information),
+            suppress_token_ids=self._suppress,
+            stop_token_ids=self._stop,
+            repeat_limit=self._repeat_limit,
+        )
+        return InputPart(stage_input, max_tokens=part.max_tokens, last=part.last)

@@ -1,0 +1,119 @@
+"""What transformers' own Qwen3-Omni makes of a prompt: the reference that our stages are held against.
+
+Greedy, one request, float32, by generate() itself. Two things are made to be as the model's code intends. Its talker
+gets its attention mask: generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon
+the talker leaves out the M-RoPE positions of media. And the codes are sounded by one forward of code2wav: its
+chunked_decode drops 555 samples every 300 frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
+
+from support.reference import ReferencePrompt
+
+
+@dataclass(frozen=True)
+class Qwen3Settings:
+    """How much to write."""
+
+    thinker_tokens: int = 12
+    frames: int = 10
+    voice: str = "Ethan"
+    repetition_penalty: float = 1.0
+    """Of the talker."""
+
+
+@dataclass(frozen=True)
+class Qwen3Reference:
+    """What transformers made of a prompt."""
+
+    prompt_token_ids: list[int]
+    thinker_token_ids: list[int]
+    """The end of text included, if it came."""
+    text: str
+    codes: torch.Tensor
+    """int64 [frames, groups]."""
+    waveform: torch.Tensor
+    """float32 [samples]."""
+
+
+class Qwen3ReferenceModel:
+    """transformers' model and processor of one checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
+        model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
+        self.model = model.eval()
+        self._codes: list[torch.Tensor] = []
+        self.model.code2wav.chunked_decode = self._decode
+        # Which its get_rope_index asks for, of sounds.
+        self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
+        place = self.model.talker._prepare_position_ids_for_generation
+
+        def place_all(inputs: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
+            ids = model_kwargs["talker_input_ids"]
+            return place(inputs, {**model_kwargs, "attention_mask": torch.ones_like(ids)})
+
+        self.model.talker._prepare_position_ids_for_generation = place_all
+
+    @torch.no_grad()
+    def run(self, prompt: ReferencePrompt, settings: Qwen3Settings) -> Qwen3Reference:
+        """Think, talk, sound."""
+        inputs = self.encode(prompt)
+        self._codes.clear()
+        sequences, _ = self.model.generate(
+            **inputs,
+            speaker=settings.voice,
+            thinker_max_new_tokens=settings.thinker_tokens,
+            thinker_eos_token_id=self.model.config.im_end_token_id,
+            # A frame's other codes come with the token behind its first.
+            talker_max_new_tokens=settings.frames + 1,
+            talker_do_sample=False,
+            talker_repetition_penalty=settings.repetition_penalty,
+        )
+        length = inputs["input_ids"].shape[1]
+        tokens = sequences[0, length:].tolist()
+        codes = self._codes[0][0].T
+        return Qwen3Reference(
+            prompt_token_ids=inputs["input_ids"][0].tolist(),
+            thinker_token_ids=tokens,
+            text=self.processor.tokenizer.decode(tokens, skip_special_tokens=True),
+            codes=codes,
+            waveform=self.model.code2wav(codes.T[None])[0, 0],
+        )
+
+    def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
+        """The processor's tensors."""
+        content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
+        content += [{"type": "audio"} for _ in prompt.sounds]
+        content.append({"type": "text", "text": prompt.text})
+        system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+        text = self.processor.tokenizer.apply_chat_template(
+            [*system, {"role": "user", "content": content}],
+            chat_template=self.processor.chat_template,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        media: dict[str, Any] = {}
+        if prompt.images:
+            media["images"] = list(prompt.images)
+        if prompt.sounds:
+            media["audio"] = list(prompt.sounds)
+        return dict(self.processor(text=text, return_tensors="pt", **media))
+
+    def _decode(self, codes: torch.Tensor, **_: Any) -> torch.Tensor:
+        self._codes.append(codes)
+        return torch.zeros(1, 1, 1)
+
+
+@lru_cache(maxsize=8)
+def load_qwen3_reference(checkpoint: Path) -> Qwen3ReferenceModel:
+    """transformers' model of a checkpoint, loaded once a process."""
+    return Qwen3ReferenceModel(checkpoint)

@@ -1,0 +1,122 @@
+"""code2wav chunk by chunk against one forward of transformers' code2wav: sample for sample, of the same length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3OmniMoeForConditionalGeneration
+
+from omni_stage.errors import ModelExecutionError
+from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+from omni_stage.models.qwen3_omni.code2wav.sound.pool import SoundPool
+
+TOLERANCE = 1e-5
+FRAME, LOOKAHEAD = 1920, 555
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("wide", marks=pytest.mark.full)])
+def code2wav(request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[..., Path]) -> Any:
+    checkpoint = make_tiny_checkpoint(0, request.param, "qwen3_omni")
+    return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
+
+
+def draw(code2wav: Any, frames: int, seed: int = 0, sounds: int = 1) -> torch.Tensor:
+    """int64 [sounds, groups, frames]."""
+    generator = torch.Generator().manual_seed(seed)
+    config = code2wav.config
+    return torch.randint(config.codebook_size, (sounds, config.num_quantizers, frames), generator=generator)
+
+
+@torch.inference_mode()
+def run(code2wav: Any, codes: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """The audio of each chunk of `size` frames."""
+    decoder = ChunkDecoder(code2wav)
+    states, chunks = decoder.layout.zeros(codes.shape[0], decoder.device), []
+    for begin in range(0, codes.shape[2], size):
+        audio, states = decoder.advance(codes[:, :, begin : begin + size], [begin] * codes.shape[0], states)
+        chunks.append(audio)
+    return chunks
+
+
+@pytest.mark.parametrize("frames", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("size", [1, 4, 25, 10_000])
+def test_chunks_of_any_size_are_one_forward(code2wav: Any, size: int, frames: int) -> None:
+    assert frames > 4 * code2wav.config.sliding_window, "far beyond what the attention sees"
+    codes = draw(code2wav, frames)
+    with torch.inference_mode():
+        expected = code2wav(codes)[:, 0]
+    chunks = run(code2wav, codes, size)
+    assert chunks[0].shape[1] == min(size, frames) * FRAME - LOOKAHEAD, "1,365 samples with the first frame"
+    assert all(chunk.shape[1] == size * FRAME for chunk in chunks[1:-1])
+    torch.testing.assert_close(torch.cat(chunks, dim=1), expected, atol=TOLERANCE, rtol=0)
+    assert expected.abs().max() > 0.2, "a sound that is nearly silent proves nothing"
+
+
+def test_every_layer_needs_its_past(code2wav: Any) -> None:
+    """Of each kind of memory: with the one tensor at zero the sound is another. Else the comparison would be blind."""
+    codes = draw(code2wav, 8, seed=3)
+    decoder = ChunkDecoder(code2wav)
+    with torch.inference_mode():
+        _, states = decoder.advance(codes[..., :6], [0], decoder.layout.zeros(1, decoder.device))
+        expected, _ = decoder.advance(codes[..., 6:], [6], states)
+        for index, kept in enumerate((states.attention, *states.columns)):
+            if not kept.numel():
+                continue
+            before = kept.clone()
+            kept.zero_()
+            audio, _ = decoder.advance(codes[..., 6:], [6], states)
+            assert (audio - expected).abs().max() > 1e-5, f"tensor {index}"
+            kept.copy_(before)
+
+
+def test_sounds_of_a_batch_do_not_touch_each_other(code2wav: Any) -> None:
+    """Three sounds that go on at different frames, in one forward and each alone."""
+    decoder, lengths = ChunkDecoder(code2wav), (3, 40, 17)
+    states = decoder.layout.zeros(3, decoder.device)
+    alone: list[torch.Tensor] = []
+    codes = [draw(code2wav, length + 2, seed=length) for length in lengths]
+    with torch.inference_mode():
+        for row, (length, own) in enumerate(zip(lengths, codes, strict=True)):
+            place = torch.tensor([row])
+            _, behind = decoder.advance(own[..., :length], [0], states.take(place))
+            states.put(place, behind)
+            alone.append(decoder.advance(own[..., length:], [length], behind)[0])
+        together, _ = decoder.advance(torch.cat([own[..., -2:] for own in codes]), list(lengths), states)
+    torch.testing.assert_close(together, torch.cat(alone), atol=TOLERANCE, rtol=0)
+
+
+def test_the_state_is_bounded_and_as_large_as_said(code2wav: Any) -> None:
+    decoder = ChunkDecoder(code2wav)
+    with torch.inference_mode():
+        _, states = decoder.advance(draw(code2wav, 50), [0], decoder.layout.zeros(1, decoder.device))
+    assert sum(tensor.numel() for tensor in (states.attention, *states.columns)) == decoder.layout.numbers
+
+
+def test_rows_are_lent_and_given_back(code2wav: Any) -> None:
+    pool = SoundPool(ChunkDecoder(code2wav).layout, torch.device("cpu"), max_sounds=9)
+    names: list[str | None] = [f"sound-{index}" for index in range(9)]
+    states = pool.read(names)
+    for row in range(9):
+        states.attention[row] = row
+    pool.write(names, [4] * 9, states)
+    assert (len(pool), pool.rows) == (9, 16)
+    pool.check("sound-3", 4)
+    with pytest.raises(ModelExecutionError, match="begins at frame 5, and this sound has 4"):
+        pool.check("sound-3", 5)
+    with pytest.raises(ModelExecutionError, match="9 sounds are open"):
+        pool.check("one more", 0)
+    pool.drop("sound-3")
+    pool.drop("sound-3")
+    with pytest.raises(ModelExecutionError, match="this sound has 0"):
+        pool.check("sound-3", 4)
+    pool.check("one more", 0)
+    again = pool.read(["sound-8", None, "one more"])
+    assert [float(row.max()) for row in again.attention] == [8, 0, 0]
+    for turn in range(100):
+        pool.write([f"later-{turn}"], [1], pool.read([None]))
+        pool.drop(f"later-{turn}")
+    assert pool.rows == 16
