@@ -33,7 +33,7 @@ HEADERS: Final = {
     # Asked for again at each visit, and answered with 304: an upgrade never mixes modules of two versions.
     "cache-control": "no-cache",
 }
-"""Of every file of the page. blob: are pictures and sounds that the user attached, and the answer's speech."""
+"""Of every file of the page. blob: are images and audio that the user attached, and the answer's speech."""
 
 
 class PageFiles(StaticFiles):
