@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.staticfiles import StaticFiles
 
 from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
@@ -18,12 +16,9 @@ from omni_gateway.entries import Entries
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.page_files import PageFiles
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
-
-PAGE = Path(__file__).parent / "page"
-"""Static files that are served at /."""
-
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
@@ -67,6 +62,5 @@ def create_app(
     add_error_handlers(app)
     for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
-    if (PAGE / "index.html").is_file():
-        app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
+    app.mount("/", PageFiles(), name="page")
     return app

@@ -60,14 +60,22 @@ class GatewayServer(uvicorn.Server):
             partial.replace(self._address_file)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn for SIGINT and SIGTERM. A second signal, or SIGINT, waits for no notice."""
+        """Called by uvicorn for SIGINT and SIGTERM. A second signal ends the answers that are left, too.
+
+        uvicorn's own would raise the signal again after the drain: the exit status would not say that all went well.
+        """
         notice_s = self._gateway.settings.drain_notice_seconds
-        if sig == signal.SIGTERM and not self._gateway.draining and notice_s:
-            self._gateway.draining = True
-            asyncio.get_running_loop().call_later(notice_s, super().handle_exit, sig, frame)
+        if self._gateway.draining:
+            self.should_exit = self.force_exit = True
             return
         self._gateway.draining = True
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM and notice_s:
+            asyncio.get_running_loop().call_later(notice_s, self._stop)
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:

@@ -52,7 +52,11 @@ SCENARIOS = {
 }
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    # What an edit writes, a change of revision writes too, and more.
+    ["create", pytest.param("edit", marks=pytest.mark.full), "revision"],
+)
 def test_killed_after_each_write(
     control_plane: ControlPlane,
     api: Api,

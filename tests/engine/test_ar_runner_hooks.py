@@ -6,7 +6,6 @@ and its tokens reach the host a step later: a hook that ran later than inside `_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,25 +17,10 @@ from support.toy_models import register_toy_models
 
 pytestmark = pytest.mark.engine
 
-CAPTURE = {"capture_rows": True}
+CAPTURED = {"capture_rows": True}
+ARCHITECTURE = "ToyPredictor"
+"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    register_toy_models()
-    return write_text_checkpoint(tmp_path_factory.mktemp("predictor"), architecture="ToyPredictor")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="module", params=SCHEDULING)
-def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
-    with text_engine(checkpoint, request.param, CAPTURE) as engine:
-        yield engine
 
 
 def test_a_model_acts_on_each_sampled_token_once(engine: TextEngine, reference: Reference) -> None:
@@ -72,7 +56,7 @@ def test_only_requests_that_ask_get_it(engine: TextEngine) -> None:
 
 @pytest.mark.parametrize("kind", SCHEDULING)
 def test_preempted_requests_are_acted_on_once(checkpoint: Path, reference: Reference, kind: str) -> None:
-    with text_engine(checkpoint, kind, CAPTURE, num_gpu_blocks_override=7, max_model_len=128) as engine:
+    with text_engine(checkpoint, kind, CAPTURED, num_gpu_blocks_override=7, max_model_len=128) as engine:
         preempted = engine.watch_preemptions()
         jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}
         runs = engine.run(jobs)
@@ -88,7 +72,7 @@ def test_some_positions_of_a_layer(tmp_path: Path, kind: str) -> None:
     directory = write_text_checkpoint(tmp_path / "layers", architecture="ToyLayers")
     reference = Reference(directory)
     jobs = {"short": Job(prompt_of(7)), "chunked": Job(prompt_of(45, 1), max_tokens=9)}
-    with text_engine(directory, kind, CAPTURE) as engine:
+    with text_engine(directory, kind, CAPTURED) as engine:
         runs = engine.run(jobs)
     for name, run in runs.items():
         computed = run.token_ids[:-1]

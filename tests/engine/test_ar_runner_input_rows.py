@@ -19,24 +19,9 @@ from support.toy_models import register_toy_models
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
-HIDDEN_ROWS = {"capture_rows": True}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    register_toy_models()
-    return write_text_checkpoint(tmp_path_factory.mktemp("conditioned"), architecture="ToyConditioned")
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="module", params=SCHEDULING)
-def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
-    with text_engine(checkpoint, request.param, HIDDEN_ROWS) as engine:
-        yield engine
+CAPTURED = {"capture_rows": True}
+ARCHITECTURE = "ToyConditioned"
+"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
 
 
 def rows_of(count: int, seed: int = 0) -> torch.Tensor:
@@ -126,7 +111,7 @@ def test_a_session_fed_in_chunks_equals_one_request(engine: TextEngine, referenc
 
 @pytest.mark.parametrize("kind", SCHEDULING)
 def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Reference, kind: str) -> None:
-    with text_engine(checkpoint, kind, HIDDEN_ROWS, num_gpu_blocks_override=7, max_model_len=128) as engine:
+    with text_engine(checkpoint, kind, CAPTURED, num_gpu_blocks_override=7, max_model_len=128) as engine:
         preempted = engine.watch_preemptions()
         rows = {f"r{index}": rows_of(40, index) for index in range(4)}
         jobs = {name: conditioned(prompt_of(20, index), rows[name], 50) for index, name in enumerate(rows)}
@@ -137,7 +122,7 @@ def test_preempted_requests_keep_their_rows(checkpoint: Path, reference: Referen
 
 def test_padding_of_graphs_reaches_nothing(checkpoint: Path, reference: Reference) -> None:
     """Steps padded as for CUDA graphs: fixed addresses, garbage behind the tokens, and rows and tokens as without."""
-    with text_engine(checkpoint, "asynchronous", HIDDEN_ROWS) as engine:
+    with text_engine(checkpoint, "asynchronous", CAPTURED) as engine:
         seen = pad_steps(engine.runner, 8)
         rows = {"a": rows_of(9, 1), "b": rows_of(40, 2), "c": None}
         jobs = {"a": conditioned(prompt_of(5), rows["a"]), "b": conditioned(prompt_of(45, 1), rows["b"], 20)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,23 +15,9 @@ from support.toy_models import register_toy_models
 pytestmark = pytest.mark.engine
 
 TOLERANCE = 1e-4
-HIDDEN_ROWS = {"capture_rows": True}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="module", params=SCHEDULING)
-def engine(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[TextEngine]:
-    with text_engine(checkpoint, request.param, HIDDEN_ROWS) as engine:
-        yield engine
+CAPTURED = {"capture_rows": True}
+ARCHITECTURE = "Qwen2ForCausalLM"
+"""Of `checkpoint`, `reference` and `engine` (conftest.py)."""
 
 
 def check_hidden(run: Run, job: Job, reference: Reference) -> None:
@@ -75,7 +60,7 @@ def test_an_aborted_request_leaves_nothing_behind(engine: TextEngine, reference:
 @pytest.mark.parametrize("kind", SCHEDULING)
 def test_preempted_requests_give_each_row_once(checkpoint: Path, reference: Reference, kind: str) -> None:
     # Four requests of 70 tokens need 12 blocks of 32; there are 6.
-    with text_engine(checkpoint, kind, HIDDEN_ROWS, num_gpu_blocks_override=7, max_model_len=128) as engine:
+    with text_engine(checkpoint, kind, CAPTURED, num_gpu_blocks_override=7, max_model_len=128) as engine:
         preempted = engine.watch_preemptions()
         jobs = {f"r{index}": Job(prompt_of(20, index), max_tokens=50) for index in range(4)}
         runs = engine.run(jobs)
@@ -92,7 +77,7 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_says_what_it_publishes(embeddings: Path, reference: Reference) -> None:
     placeholders = [17, 500, 511]
-    engine = TextEngine(embeddings, HIDDEN_ROWS)
+    engine = TextEngine(embeddings, CAPTURED)
     jobs = {"a": Job([5, 17, 17, 500, 6, 511, 8]), "b": Job(prompt_of(45))}
     runs = engine.run(jobs)
     engine.close()
@@ -106,7 +91,7 @@ def test_a_model_says_what_it_publishes(embeddings: Path, reference: Reference) 
 
 def test_a_model_that_publishes_refuses_prompt_embeds(embeddings: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        TextEngine(embeddings, HIDDEN_ROWS, enable_prompt_embeds=True)
+        TextEngine(embeddings, CAPTURED, enable_prompt_embeds=True)
     assert caught.value.details.field == "enable_prompt_embeds"
 
 

@@ -67,7 +67,11 @@ def make_config(checkpoint: Path) -> StageConfig:
     )
 
 
-@pytest.fixture(scope="module", params=["in-process", "multi-process"])
+@pytest.fixture(
+    scope="module",
+    # In processes of their own: every pipeline of tests/pipeline, and test_llm_prompt_embeds.py.
+    params=["in-process", pytest.param("multi-process", marks=pytest.mark.full)],
+)
 def in_process(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "in-process")
 

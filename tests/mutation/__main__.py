@@ -19,7 +19,7 @@ from mutation.table import ROOT, Mutation, read_table
 MAY_ESCAPE = 2
 BOUND_S = 900.0
 """For the tests of one mutation."""
-PACKAGES = ("proto", "kube", "operator", "stage_server", "cli", "tests")
+PACKAGES = ("proto", "kube", "operator", "stage_server", "gateway", "cli", "tests")
 TESTS_FAILED = 1
 """pytest's exit code; others mean that the tests did not run."""
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from omni_gateway.pipelines import ServedPipeline
+from support.forked_pipelines import fork_pipeline
 from support.gateways import serve_gateway
-from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+from support.pipelines import SAMPLES, RunningPipeline
 
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
     """thinker, talker and token2wav as processes of their own, from the sample with Full edges."""
-    with run_pipeline(SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")) as running:
+    with fork_pipeline(
+        SAMPLES / "tiny-omni-full.yaml", tiny_checkpoint, tmp_path_factory.mktemp("pipeline")
+    ) as running:
         yield running
 
 
@@ -23,7 +26,7 @@ def tiny_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactor
 def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
     """The sample: both edges stream."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
-    with run_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
+    with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
         yield running
 
 

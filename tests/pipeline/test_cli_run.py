@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from omni_cli.local.guard import ProcessId, list_running, list_tree
-from support.pipelines import OMNIPIPE, RunningPipeline, run_pipeline
+from support.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
 
 pytestmark = pytest.mark.pipeline
 
@@ -37,7 +37,7 @@ def one_stage(tmp_path: Path) -> Path:
     return path
 
 
-def list_stage_processes(running: RunningPipeline) -> set[ProcessId]:
+def list_stage_processes(running: OmnipipeRun) -> set[ProcessId]:
     """Stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
     own = os.getsid(running.process.pid)
     everything = list_tree(own)
@@ -64,6 +64,7 @@ def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(
         wait_until_gone(processes)
 
 
+@pytest.mark.full  # test_faults_processes kills engines, and test_cli_supervisor ends stages below `omnipipe run`
 def test_death_of_the_engine_ends_the_run_and_names_the_stage(
     one_stage: Path, tiny_checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import httpx
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from omni_proto.client import OmniClient
 from support.pipelines import RunningPipeline
@@ -66,3 +69,34 @@ def test_what_is_wrong_is_named(
         client.chat.completions.create(**asked)
     assert (caught.value.status_code, caught.value.param, caught.value.code) == (status, param, code)
     assert caught.value.response.headers["x-request-id"].startswith("req_")
+
+
+def test_langchain_streams_the_same_text(tiny_gateway: str, client: openai.OpenAI) -> None:
+    model = ChatOpenAI(
+        model=MODEL, base_url=f"{tiny_gateway}/v1", api_key=SecretStr("none"), seed=5, max_completion_tokens=12
+    )
+    whole = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": QUESTION}], seed=5, max_completion_tokens=12
+    )
+    chunks = list(model.stream(QUESTION))
+    assert "".join(str(chunk.content) for chunk in chunks) == whole.choices[0].message.content
+    answer = model.invoke(QUESTION)
+    assert answer.content == whole.choices[0].message.content
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] == 12
+
+
+@pytest.mark.parametrize("path", ["responses", "audio/transcriptions", "embeddings"])
+def test_what_is_not_there_is_refused_with_a_reason(tiny_gateway: str, path: str) -> None:
+    answer = httpx.post(f"{tiny_gateway}/v1/{path}", json={"model": MODEL}, timeout=30)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "unsupported_endpoint"
+    assert "use /v1/chat/completions" in answer.json()["error"]["message"] or path != "responses"
+
+
+def test_metrics_count_what_was_answered(tiny_gateway: str, client: openai.OpenAI) -> None:
+    client.models.list()
+    lines = httpx.get(f"{tiny_gateway}/metrics", timeout=30).text.splitlines()
+    counted = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
+    assert counted['omni_gateway_requests_total{route="/v1/models",status="200"}'] >= 1
+    assert counted["omni_gateway_inflight_requests"] == 1  # the scrape itself

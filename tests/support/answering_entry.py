@@ -41,6 +41,16 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
         yield pb.GenerateResponse(stage="token2wav", audio=audio)
         yield pb.GenerateResponse(stage="thinker", summary=events_pb2.Summary())
 
+    def GetStage(self, request: pb.GetStageRequest, context: Any) -> pb.GetStageResponse:
+        return pb.GetStageResponse(
+            stage="thinker",
+            stages=["thinker", "talker", "token2wav"],
+            outputs=[sampling_pb2.MODALITY_TEXT],
+            pipeline_outputs=[sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO],
+            voices=VOICES[1:],
+            text=pb.TextAbilities(given_reply=True, structured_output=True, tool_call_parser="hermes"),
+        )
+
 
 def _unknown_voice() -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(reason="INVALID_REQUEST", domain="omnipipeline.io", metadata={"stage": "talker"})

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.local.guard import list_tree
+from omni_cli.local.guard import ProcessId, list_tree
 from support.controlplane.process import ENDS_WITH_PARENT
 
 OMNIPIPE = str(Path(sys.executable).with_name("omnipipe"))
@@ -23,27 +23,34 @@ START_TIMEOUT_S = 400.0
 
 @dataclass(frozen=True)
 class RunningPipeline:
-    """A pipeline that `omnipipe run` started."""
+    """A pipeline whose stages are processes of this machine."""
 
     endpoint: str
     stages: dict[str, dict[str, int]]
     """Stage -> {"grpc", "health", "metrics"} ports."""
-    process: subprocess.Popen[bytes]
+    servers: dict[str, int]
+    """Stage -> process id of its stage server."""
     log_dir: Path
 
     def engine_core(self, stage: str) -> int:
         """Process id of vLLM's engine core of a stage."""
-        config = f"/{stage}.yaml".encode()
-        (server,) = [
-            one.pid
-            for one in list_tree(self.process.pid)
-            if config in _command_line(one.pid) and os.getsid(one.pid) == one.pid
-        ]
-        return find_engine_core(server)
+        return find_engine_core(self.servers[stage])
+
+    def list_processes(self) -> set[ProcessId]:
+        """The stage servers and all that descends from them."""
+        return {one for server in self.servers.values() for one in list_tree(server)}
 
     def logs(self) -> str:
         """Everything that the stages logged."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_dir.glob("*.log")))
+
+
+@dataclass(frozen=True)
+class OmnipipeRun(RunningPipeline):
+    """A pipeline that `omnipipe run` started."""
+
+    process: subprocess.Popen[bytes]
+    """`omnipipe` itself."""
 
 
 def find_engine_core(server: int) -> int:
@@ -62,8 +69,8 @@ def _command_line(pid: int) -> bytes:
 @contextmanager
 def run_pipeline(
     pipeline: Path, model_dir: Path, folder: Path, environment: dict[str, str] | None = None
-) -> Iterator[RunningPipeline]:
-    """Run a pipeline until the block ends; fails with the stages' logs if it does not come up."""
+) -> Iterator[OmnipipeRun]:
+    """`omnipipe run` a pipeline until the block ends; fails with the stages' logs if it does not come up."""
     address_file, log_dir = folder / "address.json", folder / "logs"
     command = [OMNIPIPE, "run", str(pipeline), "--model-dir", str(model_dir)]
     command += ["--address-file", str(address_file), "--log-dir", str(log_dir)]
@@ -90,9 +97,7 @@ def run_pipeline(
                 process.wait()
 
 
-def wait_for_address(
-    process: subprocess.Popen[bytes], address_file: Path, log_dir: Path, run_log: Path
-) -> RunningPipeline:
+def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_dir: Path, run_log: Path) -> OmnipipeRun:
     """Wait until every stage is ready."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not address_file.exists():
@@ -100,7 +105,12 @@ def wait_for_address(
             raise RuntimeError(f"omnipipe run did not come up:\n{run_log.read_text(errors='replace')[-6000:]}")
         time.sleep(0.1)
     address = json.loads(address_file.read_text())
-    return RunningPipeline(address["endpoint"], address["stages"], process, log_dir)
+    leaders = [one.pid for one in list_tree(process.pid) if os.getsid(one.pid) == one.pid]
+    servers = {
+        stage: next(pid for pid in leaders if f"/{stage}.yaml".encode() in _command_line(pid))
+        for stage in address["stages"]
+    }
+    return OmnipipeRun(address["endpoint"], address["stages"], servers, log_dir, process)
 
 
 def processes_with(text: str) -> list[int]:

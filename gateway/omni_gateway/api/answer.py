@@ -12,7 +12,7 @@ from omni_gateway.api.context import Call, Gateway
 from omni_gateway.audio.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_gateway.errors import to_error
 from omni_gateway.pipelines import ServedPipeline
-from omni_proto.client import Accepted, AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+from omni_proto.client import AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
 
 BYTES_PER_SAMPLE: Final = 2
 
@@ -43,8 +43,7 @@ async def _follow(
     seen: set[str] = set()
     async with aclosing(events):
         try:
-            if not isinstance(first, Accepted):
-                yield first
+            yield first
             async for event in events:
                 if isinstance(event, AudioChunk):
                     seconds = len(event.data) / (BYTES_PER_SAMPLE * event.channels * event.sample_rate_hz)

@@ -25,6 +25,7 @@ from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
 from omni_gateway.pipelines import ServedPipeline, find_pipeline
 from omni_proto.client import (
+    Accepted,
     AudioChunk,
     Event,
     GenerateArguments,
@@ -56,6 +57,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         created=unix_seconds(),
         audio_expires_at=unix_seconds() if "audio" in (body.modalities or ()) else 0,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_stages=bool(body.stream_options and body.stream_options.include_stages),
     )
     arguments = await read_arguments(gateway, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""
@@ -142,6 +144,8 @@ async def stream_chat(
         yield event(answer.first())
         try:
             async for item in events:
+                if answer.include_stages and isinstance(item, Accepted | StageFinished):
+                    yield event(answer.stage(item))
                 if isinstance(item, TextDelta) and item.text:
                     yield event(answer.text(item.text))
                 elif isinstance(item, ToolCallDelta):

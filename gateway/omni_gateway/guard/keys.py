@@ -29,7 +29,7 @@ from omni_gateway.errors import AuthenticationError
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 2.0
-"""How often the file is looked at, at most."""
+"""Least time between two checks of the file."""
 PREFIX: Final = "sk-omni-"
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from omni_proto.client import Summary, ToolCall, ToolCallDelta
+from omni_proto.client import Accepted, StageFinished, Summary, ToolCall, ToolCallDelta
 
 _FINISH: Final[Mapping[str, str]] = {"stop": "stop", "length": "length"}
 
@@ -23,6 +23,7 @@ class ChatAnswer:
     audio_expires_at: int = 0
     """0: the answer holds no audio."""
     include_usage: bool = False
+    include_stages: bool = False
     finish_reason: str = "stop"
     """Of the stage that writes the text."""
     calls_tools: bool = False
@@ -74,6 +75,10 @@ class ChatAnswer:
     def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The chunk that ends a stream which was asked for the usage."""
         return {**self._chunk({}), "choices": [], "usage": dict(usage)}
+
+    def stage(self, item: Accepted | StageFinished) -> dict[str, Any]:
+        """The chunk of a stage that accepted the request, or ended; see `stage_facts`."""
+        return {**self._chunk({}), "choices": [], "stage": stage_facts(item)}
 
     def whole(
         self,
@@ -134,4 +139,25 @@ def read_usage(summary: Summary) -> dict[str, Any]:
         "completion_tokens": text + audio,
         "total_tokens": prompt + text + audio,
         "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text, "reasoning_tokens": 0},
+    }
+
+
+def stage_facts(item: Accepted | StageFinished) -> dict[str, Any]:
+    """Returns what a stage says of a request: name, event, accepted_unix_ms; once it ended finish_reason and timings.
+
+    `timings` has the names of StageTimings, in ms since the stage accepted; what did not happen is left out.
+    """
+    if isinstance(item, Accepted):
+        return {"name": item.stage, "event": "accepted", "accepted_unix_ms": item.accepted_unix_ns / 1e6}
+    times = item.timings
+    timings: dict[str, Any] = {
+        name.removesuffix("_ns"): round(value / 1e6, 3)
+        for name, value in asdict(times).items()
+        if name not in ("accepted_unix_ns", "step_ns") and value
+    }
+    return {
+        "name": item.stage,
+        "event": "finished",
+        "finish_reason": item.finish_reason,
+        "timings": {"accepted_unix_ms": times.accepted_unix_ns / 1e6, **timings},
     }

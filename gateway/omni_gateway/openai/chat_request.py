@@ -201,6 +201,8 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """End with a chunk that holds the usage."""
+    include_stages: bool | None = None
+    """Send a chunk without choices, with `stage`, when a stage accepts the request and when it ends, with its times."""
     include_obfuscation: bool | None = None
     """Only false: chunks are not padded."""
 

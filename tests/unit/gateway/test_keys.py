@@ -80,3 +80,9 @@ def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog
             ring.authenticate("Bearer old")
     assert "earlier ones stay" in caplog.text
     assert "new" not in caplog.text.replace("renew", "")
+
+
+def test_the_file_in_the_docs_is_taken() -> None:
+    page = (Path(__file__).parents[3] / "docs/gateway.md").read_text()
+    (key,) = parse_keys(page.partition("```yaml\n")[2].partition("```")[0])
+    assert (key.name, key.sha256, key.limits.requests_per_minute) == ("alice", hash_key("foo"), 60)

@@ -34,7 +34,7 @@ def test_later_parts_begin_with_the_last_token() -> None:
     assert (second.input.prompt, second.max_tokens) == ({"prompt_token_ids": [6]}, 3)
     assert plan.observe([7, 8, 9], LENGTH) is None
     third = plan.next(part(None, last=True))
-    assert (third.max_tokens, third.last) == (5, True)
+    assert (third.input.prompt, third.max_tokens, third.last) == ({"prompt_token_ids": [9]}, 5, True)
     assert plan.observe([1, 2, 3, 4, 5], LENGTH) is LENGTH
 
 

@@ -1,0 +1,58 @@
+// The gateway's public API, and nothing else of it: /v1 with fetch and server-sent events.
+import { readEvents } from "./sse.js";
+
+/** What the gateway answered instead of what was asked for, in OpenAI's shape. */
+export class ApiError extends Error {
+  constructor(status, { message, code, param } = {}, requestId = "", retryAfter = "") {
+    super(message || `The gateway answered ${status}.`);
+    Object.assign(this, { status, code: code || "", param: param || "", requestId, retryAfter });
+  }
+}
+
+export class Api {
+  /** key: returns the API key, "" without one. It is asked at each request and kept nowhere. */
+  constructor(key) {
+    this.key = key;
+  }
+
+  async models() {
+    return (await this.#json("/v1/models")).data;
+  }
+
+  /** The model's stages, modalities and voices. */
+  async model(id) {
+    return this.#json(`/v1/models/${id.split("/").map(encodeURIComponent).join("/")}`);
+  }
+
+  /** Yields the chunks of a streamed chat completion. Raises ApiError; TypeError where nothing answers. */
+  async *chat(body, signal) {
+    const response = await this.#fetch("/v1/chat/completions", {
+      method: "POST",
+      body: JSON.stringify(body),
+      headers: { "content-type": "application/json" },
+      signal,
+    });
+    for await (const data of readEvents(response.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ApiError(200, chunk.error, response.headers.get("x-request-id"));
+      yield chunk;
+    }
+    throw new ApiError(200, { message: "The answer broke off.", code: "connection_lost" });
+  }
+
+  async #json(path) {
+    return (await this.#fetch(path)).json();
+  }
+
+  async #fetch(path, options = {}) {
+    const key = this.key();
+    const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
+    const response = await fetch(path, { ...options, headers, credentials: "omit", cache: "no-store" });
+    if (response.ok) return response;
+    const { error } = await response.json().catch(() => ({}));
+    throw new ApiError(
+      response.status, error, response.headers.get("x-request-id"), response.headers.get("retry-after"),
+    );
+  }
+}

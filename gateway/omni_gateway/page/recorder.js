@@ -1,0 +1,61 @@
+// The microphone, as a WAV file.
+import { wavOf } from "./sound.js";
+
+const RATE = 16000; // what models of speech hear; a third of the bytes of a microphone's own rate
+
+/** Whether the browser gives a microphone here. It does so on https and on localhost only. */
+export function canRecord() {
+  return Boolean(navigator.mediaDevices?.getUserMedia && globalThis.AudioWorkletNode);
+}
+
+export class Recorder {
+  #pieces = [];
+
+  /** Asks for the microphone. onLevel: called with the loudness, 0 to 1. Raises what getUserMedia does. */
+  static async open(onLevel) {
+    const recorder = new Recorder();
+    const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true, autoGainControl: true };
+    recorder.stream = await navigator.mediaDevices.getUserMedia({ audio: constraints });
+    recorder.context = new AudioContext();
+    await recorder.context.audioWorklet.addModule(new URL("./recorder-worklet.js", import.meta.url));
+    const source = recorder.context.createMediaStreamSource(recorder.stream);
+    recorder.node = new AudioWorkletNode(recorder.context, "recorder", { numberOfOutputs: 1, channelCount: 1, channelCountMode: "explicit" });
+    recorder.ended = new Promise((resolve) => {
+      recorder.node.port.onmessage = ({ data }) => {
+        if (data === "end") return resolve();
+        recorder.#pieces.push(data);
+        onLevel(data.reduce((loudest, sample) => Math.max(loudest, Math.abs(sample)), 0));
+      };
+    });
+    source.connect(recorder.node).connect(recorder.context.destination); // silent: a node that leads nowhere may not run
+    return recorder;
+  }
+
+  /** Returns what was recorded, a WAV file at 16 kHz. */
+  async stop() {
+    this.node.port.postMessage("stop");
+    await this.ended;
+    const { sampleRate } = this.context;
+    this.close();
+    const count = this.#pieces.reduce((sum, piece) => sum + piece.length, 0);
+    if (!count) throw new Error("The microphone gave no sound.");
+    const offline = new OfflineAudioContext(1, Math.ceil((count * RATE) / sampleRate), RATE);
+    const buffer = new AudioBuffer({ length: count, numberOfChannels: 1, sampleRate });
+    let at = 0;
+    for (const piece of this.#pieces) {
+      buffer.copyToChannel(piece, 0, at);
+      at += piece.length;
+    }
+    const source = new AudioBufferSourceNode(offline, { buffer });
+    source.connect(offline.destination);
+    source.start();
+    const rendered = await offline.startRendering();
+    return new File([wavOf([rendered.getChannelData(0)], RATE)], "recording.wav", { type: "audio/wav" });
+  }
+
+  /** Lets go of the microphone. */
+  close() {
+    for (const track of this.stream.getTracks()) track.stop();
+    this.context.close();
+  }
+}

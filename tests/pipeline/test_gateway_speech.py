@@ -1,0 +1,178 @@
+"""Speech through the gateway by unmodified clients: bit-equal to gRPC's, in every format; hostile media."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import openai
+import pytest
+
+from omni_gateway.audio.encode import encode_whole
+from omni_proto.client import GenerationResult, OmniClient, audio_part, image_part, user
+from support.hostile_media import CORPUS, REFUSED, UNDECODABLE, Hostile
+from support.pipelines import RunningPipeline
+
+pytestmark = pytest.mark.pipeline
+
+MODEL = "tiny-omni"
+QUESTION = "Tell me what the weather is like."
+LIMIT = {"thinker": {"max_tokens": 8}}
+
+
+@pytest.fixture(scope="module")
+def client(tiny_gateway: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{tiny_gateway}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def direct(tiny_pipeline: RunningPipeline) -> GenerationResult:
+    """What gRPC returns: the reference of every test here."""
+    with OmniClient(tiny_pipeline.endpoint) as grpc_client:
+        return grpc_client.run(text=QUESTION, seed=3, voice="Ethan", sampling=LIMIT)
+
+
+def ask(client: openai.OpenAI, form: str, *, stream: bool = False, **changed: Any) -> Any:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy", "format": form},
+        "seed": 3,
+        "max_completion_tokens": 8,
+    }
+    return client.chat.completions.create(**asked, stream=stream, **changed)
+
+
+def decode(data: bytes) -> tuple[float, np.ndarray]:
+    """Seconds and samples of a file, by FFmpeg."""
+    with av.open(io.BytesIO(data)) as file:
+        samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
+        return len(samples) / (file.streams.audio[0].rate or 1), samples
+
+
+def test_streamed_speech_is_that_of_grpc_bit_for_bit(client: openai.OpenAI, direct: GenerationResult) -> None:
+    pcm, transcript, usage = b"", "", None
+    for chunk in ask(client, "pcm16", stream=True, stream_options={"include_usage": True}):
+        usage = chunk.usage or usage
+        choices = chunk.to_dict()["choices"]
+        audio: Any = choices[0]["delta"].get("audio", {}) if choices else {}
+        transcript += audio.get("transcript", "")
+        pcm += base64.b64decode(audio.get("data", ""))
+    assert pcm == direct.audio
+    assert any(pcm)
+    assert transcript == direct.text
+    assert usage.completion_tokens_details.audio_tokens == direct.finished["talker"].usage.completion_tokens > 0
+    assert usage.completion_tokens_details.text_tokens == direct.finished["thinker"].usage.completion_tokens
+
+
+def test_a_whole_answer_holds_a_wav_of_the_same_samples(client: openai.OpenAI, direct: GenerationResult) -> None:
+    message = ask(client, "wav").choices[0].message
+    assert message.content is None
+    assert message.audio.transcript == direct.text
+    seconds, samples = decode(base64.b64decode(message.audio.data))
+    assert samples.astype("<i2").tobytes() == direct.audio
+    assert seconds == pytest.approx(direct.audio_seconds)
+
+
+@pytest.mark.parametrize("form", ["mp3", "opus", "flac", "aac"])
+def test_encoded_speech_is_that_speech(client: openai.OpenAI, direct: GenerationResult, form: str) -> None:
+    data = base64.b64decode(ask(client, form).choices[0].message.audio.data)
+    seconds, samples = decode(data)
+    assert seconds == pytest.approx(direct.audio_seconds, abs=0.1)
+    assert data == encode_whole(form, direct.audio, 24_000, 1) or form == "opus"  # Ogg draws a number of its stream
+    assert np.abs(samples.astype(np.float64)).max() > 0
+
+
+@pytest.mark.parametrize("form", ["pcm", "mp3"])
+def test_a_given_text_is_spoken(client: openai.OpenAI, tiny_pipeline: RunningPipeline, form: str) -> None:
+    with OmniClient(tiny_pipeline.endpoint) as grpc_client:
+        spoken = grpc_client.run(text="Read the text aloud.", reply="Good morning!", seed=4, voice="Chelsie")
+    with client.audio.speech.with_streaming_response.create(
+        model="tts-1", input="Good morning!", voice="Chelsie", response_format=form, extra_body={"seed": 4}
+    ) as answer:
+        data = b"".join(answer.iter_bytes())
+        assert answer.headers["content-type"] == {"pcm": "audio/pcm", "mp3": "audio/mpeg"}[form]
+    if form == "pcm":
+        assert data == spoken.audio
+        assert any(data)
+    else:
+        assert decode(data)[0] == pytest.approx(spoken.audio_seconds, abs=0.1)
+
+
+def test_speech_as_events_is_the_same_speech(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": MODEL, "input": "Good morning!", "voice": "alloy", "response_format": "pcm"}
+    whole = client.audio.speech.create(**asked, extra_body={"seed": 4}).read()
+    events = client.audio.speech.create(**asked, stream_format="sse", extra_body={"seed": 4}).read()
+    parsed = [json.loads(line.removeprefix("data: ")) for line in events.decode().split("\n\n") if line]
+    assert b"".join(base64.b64decode(one["audio"]) for one in parsed if one["type"] == "speech.audio.delta") == whole
+    assert parsed[-1]["type"] == "speech.audio.done"
+    assert parsed[-1]["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("form", ["wav", "flac", "mp3", "opus"])
+def test_audio_is_heard(client: openai.OpenAI, tiny_pipeline: RunningPipeline, form: str) -> None:
+    speech = (Path(__file__).parents[2] / "cli/omni_cli/assets/speech.wav").read_bytes()
+    _, samples = decode(speech)
+    data = speech if form == "wav" else encode_whole(form, samples.astype("<i2").tobytes(), 16_000, 1)
+    content: Any = [
+        {"type": "text", "text": QUESTION},
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": form}},
+    ]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": content}], seed=3, max_completion_tokens=8
+    )
+    assert answer.usage.prompt_tokens > 40
+    if form in ("wav", "flac"):
+        with OmniClient(tiny_pipeline.endpoint) as grpc_client:
+            heard = grpc_client.run(chat=user(QUESTION, audio_part(data)), seed=3, modalities=["text"], sampling=LIMIT)
+        assert answer.choices[0].message.content == heard.text
+
+
+def test_an_image_is_seen(client: openai.OpenAI, tiny_pipeline: RunningPipeline) -> None:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (112, 112), "red").save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    content: Any = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": content}], seed=3, max_completion_tokens=8
+    )
+    chat = user(image_part(file.getvalue()), QUESTION)
+    with OmniClient(tiny_pipeline.endpoint) as grpc_client:
+        seen = grpc_client.run(chat=chat, seed=3, modalities=["text"], sampling=LIMIT)
+    assert answer.choices[0].message.content == seen.text
+    assert answer.usage.prompt_tokens == seen.finished["thinker"].usage.prompt_tokens
+
+
+def test_curl_gets_a_wav(tiny_gateway: str, tmp_path: Path) -> None:
+    body = json.dumps({"model": MODEL, "input": "Good morning!", "response_format": "wav"})
+    file = tmp_path / "speech.wav"
+    command = ["curl", "-sSf", "-o", str(file), f"{tiny_gateway}/v1/audio/speech"]
+    subprocess.run([*command, "-H", "content-type: application/json", "-d", body], check=True, timeout=120)
+    seconds, samples = decode(file.read_bytes())
+    assert seconds > 0.1
+    assert np.abs(samples).max() > 100
+
+
+BAD = [one for one in CORPUS if one.fate in (REFUSED, UNDECODABLE)]
+
+
+@pytest.mark.parametrize("medium", BAD, ids=[one.name for one in BAD])
+def test_hostile_media_are_refused_by_name(client: openai.OpenAI, medium: Hostile) -> None:
+    data = base64.b64encode(medium.make()).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    messages: Any = [{"role": "user", "content": [image if medium.is_image else audio]}]
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=1)
+    assert caught.value.status_code in (400, 413)
+    assert str(caught.value.param).startswith("messages")
+    assert caught.value.code in ("invalid_media", "request_too_large")

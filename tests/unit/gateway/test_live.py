@@ -1,0 +1,100 @@
+"""Streamed answers: comments in silences, an end for readers that stall, nothing left when the client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from omni_gateway.api.live import COMMENT, ClientLeftError, LiveResponse
+
+Message = dict[str, Any]
+
+
+class Client:
+    """The server's side of one connection."""
+
+    def __init__(self, *, takes: int = 1000) -> None:
+        self.got: list[bytes] = []
+        self.gone = asyncio.Event()
+        self._takes = takes
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            if len(self.got) >= self._takes:
+                await asyncio.Event().wait()
+            self.got.append(message["body"])
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+
+class Source:
+    """Chunks, with silences; says whether it was closed."""
+
+    def __init__(self, *, silence_s: float = 0.0, endless: bool = False) -> None:
+        self.closed = False
+        self._silence_s = silence_s
+        self._endless = endless
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            await asyncio.sleep(self._silence_s)
+            yield b"second"
+            while self._endless:
+                await asyncio.sleep(0.001)
+                yield b"more"
+        finally:
+            self.closed = True
+
+
+def respond(source: Source, *, send_s: float = 30.0, comment_s: float | None = None) -> LiveResponse:
+    return LiveResponse(source.chunks(), media_type="text/event-stream", send_s=send_s, comment_s=comment_s)
+
+
+async def test_everything_is_sent_in_order() -> None:
+    client, source = Client(), Source()
+    await respond(source)({}, client.receive, client.send)
+    assert client.got == [b"first", b"second", b""]
+    assert source.closed
+
+
+async def test_silence_is_filled_with_comments() -> None:
+    client, source = Client(), Source(silence_s=0.5)
+    await respond(source, comment_s=0.05)({}, client.receive, client.send)
+    assert [chunk for chunk in client.got if chunk != COMMENT] == [b"first", b"second", b""]
+    assert client.got.count(COMMENT) >= 2
+
+
+async def test_a_reader_that_stalls_is_left() -> None:
+    client, source = Client(takes=3), Source(endless=True)
+    with pytest.raises(ClientLeftError):
+        await respond(source, send_s=0.05)({}, client.receive, client.send)
+    assert len(client.got) == 3
+    assert source.closed
+
+
+@pytest.mark.parametrize("endless", [True, False])
+async def test_nothing_is_left_of_a_client_that_leaves(endless: bool) -> None:
+    client, source = Client(), Source(silence_s=0.0 if endless else 3600, endless=endless)
+    tasks = asyncio.all_tasks()
+    asyncio.get_running_loop().call_later(0.05, client.gone.set)
+    with pytest.raises(ClientLeftError):
+        await respond(source, comment_s=600)({}, client.receive, client.send)
+    assert source.closed
+    assert asyncio.all_tasks() == tasks
+
+
+async def test_what_the_source_raises_is_raised() -> None:
+    async def fail() -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        raise ValueError("the source")
+
+    client = Client()
+    with pytest.raises(ValueError, match="the source"):
+        await LiveResponse(fail(), media_type="audio/wav", send_s=5)({}, client.receive, client.send)
+    assert client.got == [b"first"]
