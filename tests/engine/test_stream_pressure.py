@@ -13,7 +13,7 @@ import torch
 
 from omni_stage.models.component import UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
-from omni_stage.models.reply_form import GivenReply
+from omni_stage.reply_form import GivenReply
 from support.omni_stages import run_omni_stages
 from support.polling import until
 from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt

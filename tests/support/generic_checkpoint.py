@@ -16,6 +16,15 @@ CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+TOOL_CALL: Final = ("<tool_call>", "</tool_call>")
+THINK: Final = ("<think>", "</think>")
+TOOL_TEMPLATE: Final = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Qwen's, in short."""
 _CORPUS: Final = (
     "A pipeline hands tensors from stage to stage.",
     "The thinker reads text and writes text; the talker speaks.",
@@ -25,16 +34,21 @@ _CORPUS: Final = (
 _VOCABULARY: Final = 320
 
 
-def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int = 2) -> Path:
+def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int = 2, tools: bool = False) -> Path:
     """Write the checkpoint (Qwen2 architecture, float32) into the directory and return it.
 
     The same seed gives the same bytes. kv_heads: 1, 2 or 4 for 4 query heads; below 4 is grouped-query attention.
+    tools: with Qwen's tokens for tool calls and reasoning, a template that shows tools, and room for them.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _train_tokenizer()
+    if tools:
+        # Not special: parsers read them in the text.
+        tokenizer.add_tokens([*TOOL_CALL, *THINK])
+        tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(directory)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -43,7 +57,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=512,
+        max_position_embeddings=2048 if tools else 512,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
         tie_word_embeddings=False,

@@ -26,6 +26,8 @@ class Tool:
     """What it does; the model reads it."""
     parameters: Mapping[str, Any] | str = ""
     """JSON Schema of its arguments, as a mapping or as JSON text; none: it takes no arguments."""
+    strict: bool = False
+    """Hold the arguments to the schema; otherwise the model may write any JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def add_tools(chat: prompt_pb2.ChatPrompt, tools: Sequence[Tool], choice: ToolCh
         chat.tools.add(
             name=tool.name,
             description=tool.description,
+            strict=tool.strict,
             parameters=as_json(tool.parameters, f"tools[{index}].parameters") if tool.parameters else "",
         )
     if isinstance(choice, CallTool):

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 import torch
+from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -192,6 +193,9 @@ class VllmStageEngine:
                 yield StageStep(finish_reason=prepared.finished)
                 return
             prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
+            if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+                # vLLM compiles the grammar once to check it.
+                await preparation.within(asyncio.to_thread(self._core.check_structured, params))
             emitter = self.component.emitter(request, prepared)
             run = self._core.stream(
                 request.request_id, prompt, params, priority=request.priority, on_submit=preparation.submitted

@@ -19,7 +19,15 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
 from omni_stage.arrays import Array
 from omni_stage.models.edge_stream import EdgeStream, InputFeed
-from omni_stage.models.reply_form import CalledTool, GivenReply, ReplyTokens, StructuredText, ToolCallPiece, Tools
+from omni_stage.reply_form import (
+    CalledTool,
+    GivenReply,
+    ReplyTokens,
+    StructuredText,
+    TextParse,
+    ToolCallPiece,
+    Tools,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -135,6 +143,10 @@ class StageInput:
     repeat_limit: int | None = None
     """Times in a row that one token may be written; the last one of them ends the output, with the stop reason
     "repetition_detected"."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Further parameters of vLLM's SamplingParams, which the parser of the text needs."""
+    parse: TextParse | None = None
+    """Tells reasoning and tool calls from the text. For the component's own emitter."""
     reply: ReplyTokens | None = None
     """The last tokens of the prompt, if they are a given reply: nothing is sampled, and the emitter gets one step, as
     if they had been."""

@@ -106,6 +106,7 @@ class OmniEngineArgs:
     enable_prefix_caching: bool | None = None
     enable_prompt_embeds: bool | None = None
     load_format: str | None = None
+    reasoning_parser: str | None = None
     block_size: int | None = None
     tensor_parallel_size: int = 1
     async_scheduling: bool | None = None
@@ -197,6 +198,8 @@ def _component_args(component: Component) -> dict[str, Any]:
 
 def _user_args(args: EngineArgs) -> dict[str, Any]:
     given = args.model_dump(exclude_none=True)
+    # The stage server's own: vLLM's engine knows the reasoning parser alone.
+    given.pop("tool_call_parser", None)
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
         given["kv_cache_memory_bytes"] = mib << 20

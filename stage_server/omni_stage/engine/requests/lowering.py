@@ -13,8 +13,9 @@ from omni_stage.engine.requests.given_reply import check_room
 from omni_stage.engine.requests.part_plan import PlannedPart
 from omni_stage.engine.requests.request import EngineTraits, OmniEngineCoreRequest
 from omni_stage.engine.requests.sampling import lower_sampling
-from omni_stage.models.component import Component, StageInput, StageRequest
+from omni_stage.models.component import Component, StageInput, StageRequest, UserPrompt
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
+from omni_stage.vllm_adapter.text_parsers import structured_sampling
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Lowering:
             prompt_len=prompt_len,
             writes_text=self.component.facts.writes_text,
             stop_token_ids=prepared.stop_token_ids,
+            further=_further(request, prepared),
         )
 
     def lower(
@@ -72,3 +74,11 @@ class Lowering:
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)
         return CorePart(prompt, lowered, part.last)
+
+
+def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
+    """The form of the text; of a parser, the form that it derived from that and from the tools."""
+    structured = request.source.structured if isinstance(request.source, UserPrompt) else None
+    if structured is None or "structured_outputs" in prepared.sampling:
+        return dict(prepared.sampling)
+    return {**prepared.sampling, **structured_sampling(structured)}

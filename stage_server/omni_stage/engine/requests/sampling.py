@@ -89,10 +89,11 @@ def lower_sampling(
     prompt_len: int | None,
     writes_text: bool,
     stop_token_ids: Sequence[int] = (),
+    further: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
     """vLLM's SamplingParams, answering in deltas; `stop_token_ids` end the output beside the request's own.
 
-    See sampling_kwargs.
+    `further`: parameters that no sampling has a field for. See sampling_kwargs.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -106,7 +107,7 @@ def lower_sampling(
     )
     if stop_token_ids:
         kwargs["stop_token_ids"] = [*(kwargs.get("stop_token_ids") or ()), *stop_token_ids]
-    return SamplingParams(output_kind=RequestOutputKind.DELTA, **kwargs)
+    return SamplingParams(output_kind=RequestOutputKind.DELTA, **kwargs, **(further or {}))
 
 
 def _set_fields(sampling: SamplingDefaults | None) -> dict[str, Any]:

@@ -6,10 +6,11 @@ code), so that a prompt that is too long is refused before the engine sees it.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema
@@ -26,6 +27,11 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.generic.manifest import LLM
 from omni_stage.models.shared.tokenizer import load_tokenizer
+from omni_stage.reply_form import ParsedText, TextParse, ToolMode, Tools
+
+if TYPE_CHECKING:
+    from omni_stage.vllm_adapter.text_parsers import TextParse as ParserOfRequest
+    from omni_stage.vllm_adapter.text_parsers import TextParsers
 
 _WARMUP_TOKENS = 4
 
@@ -48,12 +54,17 @@ class TextTokenizer:
         """Token ids run below this."""
         return len(self._tokenizer)
 
+    @property
+    def hf(self) -> Any:
+        """The tokenizer itself, for vLLM's parsers."""
+        return self._tokenizer
+
     def encode(self, prompt: UserPrompt) -> list[int]:
         """Token ids of the prompt, at least one. Raises InvalidRequestError."""
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
-            ids = self._encode_chat(prompt.messages)
+            ids = self._encode_chat(prompt.messages, prompt.tools)
         elif prompt.text is not None:
             with self._lock:
                 ids = list(self._tokenizer(prompt.text)["input_ids"])
@@ -69,18 +80,19 @@ class TextTokenizer:
             )
         return ids
 
-    def _encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def _encode_chat(self, messages: Sequence[ChatMessage], tools: Tools | None) -> list[int]:
         if not getattr(self._tokenizer, "chat_template", None):
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.prompt.chat"
             )
-        conversation = [{"role": message.role, "content": _text_of(message)} for message in messages]
+        conversation = [describe_message(message) for message in messages]
+        offered = None if tools is None or tools.mode is ToolMode.NONE else tools.as_openai()
         from jinja2 import TemplateError
 
         try:
             with self._lock:
                 ids = self._tokenizer.apply_chat_template(
-                    conversation, add_generation_prompt=True, tokenize=True, return_dict=False
+                    conversation, tools=offered, add_generation_prompt=True, tokenize=True, return_dict=False
                 )
         except TemplateError as error:
             raise InvalidRequestError(
@@ -89,6 +101,19 @@ class TextTokenizer:
                 field="start.prompt.chat",
             ) from error
         return list(ids)
+
+
+def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -> dict[str, Any]:
+    """Returns the message in OpenAI's form, arguments of calls as `dumps` gives them: chat templates read mappings."""
+    described: dict[str, Any] = {"role": message.role, "content": _text_of(message)}
+    if message.tool_calls:
+        described["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dumps(call.arguments)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        described["tool_call_id"] = message.tool_call_id
+    return described
 
 
 def _text_of(message: ChatMessage) -> str:
@@ -103,12 +128,22 @@ def _text_of(message: ChatMessage) -> str:
 
 
 class _TextEmitter:
-    """Passes text and token ids on; holds nothing."""
+    """Passes text and token ids on, through the parser if there is one."""
+
+    def __init__(self, parse: TextParse | None) -> None:
+        self._parse = parse
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step."""
+        """One engine step is one stage step. Raises ModelExecutionError if the parser fails."""
+        parsed = ParsedText(step.text)
+        if self._parse is not None:
+            parsed = self._parse.feed(
+                step.text, step.token_ids, step.prompt_token_ids, finished=step.finish_reason is not None
+            )
         return StageStep(
-            text=step.text,
+            text=parsed.text,
+            reasoning=parsed.reasoning,
+            tool_calls=parsed.tool_calls,
             token_ids=step.token_ids,
             prompt_token_ids=step.prompt_token_ids,
             finish_reason=step.finish_reason,
@@ -126,9 +161,11 @@ class GenericLlm:
     default_sampling = LLM.default_sampling
     voices: Sequence[str] = ()
 
-    def __init__(self, model_path: Path, tokenizer: TextTokenizer) -> None:
+    def __init__(self, model_path: Path, tokenizer: TextTokenizer, parsers: TextParsers | None = None) -> None:
+        """`parsers`: of tool calls and reasoning, where the stage has any."""
         self._model_path = model_path
         self._tokenizer = tokenizer
+        self._parsers = parsers
 
     def engine_kwargs(self) -> dict[str, Any]:
         """Text only, also of a model that could see: media have no way in."""
@@ -146,11 +183,18 @@ class GenericLlm:
         if request.source.prompt_embeds is not None:
             return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds)
         prompt: Mapping[str, Any] = {"prompt_token_ids": self._tokenizer.encode(request.source)}
-        return StageInput(prompt=prompt)
+        parse = self._open_parser(request.source)
+        return StageInput(prompt=prompt, parse=parse, sampling={} if parse is None else parse.sampling)
+
+    def _open_parser(self, source: UserPrompt) -> ParserOfRequest | None:
+        if self._parsers is None:
+            return None
+        messages = [describe_message(message, dumps=json.dumps) for message in source.messages or ()]
+        return self._parsers.open(source.tools, source.structured, messages)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """An emitter without state."""
-        return _TextEmitter()
+        """An emitter, with the request's parser if it has one."""
+        return _TextEmitter(prepared.parse)
 
     def warmup_request(self) -> StageRequest:
         """A few tokens from token 0."""
@@ -169,4 +213,11 @@ def build_component(config: StageConfig) -> GenericLlm:
             f"model.path {path} holds no config.json; it must be a checkpoint as Hugging Face serves it",
             field="model.path",
         )
-    return GenericLlm(path, TextTokenizer.load(path))
+    tokenizer, args = TextTokenizer.load(path), config.engine_args
+    if not (args.tool_call_parser or args.reasoning_parser):
+        return GenericLlm(path, tokenizer)
+    from omni_stage.vllm_adapter.text_parsers import TextParsers
+
+    return GenericLlm(
+        path, tokenizer, TextParsers(tokenizer.hf, args.tool_call_parser or "", args.reasoning_parser or "")
+    )

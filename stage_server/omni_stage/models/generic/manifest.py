@@ -14,6 +14,8 @@ LLM: Final = describe(
     outputs=(Modality.TEXT,),
     writes_text=True,
     takes_prompt_embeds=True,
+    structures_text=True,
+    takes_tools=True,
 )
 
 FAMILY: Final = FamilyManifest(

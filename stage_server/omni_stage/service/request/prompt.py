@@ -12,7 +12,7 @@ from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
-from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, Tools
+from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
 from omni_stage.service.request.reply_form import read_called_tools, read_reply, read_structured, read_tools
 

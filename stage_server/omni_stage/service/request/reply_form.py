@@ -15,7 +15,7 @@ from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits, StageConfig
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.models.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
+from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, ToolMode, Tools
 
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024
@@ -217,7 +217,7 @@ def _read_tool(tool: prompt_pb2.Tool, field: str) -> Tool:
     parameters: Mapping[str, Any] = {"type": "object", "properties": {}}
     if tool.parameters:
         parameters = read_json_object(tool.parameters, f"{field}.parameters", "a JSON Schema")
-    return Tool(tool.name, tool.description, parameters)
+    return Tool(tool.name, tool.description, parameters, tool.strict)
 
 
 def _check_bytes(size: int, field: str) -> None:

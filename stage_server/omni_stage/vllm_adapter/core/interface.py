@@ -140,6 +140,13 @@ class EngineCore(Protocol):
         """Load the model. Raises ConfigurationError or EngineDeadStageError."""
         ...
 
+    def check_structured(self, params: SamplingParams) -> None:
+        """Check the form that the text must have, as vLLM does. Takes as long as the grammar is large: run in a thread.
+
+        Raises InvalidRequestError.
+        """
+        ...
+
     async def compare_with_eager(self) -> str:
         """How an autoregressive model as configured differs from its own code (compiled_check); "" if it does not.
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import torch
+from vllm import SamplingParams
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMClientError
+from vllm.tokenizers import cached_tokenizer_from_config
 
-from omni_stage.errors import NotReadyError
+from omni_stage.errors import InvalidRequestError, NotReadyError
 from omni_stage.vllm_adapter.core.interface import count_sessions
 
 
@@ -41,6 +44,26 @@ class EngineProperties(ABC):
         if not isinstance(dtype, torch.dtype):
             raise NotReadyError("the engine has not resolved its dtype")
         return dtype
+
+    def check_structured(self, params: SamplingParams) -> None:
+        """See EngineCore. vLLM repeats the check when it takes the request, and says there less of what is wrong.
+
+        `SamplingParams._validate_structured_outputs` (vLLM 0.32, sampling_params.py): the choice among the backends,
+        and each one's own check, stand nowhere else.
+        """
+        config = self.loaded_config
+        try:
+            params._validate_structured_outputs(
+                config.model_config,
+                config.structured_outputs_config,
+                cached_tokenizer_from_config(config.model_config),
+            )
+        except (ValueError, VLLMClientError) as error:
+            raise InvalidRequestError(
+                "vLLM's structured output cannot hold text to this form: it is not valid, or uses what no backend "
+                "supports",
+                field="start.structured_output",
+            ) from error
 
     @property
     def max_sessions(self) -> int:

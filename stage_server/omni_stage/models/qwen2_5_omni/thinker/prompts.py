@@ -14,8 +14,8 @@ from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequ
 from omni_stage.media.resample import resample
 from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
-from omni_stage.models.reply_form import GivenReply, ReplyTokens
 from omni_stage.models.shared.tokenizer import load_tokenizer
+from omni_stage.reply_form import GivenReply, ReplyTokens
 
 SOUND_RATE_HZ = 16_000
 """What the audio encoder hears."""

@@ -14,7 +14,7 @@ from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextP
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint
 from omni_stage.models.qwen2_5_omni.thinker.prompts import PromptBuilder
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
-from omni_stage.models.reply_form import GivenReply, ReplyTokens
+from omni_stage.reply_form import GivenReply, ReplyTokens
 from support.media import make_image, make_sound
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON Schema of its arguments."""
+    strict: bool = False
+    """Whether the arguments must fit the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,21 @@ class Tools:
     function: str = ""
     """Name of the one function to call; empty: as the mode says."""
 
+    def as_openai(self) -> list[dict[str, Any]]:
+        """Returns the tools in OpenAI's form, which chat templates read."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or None,
+                    "parameters": dict(tool.parameters),
+                    **({"strict": True} if tool.strict else {}),
+                },
+            }
+            for tool in self.tools
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredText:
@@ -75,6 +92,25 @@ class StructuredText:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     """EBNF."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedText:
+    """What a parser made of a piece of text."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPiece, ...] = ()
+
+
+class TextParse(Protocol):
+    """The parser of one request's text."""
+
+    def feed(
+        self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int] | None, *, finished: bool
+    ) -> ParsedText:
+        """Take the next piece of text. The prompt's ids come with the first one. Raises OmniStageError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

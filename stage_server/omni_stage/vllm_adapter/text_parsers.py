@@ -1,0 +1,168 @@
+"""vLLM's own parsers of what a model writes: reasoning, tool calls; and what they ask of the sampling.
+
+Interfaces of vLLM 0.32 used here, none of which is documented for others, and why: vLLM's API server composes the same
+parsers, and nothing else turns a model's own notation of tool calls into calls.
+- `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class of a tool and a reasoning parser.
+- `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first says what the sampling must hold
+  to so that calls occur, the second takes the text piece by piece. Both read a ChatCompletionRequest.
+- `ToolParserManager.lazy_parsers`, `ReasoningParserManager.list_registered`: the names that a user may give.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMClientError
+from vllm.parser import ParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.tool_parsers import ToolParserManager
+
+from omni_stage.errors import ConfigurationError, InvalidRequestError, ModelExecutionError
+from omni_stage.reply_form import ParsedText, StructuredText, ToolCallPiece, ToolMode, Tools
+
+_log = logging.getLogger(__name__)
+
+
+class TextParsers:
+    """The parsers of one stage."""
+
+    def __init__(self, tokenizer: Any, tool_parser: str, reasoning_parser: str) -> None:
+        """`tokenizer`: the checkpoint's; parsers by vLLM's names, empty for none.
+
+        Raises ConfigurationError for a name that vLLM does not know, or a tokenizer that a parser cannot read.
+        """
+        _check_name("toolCallParser", tool_parser, {*ToolParserManager.lazy_parsers, *ToolParserManager.tool_parsers})
+        _check_name("reasoningParser", reasoning_parser, set(ReasoningParserManager.list_registered()))
+        self._tokenizer = tokenizer
+        self._parses_reasoning = bool(reasoning_parser)
+        try:
+            self._parser_class = ParserManager.get_parser(
+                tool_parser_name=tool_parser or None,
+                reasoning_parser_name=reasoning_parser or None,
+                enable_auto_tools=bool(tool_parser),
+                tokenizer=tokenizer,
+            )
+        except TypeError as error:
+            raise ConfigurationError(
+                "engineArgs.toolCallParser, engineArgs.reasoningParser: the checkpoint's tokenizer does not have the "
+                "tokens that these parsers look for; choose the parsers of its model",
+                field="engineArgs",
+            ) from error
+
+    def open(
+        self, tools: Tools | None, structured: StructuredText | None, messages: Sequence[Mapping[str, Any]] = ()
+    ) -> TextParse | None:
+        """Returns the parser of one request's text; None if there is nothing to look for.
+
+        `messages`: the conversation, in OpenAI's form. Raises InvalidRequestError for tools that a parser refuses.
+        """
+        if self._parser_class is None or not (tools or self._parses_reasoning):
+            return None
+        try:
+            request = ChatCompletionRequest.model_validate(_request(tools, structured, messages))
+            parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs={}, model_config=None)
+            if self._parses_reasoning or request.tool_choice != "none":
+                request = parser.adjust_request(request)
+        except (ValueError, VLLMClientError) as error:
+            raise InvalidRequestError(
+                "the tools cannot be offered to this model: its parser refuses their schemas", field="start.chat.tools"
+            ) from error
+        return TextParse(parser, request)
+
+
+class TextParse:
+    """The parser of one request's text."""
+
+    def __init__(self, parser: Any, request: ChatCompletionRequest) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt_token_ids: list[int] | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Returns what vLLM's SamplingParams must say for this parser to work."""
+        request = self._request
+        structured = request.extract_structured_outputs()
+        return {
+            "skip_special_tokens": request.skip_special_tokens,
+            "spaces_between_special_tokens": request.spaces_between_special_tokens,
+            **({} if structured is None else {"structured_outputs": structured}),
+        }
+
+    def feed(
+        self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int] | None, *, finished: bool
+    ) -> ParsedText:
+        """Take the next piece of text. The prompt's ids come with the first one. Raises ModelExecutionError."""
+        if prompt_token_ids is not None:
+            self._prompt_token_ids = list(prompt_token_ids)
+        if not text and not token_ids and not finished:
+            return ParsedText()
+        try:
+            delta = self._parser.parse_delta(
+                text,
+                list(token_ids),
+                self._request,
+                self._prompt_token_ids,
+                finished=finished,
+            )
+        except Exception as error:
+            # The type alone: what the model wrote is the caller's.
+            _log.error("vLLM's parser failed on a model's text: %s", type(error).__name__)
+            raise ModelExecutionError(
+                f"the stage's parser cannot read what the model wrote ({type(error).__name__})"
+            ) from error
+        if delta is None:
+            return ParsedText()
+        calls = tuple(_piece(call) for call in delta.tool_calls or ())
+        return ParsedText(delta.content or "", delta.reasoning or "", calls)
+
+
+def structured_sampling(structured: StructuredText) -> dict[str, Any]:
+    """Returns what vLLM's SamplingParams must say for text of this form."""
+    return {"structured_outputs": _structured_params(structured)}
+
+
+def _structured_params(structured: StructuredText) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        json=structured.json_schema,
+        json_object=True if structured.json_object else None,
+        regex=structured.regex,
+        choice=list(structured.choice) if structured.choice is not None else None,
+        grammar=structured.grammar,
+    )
+
+
+def _request(
+    tools: Tools | None, structured: StructuredText | None, messages: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {"messages": list(messages), "include_reasoning": True}
+    if structured is not None:
+        fields["structured_outputs"] = _structured_params(structured)
+    if tools is not None and tools.mode is not ToolMode.NONE:
+        choice: Any = tools.mode.value
+        if tools.function:
+            choice = {"type": "function", "function": {"name": tools.function}}
+        fields |= {"tools": tools.as_openai(), "tool_choice": choice}
+    return fields
+
+
+def _piece(call: Any) -> ToolCallPiece:
+    function = call.function
+    return ToolCallPiece(
+        index=call.index,
+        id=call.id or "",
+        name=(function.name if function is not None else None) or "",
+        arguments=(function.arguments if function is not None else None) or "",
+    )
+
+
+def _check_name(field: str, name: str, known: set[str]) -> None:
+    if name and name not in known:
+        listed = ", ".join(sorted(known))
+        raise ConfigurationError(
+            f"engineArgs.{field}: vLLM has no such parser; known are {listed}", field=f"engineArgs.{field}"
+        )
