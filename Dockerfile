@@ -1,5 +1,5 @@
 # Images of omnipipeline, by target:
-#   operator   the control plane
+#   operator   the control plane, and the HTTP gateway
 #   stage-cpu  a stage server with vLLM for CPUs
 #   stage-gpu  a stage server with vLLM for NVIDIA GPUs
 #   stage-sim  a stage server without vLLM, for paced engines (docs/load-tests.md)
@@ -39,7 +39,7 @@ FROM builder AS requirements
 COPY pyproject.toml ./
 COPY constraints constraints
 RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
-        pyproject.toml --extra operator --output-file /requirements/operator.txt \
+        pyproject.toml --extra operator --extra gateway --output-file /requirements/operator.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \

@@ -28,6 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a drain, 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="omni_gateway", description="OpenAI's HTTP API in front of pipelines.")
     parser.add_argument("--endpoint", action="append", default=[], metavar="NAME=URL", help="A pipeline; repeatable.")
+    parser.add_argument("--cluster", action="store_true", help="Serve the OmniPipelines of the Kubernetes cluster.")
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="Only this namespace's pipelines; repeatable. Needs --cluster."
+    )
+    parser.add_argument("--kubeconfig", type=Path, help="Default: the pod's own credentials, or the user's.")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="Replicas of this gateway, which share the limits of keys."
+    )
     parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
     parser.add_argument("--host", default="0.0.0.0", help="Address to listen on.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
@@ -43,9 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:  # SettingsError is one
         sys.stderr.write(f"error: {error}\n")
         return 2
-    serve(
-        StaticPipelines(pipelines), settings, Listen(options.host, options.port, options.tls_dir, options.address_file)
-    )
+    if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
+        parser.error("--replicas is at least 1, --namespace needs --cluster, and --cluster takes no --endpoint")
+    listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
+    if options.cluster:
+        # Here, since a gateway of named entries needs no client of an API server.
+        from omni_gateway.cluster.watch import ClusterPipelines
+
+        found = ClusterPipelines(options.namespace, options.kubeconfig, settings.entry_ca)
+        serve(found, settings, listen, replicas=lambda: options.replicas, running=found.run)
+    else:
+        serve(StaticPipelines(pipelines), settings, listen, replicas=lambda: options.replicas)
     return 0
 
 

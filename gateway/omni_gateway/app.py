@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -26,11 +26,16 @@ LIMIT_HEADERS = tuple(
 
 
 def create_app(
-    pipelines: Pipelines, settings: GatewaySettings | None = None, *, replicas: Callable[[], int] = lambda: 1
+    pipelines: Pipelines,
+    settings: GatewaySettings | None = None,
+    *,
+    replicas: Callable[[], int] = lambda: 1,
+    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
     """Returns the app that serves what pipelines lists, which may change at any time.
 
-    replicas: the gateway's ready replicas now, which share the limits of keys. Raises KeyFileError, OSError for a file
+    running: what keeps pipelines up to date while the app serves. replicas: the gateway's ready replicas now, which
+    share the limits of keys. Raises KeyFileError, OSError for a file
     of keys that cannot be used.
     """
     gateway = Gateway(settings or GatewaySettings(), pipelines, Entries(), GatewayMetrics())
@@ -38,7 +43,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        yield
+        async with running(gateway.metrics) if running else nullcontext():
+            yield
         await gateway.entries.close()
 
     middleware = [Middleware(Guard, gateway=gateway, keys=keys, replicas=replicas)]

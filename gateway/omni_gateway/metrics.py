@@ -43,3 +43,10 @@ class GatewayMetrics:
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client left before their end.", registry=self.registry
         )
+        self.api_calls = Counter(
+            "omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"], registry=self.registry
+        )
+
+    def count_call(self, verb: str, code: str, seconds: float) -> None:
+        """One call of the Kubernetes API; see omni_kube.transport.CallMetrics."""
+        self.api_calls.labels(verb, code).inc()

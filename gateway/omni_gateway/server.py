@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 
 from omni_gateway.api.context import Gateway
 from omni_gateway.app import create_app
+from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
 
@@ -100,7 +102,12 @@ def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> Gate
 
 
 def serve(
-    pipelines: Pipelines, settings: GatewaySettings, listen: Listen, *, replicas: Callable[[], int] = lambda: 1
+    pipelines: Pipelines,
+    settings: GatewaySettings,
+    listen: Listen,
+    *,
+    replicas: Callable[[], int] = lambda: 1,
+    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
-    make_server(create_app(pipelines, settings, replicas=replicas), settings, listen).run()
+    make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen).run()

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from omni_gateway.settings import load_settings
 from omni_operator.process.settings import OperatorSettings, parse_settings
+from omni_proto.pod_contract import GRPC_PORT, ROLE_LABEL
 from support.controlplane.api import eventually
 from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
@@ -228,7 +230,7 @@ def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
 
 def settings_of(manifests: list[Manifest]) -> OperatorSettings:
     """What the operator makes of the pod's command and environment."""
-    command, environment = operator_process(pick_one(manifests, "Deployment"))
+    command, environment = operator_process(pick_one(manifests, "Deployment", suffix=RELEASE))
     assert command[:3] == ["python", "-m", "omni_operator"]
     return parse_settings(command[3:], environment)
 
@@ -289,3 +291,57 @@ def test_notes(server: ApiServer, tmp_path: Path, values: Mapping[str, Any], say
     notes = said.rpartition("NOTES:")[2]
     for part in says:
         assert part in notes, notes
+
+
+# The gateway
+
+
+def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_path: Path) -> None:
+    manifests = helm.template(VARIANTS["gateway of two namespaces, with everything"])
+    gateways = [item for item in manifests if item["metadata"]["name"].endswith("-gateway")]
+    path = tmp_path / "gateway.yaml"
+    path.write_text(pick_one(gateways, "ConfigMap")["data"]["gateway.yaml"])
+    settings = load_settings(path)
+    assert (settings.drain_seconds, settings.cors_origins) == (60, ("https://app.example.com",))
+    pod = pick_one(gateways, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(settings.keys_file) == "/etc/omnipipeline-keys/keys.yaml"
+    assert settings.entry_ca == "/etc/omnipipeline-ca/ca.crt"
+    assert {"/etc/omnipipeline-keys", "/etc/omnipipeline-ca", "/etc/omnipipeline-tls"} <= mounted
+    assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
+    assert container["args"][-4:] == [
+        "--replicas=8",
+        "--namespace=team-a",
+        "--namespace=team-b",
+        "--tls-dir=/etc/omnipipeline-tls",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [("gateway", "ClusterRole", 1), ("gateway of two namespaces, with everything", "Role", 2)],
+)
+def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
+    helm: Helm, name: str, kind: str, count: int
+) -> None:
+    manifests = helm.template(VARIANTS[name])
+    account = "omnipipeline-gateway"
+    bindings = [item for item in manifests if any(one["name"] == account for one in item.get("subjects", ()))]
+    assert [item["roleRef"]["kind"] for item in bindings] == [kind] * count
+    roles = {item["roleRef"]["name"] for item in bindings}
+    rules = [item["rules"] for item in manifests if item["kind"] == kind and item["metadata"]["name"] in roles]
+    assert (
+        rules
+        == [[{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]] * count
+    )
+
+
+def test_the_gateway_s_policy_lets_it_call_entry_stages(helm: Helm) -> None:
+    manifests = helm.template(VARIANTS["gateway"])
+    (policy,) = [
+        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"].endswith("-gateway")
+    ]
+    entry = policy["spec"]["egress"][-1]
+    assert entry["ports"] == [{"port": GRPC_PORT, "protocol": "TCP"}]
+    assert entry["to"][0]["podSelector"]["matchLabels"] == {ROLE_LABEL: "entry"}

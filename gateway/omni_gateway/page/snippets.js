@@ -72,9 +72,9 @@ export function pythonProgram(origin, body, files, hasKey, sampleRate) {
     "    delta = chunk.choices[0].delta",
     ...(speaks
       ? [
-          '    audio = getattr(delta, "audio", None) or {}',
-          '    print(delta.content or audio.get("transcript", ""), end="", flush=True)',
-          '    speech.writeframes(base64.b64decode(audio.get("data", "")))',
+          '    audio = delta.model_dump().get("audio") or {}',
+          '    print(delta.content or audio.get("transcript") or "", end="", flush=True)',
+          '    speech.writeframes(base64.b64decode(audio.get("data") or ""))',
         ]
       : ['    print(delta.content or "", end="", flush=True)']),
   ].map((line) => indent + line);

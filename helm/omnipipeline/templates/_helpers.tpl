@@ -54,3 +54,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
 {{- end -}}
 {{- end -}}
+
+{{- define "omnipipeline.gatewaySelector" -}}
+app.kubernetes.io/name: omnipipeline-gateway
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "omnipipeline.gatewayLabels" -}}
+{{ include "omnipipeline.gatewaySelector" . }}
+app.kubernetes.io/component: gateway
+{{ include "omnipipeline.origin" . }}
+{{- end -}}

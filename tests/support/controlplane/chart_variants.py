@@ -74,6 +74,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "an account of somebody else": {"serviceAccount": {"create": False, "name": "somebody"}},
     "users of the platform": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}},
+    "gateway": {"gateway": {"enabled": True}},
+    "gateway of two namespaces, with everything": {
+        "watchNamespaces": ["team-a", "team-b"],
+        "gateway": {
+            "enabled": True,
+            "keysSecret": "keys",
+            "tlsSecret": "tls",
+            "entryCaSecret": "entry-ca",
+            "settings": {"drainSeconds": 60, "corsOrigins": ["https://app.example.com"]},
+            "autoscaling": {"enabled": True},
+            "ingress": {"enabled": True, "className": "nginx", "host": "speech.example.com", "tlsSecret": "host"},
+            "networkPolicy": {"from": [{"namespaceSelector": {}}]},
+        },
+    },
     "bare pods": {"resources": None, "podSecurityContext": None, "securityContext": None},
     "below a chart with globals": {"global": {"imageRegistry": "elsewhere"}},
 }

@@ -1,0 +1,68 @@
+"""Keeps the list of pipelines equal to the API server's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from omni_gateway.cluster.served import PIPELINES, keep_what_matters, read_pipelines
+from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.pipelines import ServedPipeline
+from omni_kube.client import ApiClient
+from omni_kube.connection import load_connection
+from omni_kube.objects import NamespacedName
+from omni_kube.pacing import RateLimiter
+from omni_kube.reflector import Reflector
+from omni_kube.seen import Root
+from omni_kube.store import Store
+from omni_kube.transport import Transport
+from omni_proto.pod_contract import PIPELINE_LABEL
+
+CALLER: Final = "omnipipeline-gateway"
+CALLS_PER_S: Final = 5.0
+"""Lists and watches of a few namespaces; each lives for a minute."""
+
+
+class ClusterPipelines:
+    """The OmniPipelines of some namespaces, or of all. What was known stays while the API server is away."""
+
+    def __init__(self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, entry_ca: str | None = None):
+        self._namespaces = tuple(namespaces) or ("",)
+        self._kubeconfig = kubeconfig
+        self._entry_ca = entry_ca
+        self._store = Store(Root(PIPELINES.kind, PIPELINE_LABEL), keep_what_matters)
+        self._reflectors: list[Reflector] = []
+        self._served: tuple[ServedPipeline, ...] = ()
+
+    def list_pipelines(self) -> Sequence[ServedPipeline]:
+        """Returns the pipelines that have an address, ready or not."""
+        return self._served
+
+    def is_synced(self) -> bool:
+        """Whether every namespace was listed once."""
+        return bool(self._reflectors) and all(reflector.synced.is_set() for reflector in self._reflectors)
+
+    @asynccontextmanager
+    async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:
+        """Watches inside the block. Raises CredentialsError."""
+        transport = Transport(await load_connection(self._kubeconfig, CALLER), metrics)
+        client = ApiClient(transport, RateLimiter(CALLS_PER_S, 2 * len(self._namespaces) + CALLS_PER_S))
+        self._reflectors = [
+            Reflector(client, self._store, PIPELINES, namespace, selector="", on_change=self._changed)
+            for namespace in self._namespaces
+        ]
+        tasks = [asyncio.create_task(reflector.run()) for reflector in self._reflectors]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await transport.close()
+
+    def _changed(self, changed: Iterable[NamespacedName]) -> None:
+        manifests = (self._store.get(key) for key in self._store.keys(PIPELINES.kind))
+        self._served = read_pipelines([one for one in manifests if one is not None], self._entry_ca)

@@ -1,0 +1,116 @@
+"""A gateway's watch of OmniPipelines, against a real API server, with the rights that the chart gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_gateway.cluster.watch import ClusterPipelines
+from omni_gateway.metrics import GatewayMetrics
+from omni_gateway.pipelines import ServedPipeline, model_ids
+from support.controlplane.api import Api, ApiError
+from support.controlplane.api_server import ApiServer
+
+pytestmark = pytest.mark.controlplane
+
+_numbers = itertools.count()
+SPEC = {
+    "model": {"uri": "file:///models/tiny"},
+    "stages": [{"name": "llm", "component": "generic/llm", "outputs": ["Text"]}],
+}
+RULES = [{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]
+
+
+@pytest.fixture
+def spaces(api_server: ApiServer) -> tuple[Api, Api]:
+    """Two namespaces; the gateway's account is in the first and may list and watch pipelines, nothing else."""
+    number = next(_numbers)
+    first, second = (api_server.create_namespace(f"gateway-{number}-{name}") for name in ("a", "b"))
+    group = "rbac.authorization.k8s.io"
+    for space in (first, second):
+        space.apply(
+            {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "gateway"}, "rules": RULES},
+        )
+        space.apply(
+            {
+                "apiVersion": f"{group}/v1",
+                "kind": "RoleBinding",
+                "metadata": {"name": "gateway"},
+                "subjects": [{"kind": "ServiceAccount", "name": "gateway", "namespace": first.namespace}],
+                "roleRef": {"kind": "Role", "name": "gateway", "apiGroup": group},
+            }
+        )
+    return first, second
+
+
+def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
+    """A pipeline with the status that an operator would give it."""
+    kind = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline"}
+    if space.find("OmniPipeline", name) is None:
+        space.create({**kind, "metadata": {"name": name, "namespace": space.namespace}, "spec": SPEC})
+    condition = {
+        "type": "Ready",
+        "status": ready,
+        "reason": "AllStagesReady" if ready == "True" else "StagesNotReady",
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }
+    status: dict[str, Any] = {"conditions": [condition], **({"url": url} if url else {})}
+    space.patch("OmniPipeline", name, {"status": status}, subresource="status")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        await asyncio.sleep(0.02)
+
+
+async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    first, second = spaces
+    kubeconfig = api_server.kubeconfig_for_service_account(first.namespace, "gateway")
+    write(first, "omni", ready="True", url="grpc://omni.a.svc:50051")
+    write(first, "fresh", ready="False")  # no address yet
+    found = ClusterPipelines([first.namespace, second.namespace], kubeconfig, entry_ca="/ca.crt")
+    metrics = GatewayMetrics()
+    assert not found.is_synced()
+
+    def served() -> dict[str, ServedPipeline]:
+        return model_ids(found.list_pipelines())
+
+    async with found.run(metrics):
+        await until(found.is_synced)
+        await until(lambda: list(served()) == ["omni"])
+        one = served()["omni"]
+        assert (one.endpoint, one.ready, one.namespace, one.tls) == (
+            "grpc://omni.a.svc:50051", True, first.namespace, None,
+        )  # fmt: skip
+        assert abs(one.created - time.time()) < 300
+
+        write(second, "omni", ready="True", url="grpcs://omni.b.svc:50051")
+        await until(lambda: sorted(served()) == [f"{first.namespace}/omni", f"{second.namespace}/omni"])
+        tls = served()[f"{second.namespace}/omni"].tls
+        assert tls is not None
+        assert tls.ca == "/ca.crt"
+
+        write(second, "omni", ready="False")
+        await until(lambda: not served()[f"{second.namespace}/omni"].ready)
+        second.delete("OmniPipeline", "omni")
+        await until(lambda: list(served()) == ["omni"])
+    calls = {sample.labels["verb"] for family in metrics.api_calls.collect() for sample in family.samples}
+    assert calls == {"list", "watch"}
+
+
+def test_the_account_may_do_nothing_else(api_server: ApiServer, spaces: tuple[Api, Api]) -> None:
+    first, _ = spaces
+    robot = Api(api_server.kubeconfig_for_service_account(first.namespace, "gateway"), first.namespace)
+    assert robot.list("OmniPipeline") == []
+    for kind in ("Secret", "Pod", "Service"):
+        with pytest.raises(ApiError) as refused:
+            robot.list(kind)
+        assert refused.value.code == 403
