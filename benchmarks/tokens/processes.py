@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omni_cli.ports import pick_ports
+
+from omni_cli.local.ports import pick_ports
 
 START_S = 120.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
