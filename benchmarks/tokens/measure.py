@@ -74,7 +74,7 @@ NOTES = [
     "Every request gets a token each 10 ms, all in one turn of the event loop, as a batch's come from vLLM; a row of "
     "3,584 bfloat16 and its token id go to a talker in another process over a Stream edge.",
     "What the script takes itself, 6 us a text and 11 us a text with a row, is in the figures.",
-    "bare grpc.aio: a server without anything of ours that writes one message for each token, made once for all.",
+    "bare grpc.aio: a server with none of our code that writes one message for each token, made once for all.",
     "Late: from the moment when a step was due until its text is decoded in the callers' process, or its row with the "
     f"talker's engine. Early rows: the first {EARLY_ROWS} of each request. Sender, callers and talker share two cores.",
 ]

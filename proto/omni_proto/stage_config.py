@@ -89,7 +89,7 @@ class EngineArgs(ConfigModel):
     tool_call_parser: ParserName | None = None
     """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one requests offer no tools."""
     reasoning_parser: ParserName | None = None
-    """Name of vLLM's parser that tells reasoning from text, e.g. qwen3. Without one reasoning is text."""
+    """Name of vLLM's parser that separates reasoning from text, e.g. qwen3. Without one reasoning is text."""
     block_size: Annotated[int, Field(ge=1, le=256)] | None = None
     """Tokens of one block of the KV cache."""
 

@@ -1,1 +1,1 @@
-"""What commands draw, computed apart from drawing it: a status, a timeline."""
+"""Data of what commands draw (a status, a timeline), computed before it is drawn."""

@@ -25,7 +25,7 @@ class Playback:
         return now - FIRST_AHEAD_S if self.runs_out is None else self.runs_out
 
     def add(self, now: float, seconds: float) -> None:
-        """So much audio was sent. After a gap the player goes on now: nobody is owed the time that was silent.
+        """So much audio was sent. After a gap the player resumes now: the silent time is not made up for.
 
         So when nobody can be served in time, streams take turns, instead of the latest one taking all.
         """

@@ -114,7 +114,7 @@ class ActsAfterSampling(Protocol):
 class FollowsRequests(Protocol):
     """A model that keeps something of each request, which its input at later positions is made of: a codec's codes.
 
-    Kept by position, for positions come again when a preempted request is computed anew.
+    Kept by position, because a preempted request computes its positions again.
     """
 
     def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:

@@ -25,7 +25,7 @@ class EmbeddingTable:
         try:
             # Kept open for as long as the table: its slices read through it.
             self._file: Any = safe_open(file, framework="pt")
-            self._table = self._file.get_slice(name)
+            self._table: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
             self.rows, self.width = (int(size) for size in self._table.get_shape())
         except Exception as error:  # safetensors has no public error class of its own for all it raises
             raise ConfigurationError(

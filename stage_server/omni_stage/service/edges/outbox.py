@@ -15,7 +15,7 @@ Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | No
 
 
 class OpenCalls(Protocol):
-    """What knows how much else is going on."""
+    """Reports how many calls are open."""
 
     @property
     def open_calls(self) -> int:

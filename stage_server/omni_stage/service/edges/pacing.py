@@ -21,7 +21,7 @@ LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
 """Wait for each open call: 64 of them reach the longest."""
 ROW_PLAYS_S: Final = 0.02
-"""Seconds of sound of a row: at 50 codes a second, the most that a published talker writes."""
+"""Seconds of audio of a row: at 50 codes a second, the most that a published talker writes."""
 MOST_STEPS: Final = 64
 """Steps in one message: at 7 KiB a row less than half of the size that a chunk may have."""
 

@@ -234,7 +234,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Levels of lists and mappings; without recursion, because the value is a stranger's."""
+    """Levels of lists and mappings; without recursion, because a caller chose the value."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         item, level = waiting.pop()

@@ -13,7 +13,7 @@ from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage_config import Modality
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ModelExecutionError, OmniStageError
-from omni_stage.models.component import Component, FinishReason, StageRequest, StageStep
+from omni_stage.models.component import FinishReason, ServedComponent, StageRequest, StageStep
 from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
@@ -232,7 +232,7 @@ class RequestRun:
         )
 
 
-def _wants_tokens(plan: RequestPlan, component: Component) -> bool:
+def _wants_tokens(plan: RequestPlan, component: ServedComponent) -> bool:
     return plan.include.token_ids if component.facts.writes_text else plan.include.codec_tokens
 
 

@@ -94,7 +94,7 @@ class SpanTrace(RequestTrace):
                 child = self._tracer.start_span(part.name, context=context, start_time=zero + part.start)
                 child.end(end_time=zero + part.end)
             if error is not None:
-                # The type alone: a message may tell what was asked.
+                # The type alone: a message may quote the request.
                 self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))
         self._span.end()
 

@@ -1,1 +1,1 @@
-"""What every scheduler of ours shares: payloads on their way to the worker, and how requests end early."""
+"""What all our schedulers share: payloads on their way to the worker, and how requests end early."""

@@ -1,1 +1,1 @@
-"""What every runner of ours shares: its settings, the model's hooks, host memory, what a failure means."""
+"""What all our runners share: its settings, the model's hooks, host memory, what a failure means."""

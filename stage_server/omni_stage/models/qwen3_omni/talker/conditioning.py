@@ -85,7 +85,8 @@ class TalkerConditioning:
         counts = torch.cat(self._fresh.get("prompt_tokens", [torch.empty(0, dtype=torch.int64)]))
         ids = self._joined("token_ids")
         if not counts.numel() or ids.shape[0] < int(counts[0]):
-            return self._nothing_yet("token_ids: fewer than prompt_tokens, or prompt_tokens is missing")
+            self._refuse_at_end("token_ids: fewer than prompt_tokens, or prompt_tokens is missing")
+            return None
         prompt = ids[: int(counts[0])]
         if int(counts[0]) < 1 or counts.shape[0] != 1:
             raise InvalidTensorError("prompt_tokens: must be one row of at least 1", field="tensors.prompt_tokens")
@@ -99,13 +100,15 @@ class TalkerConditioning:
         is_media = find_media(heard, self._checkpoint.placeholder_ids)
         media = self._media(int(is_media.sum()))
         if media is None:
-            return self._nothing_yet("media: fewer rows than the prompt has tokens of media")
+            self._refuse_at_end("media: fewer rows than the prompt has tokens of media")
+            return None
         text = ids[reply:]
         if text.shape[0] <= _FRAME:
             return None
         return self._build(heard, is_media, *media, text)
 
-    def _nothing_yet(self, problem: str) -> None:
+    def _refuse_at_end(self, problem: str) -> None:
+        """More may come until the input has ended. Raises InvalidTensorError after that."""
         if self._ended:
             raise InvalidTensorError(problem, field=f"tensors.{problem.partition(':')[0]}")
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, States, read_layout
 
@@ -107,7 +106,7 @@ def _next_block(
 
 
 def _decode(
-    layer: nn.Module, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
+    layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
 ) -> torch.Tensor:
     """A layer of the decoder, in the order of state.read_layout."""
     if hasattr(layer, "block"):
@@ -141,4 +140,5 @@ def _convolve_transposed(
     last = next(past)
     kept.append(hidden[..., -1:])
     joined = hidden if begins else torch.cat([last, hidden], dim=-1)
-    return layer(joined)  # type: ignore[no-any-return]
+    convolved: torch.Tensor = layer(joined)
+    return convolved
