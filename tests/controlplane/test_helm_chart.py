@@ -18,7 +18,17 @@ from support.controlplane.api import eventually
 from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
 from support.controlplane.chart_variants import EVERYTHING, VARIANTS
-from support.controlplane.helm import CHART, NAMESPACE, RELEASE, ROOT, Helm, Manifest, operator_process, pick_one
+from support.controlplane.helm import (
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    Helm,
+    Manifest,
+    operator_process,
+    pick_one,
+    pick_operators,
+)
 from support.controlplane.schemas import LOCATION, write_schemas
 
 pytestmark = pytest.mark.controlplane
@@ -83,7 +93,7 @@ def test_the_api_server_takes_every_variant(helm: Helm, server: ApiServer, name:
 @pytest.mark.parametrize("name", ["default", "everything", "nothing optional", "two replicas"])
 def test_selectors_select_the_operators_pods_and_not_the_tests(helm: Helm, name: str) -> None:
     manifests = helm.template(VARIANTS[name])
-    pod = pick_one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    pod = pick_operators(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
     test = pick_one(manifests, "Pod")["metadata"]["labels"]
     selectors = [selector for item in manifests for selector in selectors_of(item)]
     assert len(selectors) >= 2
@@ -121,7 +131,7 @@ def test_a_tenant_needs_no_rights_in_the_cluster(helm: Helm) -> None:
 
 def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
     manifests = helm.template(EVERYTHING)
-    (rule,) = pick_one(manifests, "NetworkPolicy")["spec"]["ingress"]
+    (rule,) = pick_operators(manifests, "NetworkPolicy")["spec"]["ingress"]
     peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"] if "podSelector" in peer]
     labels = pick_one(manifests, "Pod")["metadata"]["labels"]
     assert [peer for peer in peers if peer.items() <= labels.items()]
@@ -146,9 +156,9 @@ def test_the_tests_pod_may_scrape_whoever_else_may_not(helm: Helm) -> None:
 def test_images(helm: Helm, values: Mapping[str, Any], image: str, stage_image: str) -> None:
     manifests = helm.template(values)
     containers = [pick_one(manifests, "Pod")["spec"]["containers"][0]]
-    containers += pick_one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    containers += pick_operators(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert {container["image"] for container in containers} == {image}
-    assert operator_process(pick_one(manifests, "Deployment"))[1]["OMNI_OPERATOR_DEFAULT_IMAGE"] == stage_image
+    assert operator_process(pick_operators(manifests, "Deployment"))[1]["OMNI_OPERATOR_DEFAULT_IMAGE"] == stage_image
 
 
 # What is refused
@@ -230,7 +240,7 @@ def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
 
 def settings_of(manifests: list[Manifest]) -> OperatorSettings:
     """What the operator makes of the pod's command and environment."""
-    command, environment = operator_process(pick_one(manifests, "Deployment", suffix=RELEASE))
+    command, environment = operator_process(pick_operators(manifests, "Deployment"))
     assert command[:3] == ["python", "-m", "omni_operator"]
     return parse_settings(command[3:], environment)
 
@@ -243,7 +253,7 @@ def test_the_operator_understands_what_it_is_started_with(helm: Helm, name: str)
     assert len(leases) == (name != "nothing optional")
     for role in leases:
         assert [settings.lease_name] in [rule.get("resourceNames") for rule in role["rules"]]
-    ports = pick_one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
+    ports = pick_operators(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
     assert [port["containerPort"] for port in ports] == [settings.health_port, settings.metrics_port]
 
 

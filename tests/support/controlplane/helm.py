@@ -74,6 +74,11 @@ def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manif
     return found[0]
 
 
+def pick_operators(manifests: list[Manifest], kind: str) -> Manifest:
+    """The one object of a kind that is not the gateway's: both may have a Deployment and a NetworkPolicy."""
+    return pick_one([item for item in manifests if not item["metadata"]["name"].endswith("-gateway")], kind)
+
+
 def operator_process(deployment: Manifest) -> tuple[list[str], dict[str, str]]:
     """Command with arguments, and environment, of a Deployment's operator."""
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
