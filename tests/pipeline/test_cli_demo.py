@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import wave
 from pathlib import Path
 
 import pytest
 
+from omni_proto.pipeline import load_pipeline
 from support.pipelines import OMNIPIPE, processes_with
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
@@ -27,3 +29,6 @@ def test_demo_leaves_text_speech_and_timelines_and_no_process(tmp_path: Path) ->
             assert any(sound.readframes(sound.getnframes()))
         assert prompt in done.stdout
     assert processes_with(str(out)) == []
+    (command,) = re.findall(r"omnipipe run (\S+) --model-dir (\S+) --http 8000", done.stderr)
+    assert load_pipeline(Path(command[0])).metadata.name in done.stderr.partition('"model": ')[2]
+    assert (Path(command[1]) / "config.json").is_file()

@@ -62,7 +62,20 @@ def run_demo(out: Path) -> int:
         return 130
     Console().print(make_table(answers))
     console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
+    console.print(describe_next(ASSETS / "tiny-omni.yaml", model), highlight=False, markup=False)
     return 0
+
+
+def describe_next(pipeline: Path, model: Path) -> str:
+    """Returns the commands that talk to the demo's checkpoint in a browser and with curl."""
+    command = sys.argv[0] if Path(sys.argv[0]).name == "omnipipe" else "omnipipe"
+    return (
+        "\nTo talk to it yourself, keep it running with an HTTP gateway:\n"
+        f"  {command} run {pipeline} --model-dir {model} --http 8000\n"
+        "and open http://localhost:8000 in a browser, or ask with curl:\n"
+        "  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
+        """    -d '{"model": "tiny-omni", "messages": [{"role": "user", "content": "Say hello."}]}'"""
+    )
 
 
 def write_model(directory: Path, console: Console) -> Path:
