@@ -20,7 +20,7 @@ from support.doc_examples import python_blocks
 
 PAGE = ROOT / "docs" / "client.md"
 EXAMPLES = python_blocks(PAGE)
-PACKAGES = ("omni_cli", "omni_kube", "omni_operator", "omni_proto", "omni_stage", "omnipipeline")
+PACKAGES = ("omni_cli", "omni_gateway", "omni_kube", "omni_operator", "omni_proto", "omni_stage", "omnipipeline")
 SAMPLE = str(ROOT / "manifests" / "samples" / "qwen25-omni.yaml")
 
 

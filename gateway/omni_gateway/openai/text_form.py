@@ -20,7 +20,9 @@ def add_tools(arguments: GenerateArguments, body: ChatRequest, facts: EntryFacts
             param="tools",
         )
     functions = [tool.function for tool in body.tools]
-    arguments["tools"] = [Tool(one.name, one.description or "", one.parameters or "") for one in functions]
+    arguments["tools"] = [
+        Tool(one.name, one.description or "", one.parameters or "", strict=bool(one.strict)) for one in functions
+    ]
     if isinstance(body.tool_choice, NamedTool):
         name = body.tool_choice.function.name
         if name not in [one.name for one in functions]:
