@@ -6,13 +6,15 @@ memory of a fixed address, which a CUDA graph replays. Hooks: PublishesPositions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniAudioFeatureInputs
 from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
 
+from omni_stage.models.qwen3_omni.thinker.sounds import encode_each
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions, Stretch
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
@@ -43,6 +45,24 @@ class ThinkerModel(Qwen3OmniMoeThinkerForConditionalGeneration):
         hidden_states, (accepted,) = output
         self._accepted[: accepted.shape[0]].copy_(accepted)
         return hidden_states
+
+    def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
+        """The rows [tokens, H] of each sound, equal to those it has alone.
+
+        Of vLLM 0.32, which encodes all sounds of a step in one call and pads the short ones.
+        """
+
+        def encode(features: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+            part = Qwen2_5OmniAudioFeatureInputs(
+                type="audio_features",
+                input_features=features,
+                audio_feature_lengths=torch.tensor(lengths),
+                validate=False,  # vLLM's check wants the mask as well, which the encoder does not read.
+            )
+            return super(ThinkerModel, self)._process_audio_input(part)
+
+        lengths: list[int] = audio_input["audio_feature_lengths"].flatten().tolist()
+        return encode_each(encode, audio_input["input_features"], lengths, 2 * self.audio_tower.n_window)
 
     def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
         """The media of the prompt: of text the talker needs the ids alone."""
