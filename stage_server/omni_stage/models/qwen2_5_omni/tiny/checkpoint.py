@@ -10,11 +10,12 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.tiny import release, weights
-from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape, check_shape, config_dict
+from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape, config_dict
 from omni_stage.models.qwen2_5_omni.tiny.tokenizer import make_processor
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPEAKER_BOS_TOKENS
+from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPEAKER_BOS_TOKENS, SPECIAL_TOKENS
 from omni_stage.models.shared.quiet import quiet_transformers
 from omni_stage.models.shared.tiny.shards import write_json, write_shards
+from omni_stage.models.shared.tiny.sizes import check_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 
 _SHARD_BYTES = 1_000_000
@@ -37,7 +38,7 @@ def write_tiny_checkpoint(
     Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = _resolve(shape)
-    check_shape(sizes)
+    check_shape(sizes, len(SPECIAL_TOKENS))
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = config_dict(sizes)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 
 HEAD_DIM = 32
@@ -73,21 +72,6 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
     }
 )
 """Shapes by name. "gqa" differs in every size and shares each key-value head between 4 (thinker) and 3 heads."""
-
-
-def check_shape(shape: TinyShape) -> None:
-    """Refuse sizes that do not fit together. Raises ConfigurationError naming the field."""
-    for heads, kv_heads, name in (
-        (shape.thinker_heads, shape.thinker_kv_heads, "thinker"),
-        (shape.talker_heads, shape.talker_kv_heads, "talker"),
-    ):
-        if kv_heads < 1 or heads % kv_heads:
-            raise ConfigurationError(
-                f"{name}_heads ({heads}) must be a multiple of {name}_kv_heads ({kv_heads})", field=f"{name}_kv_heads"
-            )
-    least = 256 + len(SPECIAL_TOKENS) + 64
-    if shape.vocab_size < least:
-        raise ConfigurationError(f"vocab_size must be at least {least}, got {shape.vocab_size}", field="vocab_size")
 
 
 def config_dict(shape: TinyShape) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from transformers import AutoTokenizer, Qwen3OmniMoeConfig, Qwen3OmniMoeForCondi
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.tiny import release, weights
-from omni_stage.models.qwen3_omni.tiny.shapes import SHAPES, TinyShape, check_shape, config_dict
+from omni_stage.models.qwen3_omni.tiny.shapes import SHAPES, TinyShape, config_dict
 from omni_stage.models.qwen3_omni.tiny.vocabulary import ROLE_SENTENCES, ROLES, SPECIAL_TOKENS
 from omni_stage.models.shared.quiet import quiet_transformers
 from omni_stage.models.shared.tiny.shards import write_json, write_shards
+from omni_stage.models.shared.tiny.sizes import check_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids, train_tokenizer
 
 _SHARD_BYTES = 1_000_000
@@ -35,7 +36,7 @@ def write_tiny_checkpoint(
     MB. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = _resolve(shape)
-    check_shape(sizes)
+    check_shape(sizes, len(SPECIAL_TOKENS))
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     core = train_tokenizer(sizes.vocab_size, SPECIAL_TOKENS, ROLE_SENTENCES)

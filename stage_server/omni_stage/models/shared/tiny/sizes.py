@@ -1,0 +1,44 @@
+"""Checks the sizes of a tiny checkpoint whose thinker and talker have attention of grouped heads."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from omni_stage.errors import ConfigurationError
+
+_BYTES = 256
+"""Tokens of a byte-level vocabulary before any merge."""
+_LEAST_MERGES = 64
+
+
+class TinySizes(Protocol):
+    """What every family's TinyShape has."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def thinker_heads(self) -> int: ...
+    @property
+    def thinker_kv_heads(self) -> int: ...
+    @property
+    def talker_heads(self) -> int: ...
+    @property
+    def talker_kv_heads(self) -> int: ...
+
+
+def check_shape(shape: TinySizes, special_tokens: int) -> None:
+    """Refuse sizes that do not fit together. Raises ConfigurationError naming the field.
+
+    `special_tokens`: how many the family's vocabulary has.
+    """
+    for heads, kv_heads, name in (
+        (shape.thinker_heads, shape.thinker_kv_heads, "thinker"),
+        (shape.talker_heads, shape.talker_kv_heads, "talker"),
+    ):
+        if kv_heads < 1 or heads % kv_heads:
+            raise ConfigurationError(
+                f"{name}_heads ({heads}) must be a multiple of {name}_kv_heads ({kv_heads})", field=f"{name}_kv_heads"
+            )
+    least = _BYTES + special_tokens + _LEAST_MERGES
+    if shape.vocab_size < least:
+        raise ConfigurationError(f"vocab_size must be at least {least}, got {shape.vocab_size}", field="vocab_size")
