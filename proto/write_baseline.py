@@ -1,6 +1,6 @@
 """Writes proto/baseline.binpb: the contract that later versions must keep. Run it when a release adds to the contract.
 
-A test holds the .proto files against it: no field may be removed, renumbered or retyped.
+A test compares the .proto files with it: no field may be removed, renumbered or retyped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BASELINE = Path(__file__).with_name("baseline.binpb")
 
 
 def build_baseline() -> FileDescriptorSet:
-    """The contract as the generated stubs describe it, without comments."""
+    """Returns the contract as the generated stubs describe it, without comments."""
     files = FileDescriptorSet()
     for module in MODULES:
         module.DESCRIPTOR.CopyToProto(files.file.add())

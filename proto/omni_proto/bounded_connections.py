@@ -1,8 +1,8 @@
-"""TCP connections of a plain port under bounds: in all, of one peer, and in time.
+"""Limits on the TCP connections of a plain port: in total, per peer, and in time.
 
-Libraries for HTTP wait for a request's header as long as its sender likes. Here a connection has a life: who has not
-had an answer by then is cut. A port that is full cuts the oldest connection of the peer that holds most of them, so
-that whoever hoards connections loses them to whoever uses one.
+HTTP libraries wait for a request's header without a time limit. Here every connection has a maximum lifetime and is
+closed at its end, even if its request was not answered. A full port closes the oldest connection of the peer that has
+the most, so that a peer that hoards connections cannot lock out the others.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, TypeVar, cast
 from omni_proto.peer_table import PeerTable
 
 IN_ALL: Final = 256
-"""Connections of a port."""
+"""Most connections of a port."""
 PER_PEER: Final = 32
-"""Connections of a port from one address."""
+"""Most connections of a port from one address."""
 LIFE_S: Final = 15.0
-"""From a connection's begin to its end, whatever was asked for: longer than a scrape may take."""
+"""Maximum lifetime of a connection in seconds, whatever the request: longer than a scrape may take."""
 BACKLOG: Final = 1024
 
 Connection = TypeVar("Connection")
@@ -34,7 +34,7 @@ class ConnectionTable(PeerTable[Connection]):
         self._per_peer = per_peer
 
     def enter(self, peer: str, connection: Connection) -> Connection | None:
-        """Add a connection. Returns the one that has to go for it, which is in the table no longer; None mostly."""
+        """Add a connection. Returns the connection to close in its place, already removed from the table, or None."""
         self.add(peer, connection)
         if self.held_by(peer) > self._per_peer:
             loser = peer
@@ -48,7 +48,7 @@ class ConnectionTable(PeerTable[Connection]):
 
 
 class BoundedConnections:
-    """Makes the protocols of a server: each passes all on to one that `factory` makes, within the bounds."""
+    """Protocol factory of a server: wraps each protocol that `factory` makes and enforces the limits."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class BoundedConnections:
         self.life_s = life_s
 
     def __call__(self) -> asyncio.Protocol:
-        """The protocol of a new connection."""
+        """Returns the protocol of a new connection."""
         return _Bounded(self._factory(), self)
 
 
@@ -86,7 +86,7 @@ class _Bounded(asyncio.Protocol):
             victim.cut()
 
     def cut(self) -> None:
-        """End the connection at once, whatever is in flight on it."""
+        """Close the connection at once, even if data is in flight."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -111,15 +111,15 @@ class _Bounded(asyncio.Protocol):
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """A listening socket; host "" or "::" (also "[::]") is every address, of both families where there is IPv6.
+    """Returns a listening socket. Raises OSError.
 
-    Raises OSError.
+    host "", "::" or "[::]" means every address, of IPv4 and, where available, IPv6.
     """
     host = host.strip("[]")
     if host not in ("", "::"):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    # One socket for both: two would get two ports for port 0.
+    # One socket for both address families: with port 0, two sockets would get two different ports.
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     return socket.create_server(("", port), backlog=BACKLOG)

@@ -1,7 +1,8 @@
-"""Errors of the contracts: one root; each tensor error says whether it is corrupt or invalid.
+"""The base class of all errors of omni_proto, and the errors of schemas, messages and tensors.
 
-A leaf: imports nothing, so that the control plane can use it too. Messages name the tensor, the limit and the remedy
-and never hold tensor values or prompt text. Errors of a call are in `client/errors.py`.
+Each tensor error says whether the transfer or the sender is at fault. This module imports nothing of the project, so
+that the control plane can use it too. Messages name the tensor, the limit and the remedy; they never hold tensor values
+or prompt text. Errors of a call are in `client/errors.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class SchemaError(OmniProtoError):
 
 
 class EncodeError(OmniProtoError):
-    """What is to be sent cannot be written: a fault of the sender."""
+    """A message cannot be encoded: a fault of the sender."""
 
 
 class ArgumentError(OmniProtoError, ValueError):
@@ -26,18 +27,18 @@ class ArgumentError(OmniProtoError, ValueError):
 
 
 class WireError(OmniProtoError):
-    """Bytes that came are not a message of the protocol: truncated or damaged, or never protobuf."""
+    """The received bytes are not a message of the protocol: truncated, damaged, or never protobuf."""
 
 
 class TensorErrorKind(StrEnum):
-    """Whose fault a tensor error is, and so its gRPC code."""
+    """Whether the transfer or the sender caused a tensor error; decides its gRPC code."""
 
     CORRUPT = "corrupt"
     """The transfer lost, repeated or changed data: DATA_LOSS, reason CORRUPT_TENSOR."""
     INVALID = "invalid"
-    """The sender announced or sent what may not be sent: INVALID_ARGUMENT, reason INVALID_TENSOR."""
+    """The sender announced or sent something that is not allowed: INVALID_ARGUMENT, reason INVALID_TENSOR."""
     NON_FINITE = "non_finite"
-    """Invalid by its values: INVALID_ARGUMENT, reason NON_FINITE_TENSOR."""
+    """The values are NaN or infinite: INVALID_ARGUMENT, reason NON_FINITE_TENSOR."""
 
 
 class TensorError(OmniProtoError):
@@ -50,7 +51,7 @@ class TensorError(OmniProtoError):
         self.tensor = tensor
         """Name of the tensor; empty if it is not known."""
         self.limit = str(limit)
-        """The limit that was passed, with its unit; empty if none."""
+        """The limit that was exceeded, with its unit; empty if none."""
 
     @property
     def is_corrupt(self) -> bool:
@@ -65,19 +66,19 @@ class CorruptTensorError(TensorError):
 
 
 class ChecksumError(CorruptTensorError):
-    """The CRC-32C of a chunk's data is not the one that it carries."""
+    """The CRC-32C of a chunk's data differs from the checksum in the chunk."""
 
 
 class OutOfOrderChunkError(CorruptTensorError):
-    """A chunk begins beyond the next row: rows before it are missing or come later."""
+    """A chunk begins after the next expected row: the rows before it are missing or late."""
 
 
 class DuplicateChunkError(CorruptTensorError):
-    """A chunk holds only rows that came before."""
+    """A chunk holds only rows that were already received."""
 
 
 class OverlappingChunkError(CorruptTensorError):
-    """A chunk holds rows that came before, and new ones."""
+    """A chunk holds rows that were already received, and new ones."""
 
 
 class MissingRowsError(CorruptTensorError):
@@ -85,15 +86,15 @@ class MissingRowsError(CorruptTensorError):
 
 
 class ChunkAfterLastError(CorruptTensorError):
-    """A chunk came after the one that said last."""
+    """A chunk came after the one marked as the last."""
 
 
 class ChunkLengthError(CorruptTensorError):
-    """The bytes of a chunk are not rows x row bytes."""
+    """A chunk's data is not exactly rows x bytes per row long."""
 
 
 class InvalidTensorError(TensorError):
-    """The sender announced or sent what may not be sent."""
+    """The sender announced or sent something that is not allowed."""
 
 
 class OversizedTensorError(InvalidTensorError):
@@ -101,7 +102,7 @@ class OversizedTensorError(InvalidTensorError):
 
 
 class WrongHeaderError(InvalidTensorError):
-    """A header is not what the edge's schema says, or is missing, or came twice."""
+    """A header contradicts the edge's schema, is missing, or came twice."""
 
 
 class UnknownTensorError(InvalidTensorError):

@@ -1,10 +1,11 @@
-"""Arithmetic of GPU memory: what a stage holds, and whether stages fit one GPU. Pure; all sizes are bytes.
+"""GPU memory: how much a stage needs, and whether several stages fit on one GPU. Pure; all sizes are in bytes.
 
-A stage on a GPU holds weights, a KV cache, activations, CUDA graphs and CUDA's own context. vLLM 0.32 looks at them
-twice. When a stage starts, `request_memory` (v1/worker/utils.py) demands that gpuMemoryUtilization x total is free,
-whatever kvCacheMemoryMib says. Later, without kvCacheMemoryMib, it profiles and gives the rest of that share to the KV
-cache; with kvCacheMemoryMib it takes that many bytes and measures nothing. The same formulas are here, so that a table,
-a sample and `omnipipe run` can be checked without a GPU; tests compare them with vLLM's own.
+A stage on a GPU holds weights, a KV cache, activations, CUDA graphs and CUDA's own context. vLLM 0.32 checks memory
+twice. When a stage starts, `request_memory` (v1/worker/utils.py) requires gpuMemoryUtilization x total to be free,
+whatever kvCacheMemoryMib says. Later, without kvCacheMemoryMib, vLLM profiles the model and gives the rest of that
+share to the KV cache; with kvCacheMemoryMib it allocates that much and measures nothing. This module has the same
+formulas, so that tables in the docs, samples and `omnipipe run` can be checked without a GPU. Tests compare them with
+vLLM's.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ GIB: Final = 1 << 30
 DEFAULT_SHARE: Final = 0.92
 """Default of gpuMemoryUtilization (vLLM 0.32, CacheConfig)."""
 CUDA_CONTEXT_BYTES: Final = 640 * MIB
-"""Reserved per process beside torch's allocations: context, loaded kernels, cuBLAS and cuDNN. An allowance: half of it
-is usual, and the exact figure depends on driver and card."""
+"""Reserved per process in addition to torch's allocations: context, loaded kernels, cuBLAS and cuDNN. A generous
+estimate: half of it is usual, and the exact figure depends on driver and card."""
 _LOGITS_BYTES: Final = 32
-"""Per request and vocabulary entry at the widest point of vLLM's sampler in PyTorch (v1/sample/ops/
+"""Bytes per request and vocabulary entry at the peak of vLLM's sampler in PyTorch (v1/sample/ops/
 topk_topp_sampler.py): bfloat16 and float32 logits, sorted values, int64 indices, probabilities, their sum, masks."""
 
 
@@ -41,17 +42,17 @@ class KvShape:
         return 2 * self.layers * self.kv_heads * self.head_size * self.element_bytes
 
     def count_blocks(self, cache_bytes: int, block_tokens: int = 16) -> int:
-        """Whole blocks that a cache of that size has."""
+        """Returns the number of whole blocks in a cache of that size."""
         return cache_bytes // (self.token_bytes * block_tokens)
 
     def count_requests(self, cache_bytes: int, length: int, block_tokens: int = 16) -> float:
-        """Requests of that length, in tokens, which the cache holds at once."""
+        """Returns how many requests of that length, in tokens, the cache holds at once."""
         return self.count_blocks(cache_bytes, block_tokens) / math.ceil(length / block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """The sizes of a decoder that its activations depend on."""
+    """The dimensions of a text decoder that determine the size of its activations."""
 
     hidden: int
     intermediate: int
@@ -61,10 +62,10 @@ class TextShape:
     vocabulary: int
 
     def activation_bytes(self, *, batched_tokens: int, sequences: int, element_bytes: int = 2) -> int:
-        """An upper estimate of a step's activations: the widest layer, input rows, and the sampler's copies of logits.
+        """Returns an upper estimate of a step's activations: the widest layer, input rows, the sampler's logits.
 
-        Per token: residual, normed and input rows of the hidden size, and the wider of attention (queries, keys,
-        values, output) and feed-forward (gate and up, and their product).
+        Per token: residual, normalized and input rows of the hidden size, and the wider of attention (queries, keys,
+        values, output) and feed-forward (gate, up, and their product).
         """
         attention = (2 * self.heads + 2 * self.kv_heads) * self.head_size
         widest = max(attention, 3 * self.intermediate)
@@ -74,7 +75,7 @@ class TextShape:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one stage holds on its GPU at its peak."""
+    """The peak memory of one stage on its GPU, by use."""
 
     name: str
     weights: int
@@ -92,20 +93,23 @@ class StageMemory:
 
 
 def requested_bytes(share: float, device_bytes: int) -> int:
-    """What vLLM demands to be free when a stage with this gpuMemoryUtilization starts."""
+    """Returns the bytes that vLLM requires to be free when a stage with this gpuMemoryUtilization starts."""
     return math.ceil(device_bytes * share)
 
 
 def least_share(needed: int, device_bytes: int) -> float:
-    """The smallest gpuMemoryUtilization, in hundredths, that covers the bytes. May pass 1: then they do not fit."""
+    """Returns the smallest gpuMemoryUtilization, rounded up to hundredths, that covers the needed bytes.
+
+    A result above 1 means that they do not fit the device.
+    """
     hundredths = math.ceil(needed * 100 / device_bytes)
     return hundredths / 100
 
 
 def torch_share(share: float, device_bytes: int, context: int = CUDA_CONTEXT_BYTES) -> float:
-    """The share of a GPU for torch's allocator in a process that may use `share` of it: the context is not torch's.
+    """Returns the share of a GPU that torch's allocator may use in a process that may use `share` of the GPU.
 
-    Raises ValueError if nothing is left.
+    CUDA's context takes the difference. Raises ValueError if nothing is left.
     """
     left = share * device_bytes - context
     if left <= 0:
@@ -118,17 +122,17 @@ def torch_share(share: float, device_bytes: int, context: int = CUDA_CONTEXT_BYT
 
 @dataclass(frozen=True, slots=True)
 class MemoryProblem:
-    """Why stages do not fit one GPU."""
+    """One reason why stages do not fit on one GPU."""
 
     stage: str
     words: str
 
 
 def find_problems(stages: Sequence[StageMemory], device_bytes: int) -> list[MemoryProblem]:
-    """Why these stages cannot share a GPU of that size, whichever starts first; empty if they can.
+    """Returns why these stages cannot share a GPU of that size; empty if they can, in any order of starting.
 
-    A stage that passes its share takes what another counts on. If none does, and the shares add up to 1 at most, then
-    vLLM's check passes in every order: others hold at most their shares.
+    A stage that exceeds its share takes memory that another stage counts on. If no stage exceeds its share, and the
+    shares add up to at most 1, vLLM's check passes in every order.
     """
     problems = []
     for stage in stages:

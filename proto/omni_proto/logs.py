@@ -1,6 +1,6 @@
-"""Logs of every process: JSON or text on stderr; each line says what it is about.
+"""Logging for every process: JSON or text on stderr, with fields that say what each line is about.
 
-A leaf: imports the standard library only.
+Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final, Literal, TextIO, TypeAlias
 
 LogFormat: TypeAlias = Literal["json", "text"]
 Fields: TypeAlias = Callable[[], Mapping[str, object]]
-"""Returns fields of the line that is being written, in order."""
+"""Returns additional fields for the line that is being written, in order."""
 
 NOISY: Final = ("aiohttp", "asyncio", "httpx", "kopf", "urllib3")
 """Libraries whose INFO lines describe single requests, selectors and handlers."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What kopf puts into its records: the reference and settings of the object that it handles.
+# Attributes that kopf adds to its records: reference and settings of the object that it handles.
 _FOREIGN = frozenset({"k8s_skip", "k8s_ref", "settings"})
 
 
 def no_fields() -> Mapping[str, object]:
-    """Returns no field at all."""
+    """Returns no fields."""
     return {}
 
 
@@ -37,7 +37,7 @@ def describe_fully(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def describe_by_frames(error: BaseException, trace: TracebackType | None = None) -> str:
-    """Returns type and places of an error and of its causes, without messages: those may quote a prompt."""
+    """Returns the types and stack frames of an error and its causes, without messages, which may quote a prompt."""
     lines = []
     current: BaseException | None = error
     while current is not None:
@@ -49,9 +49,9 @@ def describe_by_frames(error: BaseException, trace: TracebackType | None = None)
 
 
 class LineFormatter(logging.Formatter):
-    """One line a record.
+    """Formats each record as one line.
 
-    JSON: one object. Text: `TIME LEVEL LEAD... LOGGER: MESSAGE KEY=VALUE ...`, with a dash for an empty lead.
+    JSON: one object. Text: `TIME LEVEL LEAD... LOGGER: MESSAGE KEY=VALUE ...`, with a dash for an empty lead field.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LineFormatter(logging.Formatter):
         about: Fields = no_fields,
         describe_error: Callable[[BaseException, TracebackType | None], str] = describe_fully,
     ) -> None:
-        """lead gives the fields before the logger's name, always the same ones; about those after the message."""
+        """lead returns the fields before the logger's name, always the same ones; about, those after the message."""
         super().__init__()
         self._log_format = log_format
         self._lead = lead
@@ -99,7 +99,7 @@ def configure_logging(formatter: LineFormatter, level: str = "info", stream: Tex
 
 
 def adopt_logger(name: str) -> None:
-    """Route a library's logger that brought handlers of its own (vLLM) through the root logger."""
+    """Route the logger of a library that installs its own handlers (vLLM) through the root logger."""
     logger = logging.getLogger(name)
     logger.handlers.clear()
     logger.propagate = True

@@ -1,8 +1,8 @@
-"""What the header of an image or of audio says, read from its first bytes: nothing is decoded.
+"""Reads the header of an image, audio or video file without decoding it.
 
-Stages bound media by it before they decode anything, clients send the decoded size of media that they send in chunks.
-The cost is bounded too: at most MAX_SECTIONS sections are walked, and what lies between them is skipped in C.
-Standard library only.
+Stages check media against their limits before they decode anything. Clients announce the decoded size of media that
+they send in chunks. The cost is bounded: at most MAX_SECTIONS sections are visited, and the bytes between them are
+skipped in C. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from omni_proto.errors import OmniProtoError
+from omni_proto.video_header import VideoHeader, VideoHeaderError, read_video_header, sniff_video
 
 MAX_SECTIONS: Final = 4096
-"""Chunks of a PNG or WAV, segments of a JPEG. Photographs with maps of depth have about a hundred."""
+"""Most chunks of a PNG or WAV, or segments of a JPEG. Photographs with depth maps have about a hundred."""
 BYTES_PER_PIXEL: Final = 3
 BYTES_PER_SAMPLE: Final = 4
 
@@ -24,27 +25,27 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _WAVE_FORMATS: Final = {1: "PCM", 3: "IEEE float", 6: "A-law", 7: "u-law"}
 _WAVE_EXTENSIBLE: Final = 0xFFFE
 _JPEG_MARKER: Final = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
-"""A marker that is no restart inside of a scan. Stuffed zeros and fill bytes are not markers."""
+"""Any marker except restart markers inside a scan. Stuffed zeros and fill bytes are not markers."""
 _SLICE: Final = 128 << 10
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _SOF: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 class MediaHeaderError(OmniProtoError, ValueError):
-    """The bytes are no image or audio that is known here, or their header makes no sense."""
+    """The bytes are not an image, audio or video of a supported format, or their header makes no sense."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Of a PNG or JPEG."""
+    """Header of a PNG or JPEG."""
 
     media_type: str
     width: int
     height: int
     frames: int = 1
-    """More than 1 of an animated PNG."""
+    """Number of frames; more than 1 for an animated PNG."""
     scans: int = 1
-    """Passes over the picture of a JPEG; a progressive one has about ten."""
+    """Scans of a JPEG, each a pass over the picture; a progressive JPEG has about ten."""
 
     @property
     def pixels(self) -> int:
@@ -53,13 +54,13 @@ class ImageHeader:
 
     @property
     def decoded_bytes(self) -> int:
-        """Of one frame as RGB."""
+        """Bytes of one frame decoded to RGB."""
         return self.pixels * BYTES_PER_PIXEL
 
 
 @dataclass(frozen=True, slots=True)
 class AudioHeader:
-    """Of a WAV or FLAC."""
+    """Header of a WAV or FLAC."""
 
     media_type: str
     rate_hz: int
@@ -69,12 +70,12 @@ class AudioHeader:
 
     @property
     def decoded_bytes(self) -> int:
-        """Of all channels as float32."""
+        """Bytes of all channels decoded to float32."""
         return self.frames * self.channels * BYTES_PER_SAMPLE
 
 
 def sniff(data: bytes | bytearray | memoryview) -> str | None:
-    """Returns the media type by its first bytes, or None."""
+    """Returns the media type by the first bytes, or None if it is unknown."""
     head = bytes(data[:12])
     if head[:8] == _PNG:
         return "image/png"
@@ -84,14 +85,19 @@ def sniff(data: bytes | bytearray | memoryview) -> str | None:
         return "audio/wav"
     if head[:4] == b"fLaC":
         return "audio/flac"
-    return None
+    return sniff_video(head + bytes(data[12:64]))
 
 
-def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHeader:
-    """The header of a whole PNG, JPEG, WAV or FLAC. Raises MediaHeaderError, whose message quotes no content."""
+def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHeader | VideoHeader:
+    """Returns the header of a whole PNG, JPEG, WAV, FLAC, MP4, WebM or Matroska file.
+
+    Raises MediaHeaderError, whose message quotes no content.
+    """
     kind = sniff(data)
     view = memoryview(data)
     try:
+        if kind is not None and kind.startswith("video/"):
+            return read_video_header(view)
         if kind == "image/png":
             return _read_png(view)
         if kind == "image/jpeg":
@@ -100,9 +106,11 @@ def read_header(data: bytes | bytearray | memoryview) -> ImageHeader | AudioHead
             return _read_wav(view)
         if kind == "audio/flac":
             return _read_flac(view)
+    except VideoHeaderError as error:
+        raise MediaHeaderError(str(error)) from error
     except (struct.error, IndexError) as error:
         raise MediaHeaderError(f"the header of the {kind} is cut off") from error
-    raise MediaHeaderError("the bytes are no PNG, JPEG, WAV or FLAC")
+    raise MediaHeaderError("the bytes are no PNG, JPEG, WAV, FLAC, MP4, WebM or Matroska")
 
 
 def _read_png(view: memoryview) -> ImageHeader:
@@ -145,7 +153,7 @@ def _read_jpeg(view: memoryview) -> ImageHeader:
 
 
 def _jpeg_segments(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Marker and position of the length of each segment up to the end of the picture, as libjpeg finds them."""
+    """Yields each segment's marker and the position of its length, up to the end of the picture, as libjpeg does."""
     end = 2
     for _ in range(MAX_SECTIONS):
         position = _find_marker(view, end)
@@ -163,7 +171,7 @@ def _jpeg_segments(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def _find_marker(view: memoryview, position: int) -> int | None:
-    """Where the next marker ends. In slices, so that other threads come to their turn meanwhile."""
+    """Returns the position after the next marker, or None. Searches in slices, so that other threads can run."""
     for start in range(position, len(view), _SLICE):
         if found := _JPEG_MARKER.search(view, start, start + _SLICE + 1):
             return found.end()
@@ -186,7 +194,7 @@ def _read_wav(view: memoryview) -> AudioHeader:
             if layout is None:
                 raise MediaHeaderError("the WAV does not state its format")
             channels, rate, width = layout
-            # Programs that stream write the largest number, or 0, for the length that they do not know.
+            # Programs that stream do not know the length and write the largest number, or 0.
             there = len(view) - position
             frames = (min(length, there) if length else there) // (channels * width)
             return AudioHeader("audio/wav", rate, channels, frames)
@@ -195,7 +203,7 @@ def _read_wav(view: memoryview) -> AudioHeader:
 
 
 def _read_wave_format(chunk: memoryview) -> tuple[int, int, int]:
-    """Channels, rate and bytes of a sample."""
+    """Returns the channels, the rate in Hz and the bytes per sample."""
     tag, channels, rate, _, align, bits = struct.unpack_from("<HHIIHH", chunk)
     if tag == _WAVE_EXTENSIBLE:
         (tag,) = struct.unpack_from("<H", chunk, 24)
@@ -211,7 +219,7 @@ def _read_flac(view: memoryview) -> AudioHeader:
     (head,) = struct.unpack_from(">I", view, 4)
     if head & 0x7FFFFFFF != 34:
         raise MediaHeaderError("the FLAC does not begin with its format")
-    # 20 bits of rate, 3 of channels - 1, 5 of bits - 1, 36 of samples
+    # 20 bits: rate; 3: channels - 1; 5: bits per sample - 1; 36: samples.
     (packed,) = struct.unpack_from(">Q", view, 18)
     rate, channels, frames = packed >> 44, (packed >> 41 & 7) + 1, packed & (1 << 36) - 1
     if not rate:

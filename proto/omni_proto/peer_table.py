@@ -1,4 +1,4 @@
-"""What peers hold of something that is bounded, by peer and in the order in which it came. Pure."""
+"""Items of a limited resource, such as connections, by the peer that holds them and in order of arrival. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Member = TypeVar("Member")
 
 
 class PeerTable(Generic[Member]):
-    """Members of peers; those of one peer in order."""
+    """Members by peer; those of one peer are in the order in which they were added."""
 
     def __init__(self) -> None:
         self._by_peer: dict[str, dict[Member, None]] = {}
@@ -18,16 +18,16 @@ class PeerTable(Generic[Member]):
         return self._count
 
     def held_by(self, peer: str) -> int:
-        """How many members a peer has."""
+        """Returns how many members a peer has."""
         return len(self._by_peer.get(peer, ()))
 
     def add(self, peer: str, member: Member) -> None:
-        """Enter a member, as the newest of its peer."""
+        """Add a member, as the newest of its peer."""
         self._by_peer.setdefault(peer, {})[member] = None
         self._count += 1
 
     def remove(self, peer: str, member: Member) -> None:
-        """Forget a member. One that is not in the table is no error."""
+        """Remove a member. It is no error if the table does not hold it."""
         members = self._by_peer.get(peer, {})
         if member in members:
             del members[member]
@@ -36,9 +36,9 @@ class PeerTable(Generic[Member]):
                 del self._by_peer[peer]
 
     def oldest_of(self, peer: str) -> Member:
-        """The oldest member of a peer that has one."""
+        """Returns the oldest member of a peer, which must have at least one."""
         return next(iter(self._by_peer[peer]))
 
     def largest(self) -> str:
-        """The peer with most members, of several the one that came first; the table must not be empty."""
+        """Returns the peer with the most members, the first one if several tie. The table must not be empty."""
         return max(self._by_peer, key=lambda peer: len(self._by_peer[peer]))

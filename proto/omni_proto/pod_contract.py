@@ -1,7 +1,8 @@
-"""What a stage's pod and whoever runs it agree on: exit codes, termination messages, probes, ports, labels, metrics.
+"""The contract between a stage's pod and its environment: exit codes, termination messages, probes, ports, labels,
+metrics.
 
-The stage server writes it; the operator, `omnipipe run`, dashboards, alerts and the benches read it. Said here once, so
-that neither side can invent a word that the other does not know.
+The stage server produces these; the operator, `omnipipe run`, dashboards, alerts and benchmarks consume them. They are
+defined once, here, so that both sides use the same names.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final
 
 DOMAIN: Final = "omnipipeline.io"
-"""Of labels, annotations and the resource's group; of google.rpc.ErrorInfo in errors."""
+"""Domain of labels, annotations, the resource's API group, and google.rpc.ErrorInfo."""
 
 PIPELINE_LABEL: Final = f"{DOMAIN}/pipeline"
 STAGE_LABEL: Final = f"{DOMAIN}/stage"
 REVISION_LABEL: Final = f"{DOMAIN}/revision"
 ROLE_LABEL: Final = f"{DOMAIN}/role"
-"""On pods and on what belongs to one stage: `entry` for the stage that takes clients' requests, else `inner`."""
+"""On pods and other objects of one stage: `entry` for the stage that takes clients' requests, else `inner`."""
 
 GRPC_PORT: Final = 50051
 HEALTH_PORT: Final = 50052
@@ -36,13 +37,13 @@ TERMINATION_LOG_VARIABLE: Final = "OMNI_TERMINATION_LOG"
 """Environment variable that names the file of the termination message."""
 DEFAULT_TERMINATION_LOG: Final = "/dev/termination-log"
 MAX_TERMINATION_BYTES: Final = 1024
-"""Of the message's text. Kubelet reads 4,096 bytes of the file."""
+"""Most bytes of the message's text. Kubelet reads 4,096 bytes of the file."""
 
 
 class StageMetric(StrEnum):
-    """Metrics of a stage server, by the names that queries ask for.
+    """Names of a stage server's metrics, as queries use them.
 
-    A histogram has the series NAME_bucket, NAME_sum and NAME_count. Those of the pipeline come from its entry stage.
+    A histogram has the series NAME_bucket, NAME_sum and NAME_count. The entry stage exports the pipeline's metrics.
     """
 
     INFO = "omni_stage_info"
@@ -82,7 +83,7 @@ class ExitCode(IntEnum):
     ENGINE_DEAD = 70
     """EX_SOFTWARE of sysexits.h."""
     BAD_CONFIGURATION = 78
-    """EX_CONFIG of sysexits.h: to start it again as it is changes nothing."""
+    """EX_CONFIG of sysexits.h: a restart with the same configuration would fail again."""
     ABORTED = 143
     """A second SIGTERM ended a drain."""
 
@@ -103,21 +104,21 @@ class Termination:
     """A termination message: what kubelet puts into the container's status."""
 
     reason: str
-    """A TerminationReason; empty where nothing was left, or by something that is no stage server."""
+    """A TerminationReason; empty if there is no message, or if another program wrote it."""
     message: str = ""
     field: str = ""
-    """What in the configuration is wrong."""
+    """The wrong field of the configuration."""
 
     def encode(self) -> str:
-        """JSON {reason, message, field}, with at most MAX_TERMINATION_BYTES of message."""
+        """Returns JSON {reason, message, field}, with at most MAX_TERMINATION_BYTES of message."""
         short = self.message.encode()[:MAX_TERMINATION_BYTES].decode(errors="ignore")
         return json.dumps({"reason": self.reason, "message": short, "field": self.field}, ensure_ascii=False)
 
 
 def parse_termination(text: str) -> Termination | None:
-    """A termination message; None for text that is no JSON: a foreign program's words. Raises nothing.
+    """Returns the termination message in a text, or None if the text is not JSON: another program wrote it.
 
-    Values that are no text, and JSON of another form, say nothing.
+    Fields that are not strings count as empty, and so do all fields of JSON that is not an object. Raises nothing.
     """
     try:
         document: Any = json.loads(text)

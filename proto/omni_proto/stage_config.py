@@ -1,7 +1,7 @@
-"""StageConfig: the one schema of the file that configures a stage server.
+"""StageConfig: the schema of the file that configures a stage server.
 
-Written by the operator (a ConfigMap) and by `omnipipe run` (a temporary file), read once by the stage server.
-Writers dump with `exclude_defaults=True`, so that a new optional field changes no existing file.
+The operator writes the file to a ConfigMap, `omnipipe run` to a temporary file; the stage server reads it once.
+Defaults are not written, so that a new optional field changes no existing file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConfigModel(BaseModel):
 
 
 class EdgeMode(StrEnum):
-    """When a stage starts on its input."""
+    """When a stage starts to process its input."""
 
     FULL = "Full"
     STREAM = "Stream"
@@ -82,8 +82,8 @@ class EngineArgs(ConfigModel):
     """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
     text requests down. Only for an entry stage whose rows no other stage reads."""
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
-    """Cache of processed images and audio in MiB, so that repeated media are not processed again. This memory comes on
-    top of limits.maxInflightBytes. Default: 0, no cache."""
+    """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
+    limits.maxInflightBytes. Default: 0, no cache."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     tool_call_parser: ParserName | None = None
@@ -139,9 +139,9 @@ class Limits(ConfigModel):
     max_inflight_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] | None = None
     """Bytes of tensors and media that all requests together may hold. Default: 25 % of the memory limit."""
     max_media_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 32 << 20
-    """Most bytes of one encoded image or audio file."""
+    """Most bytes of one encoded image, audio or video file."""
     max_media_per_request: Annotated[int, Field(ge=0, le=64)] = 8
-    """Most images and audio files of one request."""
+    """Most images, audio and video files of one request."""
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
     max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
@@ -149,20 +149,27 @@ class Limits(ConfigModel):
 
 
 class MediaLimits(ConfigModel):
-    """Limits for a request's images and audio, checked against their headers before anything is decoded."""
+    """Limits for a request's images, audio and videos, checked against their headers before anything is decoded."""
 
     max_image_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 16 << 20
     """Most pixels of an image, width times height."""
     max_image_scans: Annotated[int, Field(ge=1, le=1000)] = 50
-    """Most scans of a progressive JPEG; programs write about ten, and each costs a pass over the picture."""
+    """Most scans of a progressive JPEG. Programs write about ten; each costs a pass over the picture."""
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Longest audio file, in seconds. The model may accept less."""
     max_audio_rate_hz: Annotated[int, Field(ge=4000, le=768_000)] = 192_000
     """Highest sample rate of audio; the lowest is 4,000."""
     max_audio_channels: Annotated[int, Field(ge=1, le=64)] = 8
     """Most channels of audio."""
+    max_video_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    """Longest video, in seconds. The model sees two frames per second, and may accept less."""
+    max_video_frames: Annotated[int, Field(ge=2, le=1 << 20)] = 7200
+    """Most frames of a video as it is encoded: all are decoded to find those that the model sees."""
+    max_video_pixels: Annotated[int, Field(ge=1024, le=1 << 26)] = 9 << 20
+    """Most pixels of a video's frame, width times height. The default is a little more than 4096 x 2160."""
     max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20
-    """Most bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel."""
+    """Most bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel. Videos count with the
+    size and number of the frames that the model sees."""
 
 
 class Timeouts(ConfigModel):
@@ -181,7 +188,7 @@ class Timeouts(ConfigModel):
 
 
 class ClientCertificates(StrEnum):
-    """Whether clients have to show a certificate."""
+    """Whether clients must present a certificate."""
 
     IGNORED = "Ignored"
     REQUIRED = "Required"
@@ -191,9 +198,9 @@ class ServerTls(ConfigModel):
     """TLS of the gRPC port: files in cert-manager's shape, which may be replaced while the server runs."""
 
     directory: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-    """Directory of tls.crt and tls.key, and of ca.crt where clients have to show a certificate."""
+    """Directory of tls.crt and tls.key, and of ca.crt if clients must present a certificate."""
     client_certificates: ClientCertificates = ClientCertificates.IGNORED
-    """Required: clients show a certificate that ca.crt signed."""
+    """Required: clients must present a certificate that ca.crt signed."""
     source: Annotated[str, StringConstraints(max_length=512)] = ""
     """Where the files come from; for messages."""
 
@@ -210,7 +217,7 @@ class Listen(ConfigModel):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = METRICS_PORT
     """Port of /metrics."""
     tls: ServerTls | None = None
-    """TLS of the gRPC port; none is plaintext. Health and metrics are always plaintext."""
+    """TLS of the gRPC port. Default: plaintext. Health and metrics are always plaintext."""
 
 
 class InputEdge(ConfigModel):
@@ -223,7 +230,7 @@ class InputEdge(ConfigModel):
 
 
 class DownstreamStage(ConfigModel):
-    """A stage that reads this one, with what lies below it."""
+    """A stage that reads this one, and all stages below it."""
 
     stage: StageName
     """Name of the downstream stage."""
@@ -232,7 +239,7 @@ class DownstreamStage(ConfigModel):
     mode: EdgeMode = EdgeMode.FULL
     """The edge's mode, as the downstream stage declares it."""
     component: ComponentId
-    """Component of the downstream stage: names the processor of the edge."""
+    """Component of the downstream stage; it selects the processor of the edge."""
     stages: Annotated[list[StageName], Field(min_length=1, max_length=16)]
     """Names of the downstream stage and of all below it."""
     outputs: Annotated[list[Modality], Field(max_length=4)] = Field(default_factory=list)
@@ -245,13 +252,13 @@ class ModelSource(ConfigModel):
     path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     """Directory of the checkpoint, as the stage server sees it."""
     uri: Annotated[str, StringConstraints(max_length=512)] = ""
-    """Its source; for logs and GetStage."""
+    """URI that the checkpoint came from; for logs and GetStage."""
     revision: Annotated[str, StringConstraints(max_length=128)] = ""
     """Requested revision."""
 
 
 class StageConfig(ConfigModel):
-    """Everything that one stage server needs to know."""
+    """The configuration of one stage server."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema."""
@@ -278,11 +285,11 @@ class StageConfig(ConfigModel):
     limits: Limits = Limits()
     """Limits of the pod."""
     media: MediaLimits = MediaLimits()
-    """Limits for images and audio; only the entry stage reads any."""
+    """Limits for images, audio and videos; only the entry stage receives media."""
     timeouts: Timeouts = Timeouts()
-    """Times."""
+    """Timeouts, in seconds."""
     listen: Listen = Listen()
-    """Ports."""
+    """Address and ports."""
 
     @model_validator(mode="after")
     def _check_graph(self) -> StageConfig:
@@ -303,25 +310,30 @@ class StageConfig(ConfigModel):
         return [self.stage, *(name for edge in self.downstream for name in edge.stages)]
 
     def config_hash(self) -> str:
-        """sha256 of the configuration without addresses: equal for equal stages of any revision or host."""
+        """Returns the sha256 of the configuration without addresses: equal for equal stages of any revision or host."""
         data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"listen"})
         for edge in data.get("downstream", []):
             edge.pop("target", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def to_yaml(self) -> str:
-        """The stage file: non-default fields only, keys in schema order."""
+        """Returns the text of the stage file: non-default fields only, keys in schema order."""
         data = {
             "schemaVersion": self.schema_version,
             **self.model_dump(mode="json", by_alias=True, exclude_defaults=True),
         }
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+        return yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
+
+
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""libyaml's dumper if PyYAML has it, as in its wheels. It takes a tenth of the time; the Python dumper took half of the
+time to build a pipeline's children. Both write the same text, except for control characters and emoji."""
 
 
 def parse_stage_config(text: str) -> StageConfig:
     """Parse and validate a stage file.
 
-    Raises StageConfigError naming every wrong field with its reason; never echoes values.
+    Raises StageConfigError that names every wrong field with its reason, but never quotes values.
     """
     try:
         data = yaml.safe_load(text)

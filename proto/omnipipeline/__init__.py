@@ -5,8 +5,8 @@
     with OmniClient("localhost:50051") as client:
         result = client.run(text="Say hello.")
 
-Names are imported when they are first used, so that `import omnipipeline` is quick and a client never loads what reads
-pipeline files.
+Names are imported when they are first used, so that `import omnipipeline` is fast and a client never loads the code
+that reads pipeline files.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
         system,
         tool_result,
         user,
+        video_part,
         write_wav,
     )
     from omni_proto.errors import OmniProtoError
@@ -91,6 +92,7 @@ __all__ = [
     "tool_result",
     "user",
     "validate_pipeline",
+    "video_part",
     "write_wav",
 ]
 
@@ -105,8 +107,8 @@ except PackageNotFoundError:  # a source tree on the path that nobody installed
 def validate_pipeline(path: str | Path) -> OmniPipeline:
     """Returns the pipeline in the file at path, checked by every rule of the API server, as `omnipipe validate` does.
 
-    load_pipeline checks the type of each field only. Raises PipelineError with every problem; ImportError, naming the
-    extra to install, without omnipipeline[cli].
+    load_pipeline checks only the type of each field. Raises PipelineError with every problem; ImportError, naming the
+    extra to install, if omnipipeline[cli] is not installed.
     """
     try:
         from omni_proto.pipeline.read.offline import load_checked

@@ -1,6 +1,7 @@
-"""The light client of a pipeline: grpcio, grpcio-status, protobuf and the standard library only.
+"""The Python client of a pipeline. Needs only grpcio, grpcio-status, protobuf and the standard library.
 
-arguments -> request.py -> wire; wire -> events.py -> your loop, or result.py -> one GenerationResult.
+Sending: arguments -> request.py -> messages. Receiving: messages -> events.py -> events, which your loop consumes, or
+result.py collects into one GenerationResult.
 
     with OmniClient("localhost:50051") as client:
         result = client.run(text="Say hello.", sampling={"thinker": {"max_tokens": 32}})
@@ -43,6 +44,7 @@ from omni_proto.client.media import (
     system,
     tool_result,
     user,
+    video_part,
 )
 from omni_proto.client.result import GenerationResult, ResultBuilder
 from omni_proto.client.tools import CallTool, StructuredOutput, Tool, ToolCall
@@ -90,5 +92,6 @@ __all__ = [
     "system",
     "tool_result",
     "user",
+    "video_part",
     "write_wav",
 ]

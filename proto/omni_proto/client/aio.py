@@ -1,4 +1,4 @@
-"""AsyncOmniClient: a pipeline as an asyncio client."""
+"""AsyncOmniClient: the asyncio client of a pipeline."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class AsyncOmniClient:
 
     target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
     pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
-    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace
-    channel_options(), less what keeps gRPC from crashing. Raises ArgumentError.
+    CAs, ClientTls names others. credentials are gRPC's own, in place of tls. options replace channel_options(), except
+    the options that keep gRPC from crashing. Raises ArgumentError.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AsyncOmniClient:
         timeout: float | None = 10.0,  # noqa: ASYNC109 - a deadline that the server sees
         wait_for_ready: bool = False,
     ) -> stage_service_pb2.GetStageResponse:
-        """What the entry stage is. wait_for_ready waits, up to timeout seconds, for a server that is not up yet.
+        """Returns the entry stage's description. With wait_for_ready, waits up to timeout seconds for its server.
 
         Raises OmniRequestError.
         """
@@ -85,12 +85,13 @@ class AsyncOmniClient:
         return response
 
     def generate(self, **arguments: Unpack[GenerateArguments]) -> AsyncGenerator[Event, None]:
-        """Run a request; returns its events as they come. GenerateArguments documents the arguments.
+        """Run a request; returns an iterator of its events as they come. GenerateArguments documents the arguments.
 
-        Exactly one of text, chat, raw_text, token_ids and prompt_embeds is the prompt. Closing the generator cancels
-        the call and all stages: leave early through `contextlib.aclosing`.
-        Before Accepted, UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3
-        times in all; after it nothing is. Raises ArgumentError at once, OmniRequestError while iterating.
+        Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds. Closing the generator cancels the
+        call in all stages; to stop early, use `contextlib.aclosing`.
+        Before Accepted, a call that fails with UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo, or a CANCELLED of the
+        server's is retried, with at most 3 attempts. After Accepted nothing is retried. Raises ArgumentError at once,
+        OmniRequestError while iterating.
         """
         call = prepare_call(arguments)
         return self._events(call.request, call.metadata, call.timeout_s)
@@ -125,7 +126,7 @@ class AsyncOmniClient:
                 except grpc.aio.AioRpcError as caught:
                     error = await status.unmask(caught)
                 finally:
-                    call.cancel()  # no effect on a call that is over
+                    call.cancel()  # no effect on a call that has ended
                     gate.set()
                 if error is None:
                     attempts.finish()
@@ -136,14 +137,14 @@ class AsyncOmniClient:
 
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[Loan[grpc.aio.Channel]]:
-        """Lends a channel for one call. Raises OmniRequestError if the client is closed, or is meanwhile."""
+        """Yields a channel for one call. Raises OmniRequestError if the client is closed, before or during the call."""
         if self._pool.closed:
             raise closed_error()
         try:
             async with borrow_aio(self._pool) as loan:
                 yield loan
         except asyncio.CancelledError:
-            # Closing a channel cancels its calls, which looks as if the caller's own task had been cancelled.
+            # Closing a channel cancels its calls. To the caller this looks as if its own task had been cancelled.
             task = asyncio.current_task()
             if not self._pool.closed or (task is not None and task.cancelling()):
                 raise
@@ -155,7 +156,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 
 
 async def _write(prepared: PreparedRequest, gate: asyncio.Event) -> AsyncGenerator[GenerateRequest, None]:
-    """Start, and the rest once the gate opens, which is when the client saw Accepted: see attempts.py."""
+    """Yields Start, then the other messages once the gate is set, when the client saw Accepted: see attempts.py."""
     messages = prepared.messages()
     yield next(messages)
     await gate.wait()

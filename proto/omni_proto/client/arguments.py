@@ -1,4 +1,4 @@
-"""The arguments of generate() and run(), said once for the asyncio and the blocking client."""
+"""The arguments of generate() and run(), shared by the asyncio and the blocking client."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 class GenerateArguments(TypedDict, total=False):
-    """One request. Exactly one of text, chat, raw_text, token_ids and prompt_embeds is its prompt."""
+    """One request. Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds."""
 
     text: str | None
     """What the user says: one message, through the model's chat template."""
     chat: ChatMessage | Sequence[ChatMessage] | None
-    """A conversation, with images and audio, through the model's chat template."""
+    """A conversation, with images, audio and videos, through the model's chat template."""
     raw_text: str | None
     """A prompt that is sent exactly as it is, without the chat template."""
     token_ids: Sequence[int] | None
     """The ids of a prompt, sent exactly as they are."""
     prompt_embeds: Buffer | None
-    """A C-contiguous buffer [rows, hidden size] such as a numpy array: float32 or float16, or uint16 with the bits of
-    bfloat16. It needs google-crc32c and a stage that takes embeddings (get_stage().prompt_embeds)."""
+    """A C-contiguous buffer [rows, hidden size] such as a numpy array: float32, float16, or uint16 with the bits of
+    bfloat16. Needs google-crc32c and a stage that takes embeddings (get_stage().prompt_embeds)."""
     sampling: Sampling | None
     """Sampling parameters by stage and vLLM's name, e.g. {"thinker": {"temperature": 0.7}}."""
     seed: int | None
     """Seed of every stage."""
     modalities: Sequence[str]
-    """"text" and "audio"; none means all that the pipeline returns."""
+    """Modalities to return: "text" and "audio". Empty means all that the pipeline returns."""
     voice: str
     """Name of the voice; empty means the model's default."""
     encoding: str
@@ -46,26 +46,28 @@ class GenerateArguments(TypedDict, total=False):
     include_codec_tokens: bool
     """Return the codec tokens that the audio is made of."""
     include_timings: bool
-    """Return when each stage did what."""
+    """Return the time of every engine output of each stage."""
     allow_partial: bool
-    """Return what there is, and StageFailed, where a later stage fails."""
+    """If a later stage fails, return the results so far and StageFailed instead of an error."""
     priority: int
     """-1000 to 1000; lower is served earlier."""
     cache_salt: str
-    """Cached prefixes are shared only within a salt."""
+    """Requests share cached prefixes only with requests of the same salt."""
     reply: str | Sequence[int] | None
-    """Text or token ids to speak in place of a reply that the entry stage samples: text as it stands, ids as the
-    answer to an earlier request returned them."""
+    """Text or token ids to speak in place of a reply that the entry stage samples. Text is spoken unchanged; token ids
+    are those that an earlier request returned."""
     tools: Sequence[Tool]
     """Functions that the model may call."""
     tool_choice: ToolChoice | None
     """"auto" (the default), "none", "required" or CallTool(NAME)."""
     structured_output: StructuredOutput | None
-    """Form that the entry stage's text must have."""
+    """Format that the entry stage's text must have."""
+    use_audio_in_video: bool
+    """Use the audio tracks of the chat's videos too. Set it in every turn of a conversation or in none."""
     timeout: float | None
-    """Seconds that all attempts together may take; None leaves it to the pipeline."""
+    """Seconds that all attempts together may take; None means the pipeline's default."""
     request_id: str | None
-    """Sent as x-request-id; in all logs."""
+    """Sent as x-request-id; appears in all logs."""
     traceparent: str | None
     """W3C trace context, forwarded to every stage."""
     metadata: Metadata
@@ -77,7 +79,7 @@ _OPTIONS = frozenset(field.name for field in fields(GenerateOptions))
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A request with what its call needs."""
+    """A request with the metadata and the timeout of its call."""
 
     request: PreparedRequest
     metadata: Metadata
@@ -85,7 +87,7 @@ class PreparedCall:
 
 
 def prepare_call(arguments: GenerateArguments) -> PreparedCall:
-    """Returns the call that the arguments ask for. Raises ArgumentError; TypeError for an argument that is none."""
+    """Returns the call for these arguments. Raises ArgumentError; TypeError for an unknown argument."""
     if unknown := arguments.keys() - GenerateArguments.__annotations__.keys():
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}")
     options: dict[str, Any] = {name: value for name, value in arguments.items() if name in _OPTIONS}

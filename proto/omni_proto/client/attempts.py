@@ -1,8 +1,8 @@
-"""The attempts of one request, without I/O: what each response means, and each end of a call. Both clients use it.
+"""The attempts of one request, without I/O: handles each response and each end of a call. Both clients use it.
 
-A stage works only after End, and a client sends what follows Start once it saw Accepted. So a retry, which happens only
-before Accepted, never makes a request run twice, even if an Accepted was lost on its way; and no media are sent to a
-stage that refuses the request.
+A stage starts work only after End, and a client sends the messages after Start only once it saw Accepted. Retries
+happen only before Accepted, so a retry never makes a request run twice, even if an Accepted was lost in transit. And no
+media are sent to a stage that refuses the request.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """timeout_s bounds all attempts together. clock is in seconds; draw spreads callers, in [0, 1)."""
+        """timeout_s bounds all attempts together. clock is in seconds; draw returns the retry jitter, in [0, 1)."""
         self._clock = clock
         self._draw = draw
         self._deadline = None if timeout_s is None else clock() + timeout_s
         self.number = 0
-        """Of the attempt, from 1."""
+        """Number of the attempt, from 1."""
         self.accepted = False
-        """Whether a stage took the request in this attempt."""
+        """Whether a stage accepted the request in this attempt."""
 
     def begin(self) -> float | None:
-        """An attempt begins. Returns its timeout in seconds, 0 when the deadline passed; None without one."""
+        """Begin an attempt. Returns its timeout in seconds: 0 after the deadline, None without a deadline."""
         self.number += 1
         self.accepted = False
         return self._remaining_s()
 
     def take(self, response: GenerateResponse | None) -> Event | None:
-        """Returns the event of a response; None for one of a newer protocol. Raises ProtocolError."""
-        if response is None:  # what grpc.aio makes of bytes that do not parse
+        """Returns the event of a response, or None for a kind of a newer protocol. Raises ProtocolError."""
+        if response is None:  # grpc.aio returns this for bytes that do not parse
             raise ProtocolError("a message is not a GenerateResponse: truncated or damaged")
         event = event_from_response(response)
         if not self.accepted and not isinstance(event, Accepted):
@@ -56,18 +56,18 @@ class Attempts:
         return event
 
     def finish(self) -> None:
-        """The call ended with OK. Raises ProtocolError if nothing was accepted."""
+        """Handle the end of a call with OK. Raises ProtocolError if the request was never accepted."""
         if not self.accepted:
             raise ProtocolError("the call ended without accepted")
 
     def is_unreached(self, error: grpc.RpcError) -> bool:
-        """Whether the call that failed did not reach a stage."""
+        """Returns whether the failed call did not reach a stage."""
         return not self.accepted and is_unreached(error)
 
     def fail(self, error: grpc.RpcError, *, closed: bool) -> float:
-        """The call failed. Returns the seconds to wait before the next attempt.
+        """Handle the failure of a call. Returns the seconds to wait before the next attempt.
 
-        Raises OmniRequestError if there is none, as when the client is closed.
+        Raises OmniRequestError if there is no next attempt, for example because the client is closed.
         """
         failure = error_from_rpc(error)
         wait_s = None

@@ -1,4 +1,4 @@
-"""OmniClient: a pipeline as a blocking client."""
+"""OmniClient: the blocking client of a pipeline."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class OmniClient:
 
     target is a gRPC target, e.g. "localhost:50051" or "dns:///qwen.default.svc.cluster.local.:50051", or the url of a
     pipeline's status: grpc://HOST:PORT, grpcs://HOST:PORT for TLS. tls makes any target TLS: True trusts the public
-    CAs, ClientTls names others. credentials are gRPC's own, instead. options replace
-    channel_options(), less what keeps gRPC from crashing. Raises ArgumentError.
+    CAs, ClientTls names others. credentials are gRPC's own, in place of tls. options replace channel_options(), except
+    the options that keep gRPC from crashing. Raises ArgumentError.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OmniClient:
     def get_stage(
         self, *, timeout: float | None = 10.0, wait_for_ready: bool = False
     ) -> stage_service_pb2.GetStageResponse:
-        """What the entry stage is. wait_for_ready waits, up to timeout seconds, for a server that is not up yet.
+        """Returns the entry stage's description. With wait_for_ready, waits up to timeout seconds for its server.
 
         Raises OmniRequestError.
         """
@@ -79,12 +79,13 @@ class OmniClient:
         return response
 
     def generate(self, **arguments: Unpack[GenerateArguments]) -> Generator[Event, None, None]:
-        """Run a request; returns its events as they come. GenerateArguments documents the arguments.
+        """Run a request; returns an iterator of its events as they come. GenerateArguments documents the arguments.
 
-        Exactly one of text, chat, raw_text, token_ids and prompt_embeds is the prompt. Closing the generator cancels
-        the call and all stages, as leaving a `for` loop over it does.
-        Before Accepted, UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo and a server's own CANCELLED are tried again, 3
-        times in all; after it nothing is. Raises ArgumentError at once, OmniRequestError while iterating.
+        Give exactly one prompt: text, chat, raw_text, token_ids or prompt_embeds. Closing the generator cancels the
+        call in all stages, and so does leaving a `for` loop over it.
+        Before Accepted, a call that fails with UNAVAILABLE, RESOURCE_EXHAUSTED with RetryInfo, or a CANCELLED of the
+        server's is retried, with at most 3 attempts. After Accepted nothing is retried. Raises ArgumentError at once,
+        OmniRequestError while iterating.
         """
         call = prepare_call(arguments)
         return self._events(call.request, call.metadata, call.timeout_s)
@@ -120,13 +121,13 @@ class OmniClient:
                     loan.unreached = attempts.is_unreached(error)
                     wait_s = attempts.fail(error, closed=self._pool.closed)
                 finally:
-                    call.cancel()  # no effect on a call that is over
+                    call.cancel()  # no effect on a call that has ended
                     gate.set()
             time.sleep(wait_s)
 
     @contextmanager
     def _borrow(self) -> Iterator[Loan[grpc.Channel]]:
-        """Lends a channel for one call. Raises OmniRequestError if the client is closed."""
+        """Yields a channel for one call. Raises OmniRequestError if the client is closed."""
         if self._pool.closed:
             raise closed_error()
         with borrow(self._pool) as loan:
@@ -138,7 +139,7 @@ def _stub(channel: grpc.Channel) -> Any:
 
 
 def _write(prepared: PreparedRequest, gate: threading.Event) -> Generator[GenerateRequest, None, None]:
-    """Start, and the rest once the gate opens: see attempts.py. Runs on a thread of gRPC's."""
+    """Yields Start, then the other messages once the gate is set: see attempts.py. Runs on one of gRPC's threads."""
     messages = prepared.messages()
     yield next(messages)
     gate.wait()

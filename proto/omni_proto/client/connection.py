@@ -1,4 +1,4 @@
-"""From the caller's words to a channel: target, TLS and options of both clients."""
+"""Turns a client's arguments into target, credentials and options of a channel, for both clients."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _HINTS: Final = (
     ("WRONG_VERSION_NUMBER", "the server does not speak TLS: connect without"),
     ("Socket closed", "the server hung up at once: it may want TLS, or another client certificate"),
 )
-"""By what gRPC says of a handshake that failed."""
+"""Explanations of failed handshakes, by a part of gRPC's message."""
 _NOT_CONNECTED: Final = ("failed to connect to all addresses", "connections to all backends failing")
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client talks to an entry that has TLS."""
+    """How a client connects to an entry stage that uses TLS."""
 
     ca: str | Path | None = None
     """PEM file with the CAs to trust. None: the public ones that gRPC knows."""
     certificate: str | Path | None = None
-    """PEM file with the client's own certificate and those up to its CA, where the entry asks for one."""
+    """PEM file with the client's certificate and its chain up to the CA, if the entry requires one."""
     key: str | Path | None = None
     """PEM file with the certificate's key."""
     server_name: str = ""
     """The name that the server's certificate must have. Empty: the target's host."""
 
     def to_credentials(self) -> grpc.ChannelCredentials:
-        """Reads the files. Raises ArgumentError that names what is wrong with one."""
+        """Read the files and return the credentials. Raises ArgumentError that names what is wrong with a file."""
         if (self.certificate is None) != (self.key is None):
             missing = "key" if self.key is None else "certificate"
             raise ArgumentError(f"tls.{missing} is missing: a client certificate is a certificate and its key")
@@ -52,7 +52,7 @@ class ClientTls:
         return credentials
 
     def _check(self) -> None:
-        # gRPC says of a file that is wrong no more than that it cannot connect.
+        # With a wrong file, gRPC's error only says that it cannot connect.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ca is not None:
             try:
@@ -61,7 +61,7 @@ class ClientTls:
                 raise ArgumentError(f"tls.ca: {self.ca} holds no certificates in PEM, or a damaged one") from error
         if self.certificate is not None and self.key is not None:
             try:
-                # An empty passphrase: without one, OpenSSL would ask at the terminal.
+                # With no password argument, OpenSSL would ask for one at the terminal.
                 context.load_cert_chain(self.certificate, self.key, password=b"")
             except (ssl.SSLError, OSError) as error:
                 raise ArgumentError(
@@ -72,12 +72,12 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """What a channel is made of."""
+    """The arguments of a channel."""
 
     target: str
-    """As gRPC takes it."""
+    """Target in gRPC's form."""
     credentials: grpc.ChannelCredentials | None
-    """None is plaintext."""
+    """None means plaintext."""
     options: Options
 
 
@@ -88,7 +88,10 @@ def plan_connection(
     credentials: grpc.ChannelCredentials | None = None,
     options: Options | None = None,
 ) -> Connection:
-    """What a client's arguments mean. Raises ArgumentError where they contradict one another, or a file is wrong."""
+    """Returns the connection for a client's arguments.
+
+    Raises ArgumentError if they contradict one another, or a file is wrong.
+    """
     if target.startswith(("http://", "https://")):
         scheme = PLAINTEXT_SCHEME if target.startswith("http://") else TLS_SCHEME
         raise ArgumentError(f"{target} is HTTP, and a pipeline speaks gRPC: begin it with {scheme}")
@@ -113,7 +116,7 @@ def plan_connection(
 
 
 def explain_refusal(message: str) -> str:
-    """What gRPC says of a connection that did not come about, with what that most often means."""
+    """Returns gRPC's message of a failed connection, with the most likely cause if it is known."""
     if not any(words in message for words in _NOT_CONNECTED):
         return message
     hint = next((hint for words, hint in _HINTS if words in message), None)

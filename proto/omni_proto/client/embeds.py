@@ -1,4 +1,4 @@
-"""A prompt of embeddings as messages: the header for Start, and the rows in chunks. Needs the package google-crc32c."""
+"""Encodes a prompt of embeddings: the header for Start, and the rows in chunks. Needs the package google-crc32c."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 TENSOR_NAME: Final = "prompt_embeds"
 CHUNK_BYTES: Final = 1024 * 1024
 MAX_ROW_BYTES: Final = 4 * 1024 * 1024
-"""As the protocol has it: a row never spans messages."""
+"""The protocol's limit: a row never spans messages."""
 _DTYPES: Final = {"f": DTYPE_FLOAT32, "e": DTYPE_FLOAT16, "H": DTYPE_BFLOAT16}
-"""By the format of a buffer's elements."""
+"""Element types by the format of a buffer's elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbedsPrompt:
-    """Embeddings [rows, hidden size] that can be sent, more than once if they must."""
+    """Embeddings [rows, hidden size], ready to send; a retry sends them again."""
 
     header: TensorHeader
-    """What Start announces."""
+    """The header that Start carries."""
     data: memoryview
     """The rows as bytes."""
 
     def messages(self) -> Iterator[GenerateRequest]:
-        """The rows, whole ones in chunks of about 1 MiB, with their checksums."""
+        """Yields the rows in chunks of about 1 MiB, each of whole rows, with its checksum."""
         import google_crc32c
 
         rows = self.header.max_rows
@@ -52,13 +52,13 @@ class EmbedsPrompt:
 
 
 def embeds_prompt(array: Buffer) -> EmbedsPrompt:
-    """The prompt of a C-contiguous buffer [rows, hidden size], such as a numpy array.
+    """Returns the prompt for a C-contiguous buffer [rows, hidden size], such as a numpy array.
 
     Elements are float32 or float16; uint16 means the bits of bfloat16 (torch: `tensor.view(torch.uint16).numpy()`).
     Raises ArgumentError.
     """
     try:
-        import google_crc32c  # noqa: F401 - told here, not when the call is under way
+        import google_crc32c  # noqa: F401 - reports a missing package before the call begins
     except ImportError as error:
         raise ArgumentError("prompt_embeds needs the package google-crc32c; install omnipipeline[stage]") from error
     try:

@@ -1,4 +1,4 @@
-"""The error of a call: what the gRPC status, ErrorInfo, BadRequest and RetryInfo of a failed request say."""
+"""The error of a call, made from the gRPC status, ErrorInfo, BadRequest and RetryInfo of a failed request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OmniRequestError(OmniProtoError):
         self.code = code
         """The gRPC code."""
         self.message = message
-        """What the stage says, or gRPC if no stage was reached."""
+        """The stage's message, or gRPC's if no stage was reached."""
         self.reason = reason
         """omni_proto.stage.v1.ErrorReason without its prefix; empty if the failure is gRPC's own."""
         self.stage = stage
@@ -37,11 +37,11 @@ class OmniRequestError(OmniProtoError):
         self.request_id = request_id
         """Id of the request in the logs; empty if unknown."""
         self.field = field
-        """Path of the wrong field of the request; empty if none is."""
+        """Path of the wrong field of the request; empty if no field is wrong."""
         self.limit = limit
-        """The limit that was passed, with its unit; empty if none was."""
+        """The limit that was exceeded, with its unit; empty if none was."""
         self.retry_after_s = retry_after_s
-        """When a retry may work, in seconds; None if the server did not say."""
+        """Seconds after which a retry may succeed; None if the server did not say."""
 
     def __str__(self) -> str:
         where = f"stage {self.stage!r}: " if self.stage else ""
@@ -49,7 +49,7 @@ class OmniRequestError(OmniProtoError):
         return f"{where}{label}: {self.message or 'no message'}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions of one argument are rebuilt from their message; this one has two.
+        # Exception's own __reduce__ passes only the message to __init__, which needs the code too.
         return (type(self), (self.code, self.message), self.__dict__)
 
 
@@ -64,12 +64,12 @@ class ProtocolError(OmniRequestError):
 
 
 def closed_error() -> OmniRequestError:
-    """Returns the error of a call by a client that is closed, or was while the call ran."""
+    """Returns the error of a call whose client is closed, or was closed during the call."""
     return OmniRequestError(grpc.StatusCode.CANCELLED, "the client is closed")
 
 
 def error_from_status(status: status_pb2.Status) -> OmniRequestError:
-    """Returns the error that a google.rpc.Status describes: of StageFailed, or of a call's trailers."""
+    """Returns the error that a google.rpc.Status describes; StageFailed and the trailers of a call hold one."""
     read = read_status(status)
     return OmniRequestError(
         read.code,
@@ -86,7 +86,7 @@ def error_from_status(status: status_pb2.Status) -> OmniRequestError:
 def error_from_rpc(error: grpc.RpcError) -> OmniRequestError:
     """Returns the error of a failed call, blocking or asyncio.
 
-    Trailers that do not parse, or that contradict the call's own code, are ignored: the code and message stand.
+    Trailers that do not parse, or that contradict the call's code, are ignored; the call's code and message are used.
     """
     status = status_of_call(error)
     if status is not None:

@@ -1,4 +1,4 @@
-"""What a request answers, as frozen dataclasses, and their conversion from the wire."""
+"""The events of a response as frozen dataclasses, and their conversion from protobuf messages."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from omni_proto.stage.v1.stage_service_pb2 import GenerateResponse
 PCM_S16LE: Final = "pcm_s16le"
 """Signed 16 bit, little-endian: the default encoding of audio."""
 PCM_F32LE: Final = "pcm_f32le"
-"""32 bit float, little-endian, as the model made it."""
+"""32 bit float, little-endian, as the model generated it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A stage took the request. From here on it is never retried."""
+    """A stage accepted the request. From here on it is never retried."""
 
     stage: str
     request_id: str
-    """Id in all logs."""
+    """Id that appears in all logs."""
     accepted_unix_ns: int
     """Wall clock of the stage's host, ns since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that a stage wrote."""
+    """Text that a stage generated."""
 
     stage: str
     text: str
-    """The new text; the texts of a stage, joined, are its output."""
+    """The new text. A stage's output is all its texts, joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A piece of a tool call that a stage wrote."""
+    """A piece of a tool call that a stage generated."""
 
     stage: str
     index: int
@@ -52,7 +52,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Reasoning that a stage wrote before its text."""
+    """Reasoning that a stage generated before its text."""
 
     stage: str
     text: str
@@ -61,7 +61,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Token ids that a stage wrote."""
+    """Token ids that a stage generated."""
 
     stage: str
     ids: tuple[int, ...]
@@ -72,7 +72,7 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """Audio that a stage made; plays by itself."""
+    """Audio that a stage generated. Each chunk can be played independently of the others."""
 
     stage: str
     data: bytes
@@ -80,9 +80,9 @@ class AudioChunk:
     encoding: str
     """PCM_S16LE or PCM_F32LE."""
     sample_rate_hz: int
-    """Samples a second."""
+    """Samples per second."""
     channels: int
-    """Interleaved channels."""
+    """Number of interleaved channels."""
     first_sample: int
     """Number of the first sample, counted for each channel."""
     last: bool
@@ -103,7 +103,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """When things happened, ns since the stage's Accepted; 0: it did not happen. See events.proto."""
+    """Times in ns since the stage's Accepted; 0 means that the event did not happen. See events.proto."""
 
     accepted_unix_ns: int = 0
     input_complete_ns: int = 0
@@ -116,18 +116,18 @@ class StageTimings:
     first_audio_ns: int = 0
     finished_ns: int = 0
     step_ns: tuple[int, ...] = ()
-    """Each output of the engine; only if include_timings."""
+    """Time of each output of the engine; only with include_timings."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A stage ended well."""
+    """A stage finished successfully."""
 
     stage: str
     finish_reason: str
     """"stop", "length", "diffusion_done" or "empty_input"."""
     stop_reason: str
-    """The stop token or text, if one ended the output."""
+    """The stop token or stop string, if one ended the output."""
     usage: Usage
     timings: StageTimings
 
@@ -149,7 +149,7 @@ class StageOutcome:
     """As in StageFinished; "unspecified" if the stage failed."""
     usage: Usage
     code: int
-    """google.rpc.Code of the failure; 0 if the stage ended well."""
+    """google.rpc.Code of the failure; 0 if the stage succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Summary:
     stages: tuple[StageOutcome, ...]
     """Every stage that was called, in the order of the graph."""
     total_ns: int
-    """From Accepted of the entry to the end."""
+    """ns from the entry stage's Accepted to the end."""
 
 
 Event = (
@@ -179,7 +179,7 @@ Event = (
 
 
 def event_from_response(message: GenerateResponse) -> Event | None:
-    """The event of a message; None for a kind that a newer server may send."""
+    """Returns the event of a message, or None for an unknown kind, which a newer server may send."""
     kind = message.WhichOneof("message")
     stage = message.stage
     match kind:
@@ -222,7 +222,7 @@ def _audio(stage: str, audio: events_pb2.AudioChunk) -> AudioChunk:
 
 
 def _finish_reason(value: int) -> str:
-    """Lower-case name of the enum value, e.g. "stop"; a newer server's value by its number."""
+    """Returns the lower-case name of the enum value, e.g. "stop"; "unknown_NUMBER" for a newer server's value."""
     try:
         return events_pb2.FinishReason.Name(value).removeprefix("FINISH_REASON_").lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Prompts with media: chat messages made of text, images and audio. Nothing is decoded and nothing is fetched."""
+"""Chat messages made of text, images, audio and videos. Nothing is decoded or fetched."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Final, Literal
 
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
+from omni_proto.video_header import sniff_video
 
+_WANTED: Final = {"image": "PNG or JPEG", "audio": "WAV or FLAC", "video": "MP4, WebM, Matroska or QuickTime"}
 ROLES: Final = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """An encoded image or piece of audio of a chat message."""
+    """An encoded image, audio or video file in a chat message."""
 
-    kind: Literal["image", "audio"]
+    kind: Literal["image", "audio", "video"]
     data: bytes
     """The file's content."""
     media_type: str
-    """image/png, image/jpeg, audio/wav or audio/flac."""
+    """image/png, image/jpeg, audio/wav, audio/flac, video/mp4, video/webm, video/x-matroska or video/quicktime."""
 
 
 Part = str | MediaPart
-"""One part of a chat message: text, an image or audio."""
+"""One part of a chat message: text, an image, audio or a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,10 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the assistant called."""
     tool_call_id: str = ""
-    """The call that a message of the role "tool" answers."""
+    """Id of the tool call that a message of the role "tool" answers."""
 
     def __post_init__(self) -> None:
-        # A single part is the common case; a str would otherwise fall apart into characters.
+        # A single part is common; without this, a str would be split into characters.
         parts = (self.parts,) if isinstance(self.parts, str | MediaPart) else tuple(self.parts)
         object.__setattr__(self, "parts", parts)
         object.__setattr__(self, "tool_calls", tuple(self.tool_calls))
@@ -56,39 +58,49 @@ class ChatMessage:
 
 
 def system(*parts: Part) -> ChatMessage:
-    """Returns the system message."""
+    """Returns a system message."""
     return ChatMessage("system", parts)
 
 
 def user(*parts: Part) -> ChatMessage:
-    """What the user says."""
+    """Returns a message of the user."""
     return ChatMessage("user", parts)
 
 
 def assistant(*parts: Part, tool_calls: Sequence[ToolCall] = ()) -> ChatMessage:
-    """What the model said before, and the tools that it called."""
+    """Returns an earlier message of the model, with the tools that it called."""
     return ChatMessage("assistant", parts, tuple(tool_calls))
 
 
 def tool_result(tool_call_id: str, text: str) -> ChatMessage:
-    """What the tool answered that the model called."""
+    """Returns the message with a tool's answer to a call of the model."""
     return ChatMessage("tool", (text,), tool_call_id=tool_call_id)
 
 
 def image_part(source: bytes | str | Path) -> MediaPart:
-    """An image, PNG or JPEG, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
+    """Returns a PNG or JPEG image, given as bytes or as a file's path. Raises ArgumentError; OSError of the file."""
     data = _read(source)
     return MediaPart("image", data, _expect(data, "image"))
 
 
 def audio_part(source: bytes | str | Path) -> MediaPart:
-    """Audio, WAV or FLAC, given as bytes or as the path of a file. Raises ArgumentError; OSError of the file."""
+    """Returns WAV or FLAC audio, given as bytes or as a file's path. Raises ArgumentError; OSError of the file."""
     data = _read(source)
     return MediaPart("audio", data, _expect(data, "audio"))
 
 
+def video_part(source: bytes | str | Path) -> MediaPart:
+    """Returns an MP4, WebM, Matroska or QuickTime video, given as bytes or as a file's path.
+
+    The request's use_audio_in_video decides whether the audio tracks of its videos are used. Raises ArgumentError;
+    OSError of the file.
+    """
+    data = _read(source)
+    return MediaPart("video", data, _expect(data, "video"))
+
+
 def sniff_media_type(data: bytes) -> str | None:
-    """Returns the media type by its first bytes; None if it is none that a stage takes."""
+    """Returns the media type by the first bytes, or None if stages do not accept it."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -97,7 +109,7 @@ def sniff_media_type(data: bytes) -> str | None:
         return "audio/wav"
     if data.startswith(b"fLaC"):
         return "audio/flac"
-    return None
+    return sniff_video(data[:64])
 
 
 def as_chat(chat: ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
@@ -120,6 +132,6 @@ def _read(source: bytes | str | Path) -> bytes:
 def _expect(data: bytes, kind: str) -> str:
     found = sniff_media_type(data)
     if found is None or not found.startswith(f"{kind}/"):
-        wanted = "PNG or JPEG" if kind == "image" else "WAV or FLAC"
+        wanted = _WANTED[kind]
         raise ArgumentError(f"{kind} must be {wanted} by its first bytes; got {found or 'something else'}")
     return found

@@ -1,4 +1,4 @@
-"""From arguments to messages: one request as Start, MediaChunks and End. Pure; wrong arguments are ArgumentErrors."""
+"""Turns the arguments of a request into its messages: Start, MediaChunks and End. Pure; raises ArgumentError."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAX_INLINE_BYTES: Final = 4 * 1024 * 1024
-"""Media of a Start, all together; what is beyond follows in MediaChunks."""
+"""Most bytes of all media in a Start message; further media follow in MediaChunks."""
 MEDIA_CHUNK_BYTES: Final = 1024 * 1024
 
 Sampling = Mapping[str, Mapping[str, Any]]
@@ -39,7 +39,7 @@ _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]{1,256}\Z")
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """What is asked, besides the prompt."""
+    """The options of a request: everything except the prompt."""
 
     sampling: Sampling | None = None
     seed: int | None = None
@@ -56,11 +56,12 @@ class GenerateOptions:
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice | None = None
     structured_output: StructuredOutput | None = None
+    use_audio_in_video: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can be sent, more than once if it must."""
+    """A request, ready to send; a retry sends it again."""
 
     start: Start
     media: tuple[tuple[int, bytes], ...]
@@ -69,7 +70,7 @@ class PreparedRequest:
     """Embeddings that follow Start."""
 
     def messages(self) -> Iterator[GenerateRequest]:
-        """Start, the media or the embeddings in chunks, End."""
+        """Yields Start, the media or the embeddings in chunks, then End."""
         yield GenerateRequest(start=self.start)
         for media_id, data in self.media:
             for offset in range(0, len(data), MEDIA_CHUNK_BYTES):
@@ -123,6 +124,10 @@ def prepare_request(
         if text is None and chat is None:
             raise ArgumentError("tools and tool_choice need the chat template: give text or chat")
         add_tools(start.chat, options.tools, options.tool_choice)
+    if options.use_audio_in_video:
+        if chat is None:
+            raise ArgumentError("use_audio_in_video is about the videos of a chat: give chat")
+        start.chat.use_audio_in_video = True
     size = start.ByteSize()
     if size > MAX_MESSAGE_BYTES - 64:
         raise ArgumentError(f"the prompt takes {size} bytes, at most {MAX_MESSAGE_BYTES} fit one message; shorten it")
@@ -132,7 +137,7 @@ def prepare_request(
 def call_metadata(
     request_id: str | None, traceparent: str | None, extra: Sequence[tuple[str, str | bytes]] = ()
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """Metadata of a call. Raises ArgumentError if an id cannot be a header's value."""
+    """Returns the metadata of a call. Raises ArgumentError if an id is not a valid header value."""
     metadata: list[tuple[str, str | bytes]] = list(extra)
     for key, value in (("x-request-id", request_id), ("traceparent", traceparent)):
         if value is None:
@@ -144,7 +149,10 @@ def call_metadata(
 
 
 def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.SamplingParams:
-    """Sampling parameters of one stage; None means not set. Raises ArgumentError naming the field and what is known."""
+    """Returns the sampling parameters of one stage; a value of None means not set.
+
+    Raises ArgumentError that names the field and the known ones.
+    """
     params = sampling_pb2.SamplingParams()
     for name, value in values.items():
         field = f"sampling[{stage}].{name}"
@@ -166,7 +174,7 @@ def sampling_params(stage: str, values: Mapping[str, Any]) -> sampling_pb2.Sampl
 
 
 def sampling_type(name: str) -> str:
-    """Type of a sampling parameter, for messages."""
+    """Returns the type of a sampling parameter, for messages."""
     field = _SAMPLING_FIELDS[name]
     kind = {field.TYPE_FLOAT: "float", field.TYPE_BOOL: "bool", field.TYPE_STRING: "str"}.get(field.type, "int")
     return f"a list of {kind}" if field.is_repeated else kind
@@ -224,7 +232,7 @@ def _add_chat(start: Start, messages: Sequence[ChatMessage]) -> tuple[tuple[int,
 
 
 def _decoded_bytes(data: bytes) -> int:
-    """By the medium's header; 0 if that makes no sense: the stage says what is wrong."""
+    """Returns the decoded size by the file's header; 0 if the header is invalid, which the stage will report."""
     try:
         return read_header(data).decoded_bytes
     except MediaHeaderError:
@@ -241,4 +249,6 @@ def _content_part(part: Part, *, inline: bool, media_id: int) -> prompt_pb2.Cont
         media.chunked.media_id = media_id
         media.chunked.total_bytes = len(part.data)
         media.chunked.decoded_bytes = _decoded_bytes(part.data)
-    return prompt_pb2.ContentPart(image=media) if part.kind == "image" else prompt_pb2.ContentPart(audio=media)
+    content = prompt_pb2.ContentPart()
+    getattr(content, part.kind).CopyFrom(media)
+    return content

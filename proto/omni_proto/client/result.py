@@ -1,4 +1,4 @@
-"""A whole answer: the events of a request, put together."""
+"""Collects the events of a request into one result."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from omni_proto.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What a request returned."""
+    """The result of a request."""
 
     request_id: str = ""
-    """Id in all logs."""
+    """Id that appears in all logs."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Text by stage."""
     reasoning: Mapping[str, str] = field(default_factory=dict)
@@ -42,15 +42,15 @@ class GenerationResult:
     prompt_token_ids: Mapping[str, list[int]] = field(default_factory=dict)
     """Ids of the prompt by stage; with include_token_ids."""
     audio: bytes = b""
-    """Interleaved samples; empty if no stage made audio."""
+    """Interleaved samples; empty if no stage returned audio."""
     encoding: str = PCM_S16LE
     """Encoding of audio."""
     sample_rate_hz: int = 0
-    """Samples a second; 0 without audio."""
+    """Samples per second; 0 without audio."""
     channels: int = 0
-    """Interleaved channels; 0 without audio."""
+    """Number of interleaved channels; 0 without audio."""
     finished: Mapping[str, StageFinished] = field(default_factory=dict)
-    """Stages that ended well."""
+    """Stages that finished successfully."""
     failed: Mapping[str, StageFailed] = field(default_factory=dict)
     """Stages that failed; only with allow_partial."""
     summary: Summary | None = None
@@ -58,7 +58,7 @@ class GenerationResult:
 
     @property
     def text(self) -> str:
-        """The text of the first stage that wrote any."""
+        """The text of the first stage that returned text."""
         return next(iter(self.texts.values()), "")
 
     @property
@@ -78,7 +78,7 @@ class GenerationResult:
 
 
 class ResultBuilder:
-    """Puts events together in the order they came."""
+    """Collects events in the order in which they came."""
 
     def __init__(self) -> None:
         self._request_id = ""
@@ -94,7 +94,7 @@ class ResultBuilder:
         self._summary: Summary | None = None
 
     def add(self, event: Event) -> None:
-        """Take the next event. Raises ProtocolError if audio has a gap or changes its format."""
+        """Add the next event. Raises ProtocolError if audio has a gap or changes its format."""
         match event:
             case Accepted():
                 self._request_id = self._request_id or event.request_id
@@ -118,7 +118,7 @@ class ResultBuilder:
                 self._summary = event
 
     def result(self) -> GenerationResult:
-        """The answer so far."""
+        """Returns the result of the events so far."""
         first = self._first_audio
         return GenerationResult(
             request_id=self._request_id,

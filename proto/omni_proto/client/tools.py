@@ -1,4 +1,4 @@
-"""Tools that a model may call, and the form that its text must have: plain data, and their conversion to the wire."""
+"""Tools that a model may call, and the format that its text must have: plain data, and the conversion to protobuf."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. You run it, and answer with tool_result()."""
+    """A function that the model may call. You run it and return its answer with tool_result()."""
 
     name: str
     description: str = ""
     """What it does; the model reads it."""
     parameters: Mapping[str, Any] | str = ""
-    """JSON Schema of its arguments, as a mapping or as JSON text; none: it takes no arguments."""
+    """JSON Schema of its arguments, as a mapping or as JSON text; empty if it takes no arguments."""
     strict: bool = False
-    """Hold the arguments to the schema; otherwise the model may write any JSON."""
+    """Whether the arguments must match the schema; otherwise the model may generate any JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class ToolCall:
 
     id: str
     name: str
-    """Of the function."""
+    """Name of the function."""
     arguments: str
-    """A JSON object, as text; cut short if the answer was."""
+    """A JSON object, as text; incomplete if the answer was cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ ToolChoice = str | CallTool
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The form that the text must have: exactly one of the five. Raises ArgumentError."""
+    """The format that the text must have. Exactly one field must be set; otherwise raises ArgumentError."""
 
     json_schema: Mapping[str, Any] | str | None = None
-    """JSON that fits this schema, given as a mapping or as JSON text."""
+    """JSON that matches this schema, given as a mapping or as JSON text."""
     json_object: bool = False
     """Any JSON object."""
     regex: str | None = None
@@ -74,7 +74,7 @@ class StructuredOutput:
             raise ArgumentError(f"structured_output takes exactly one of {names}, got {got}")
 
     def to_proto(self) -> sampling_pb2.StructuredOutput:
-        """Returns the message. Raises ArgumentError if a value is of the wrong type."""
+        """Returns the protobuf message. Raises ArgumentError if a value has the wrong type."""
         if self.choice is not None:
             if isinstance(self.choice, str):
                 raise ArgumentError("structured_output.choice must be a list of str")
@@ -90,7 +90,7 @@ class StructuredOutput:
 
 
 def add_tools(chat: prompt_pb2.ChatPrompt, tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Put the tools and the choice into the message. Raises ArgumentError."""
+    """Add the tools and the choice to the message. Raises ArgumentError."""
     for index, tool in enumerate(tools):
         if not isinstance(tool, Tool):
             raise ArgumentError(f"tools[{index}] must be a Tool, got {type(tool).__name__}")
@@ -109,7 +109,7 @@ def add_tools(chat: prompt_pb2.ChatPrompt, tools: Sequence[Tool], choice: ToolCh
 
 
 def given_reply(reply: str | Sequence[int]) -> prompt_pb2.GivenReply:
-    """Returns the message of a reply as text or as token ids. Raises ArgumentError."""
+    """Returns the protobuf message of a reply that is given as text or as token ids. Raises ArgumentError."""
     if isinstance(reply, str):
         return prompt_pb2.GivenReply(text=reply)
     try:
@@ -119,7 +119,7 @@ def given_reply(reply: str | Sequence[int]) -> prompt_pb2.GivenReply:
 
 
 def as_json(value: Mapping[str, Any] | str, field: str) -> str:
-    """Returns the value as JSON text; text passes as it is. Raises ArgumentError."""
+    """Returns the value as JSON text; text is returned unchanged. Raises ArgumentError."""
     if isinstance(value, str):
         return value
     try:

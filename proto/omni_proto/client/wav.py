@@ -1,4 +1,4 @@
-"""WAV files of returned audio: 16 bit integers by the standard library, 32 bit floats by a header of our own."""
+"""Writes returned audio as WAV: 16 bit integers with the standard library, 32 bit floats with a header made here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_DATA_BYTES: Final = 2**32 - 1 - 64
 
 
 def sample_bytes(encoding: str) -> int:
-    """Bytes of one sample of one channel. Raises ArgumentError for an unknown encoding."""
+    """Returns the bytes of one sample of one channel. Raises ArgumentError for an unknown encoding."""
     size = _SAMPLE_BYTES.get(encoding)
     if size is None:
         raise ArgumentError(f"audio encoding {encoding!r} is unknown; use {PCM_S16LE!r} or {PCM_F32LE!r}")
@@ -45,7 +45,7 @@ def write_wav(
 
 
 def _float_header(data_bytes: int, sample_rate_hz: int, channels: int) -> bytes:
-    """RIFF header with the fact chunk that formats other than PCM must have."""
+    """Returns a RIFF header with the fact chunk that formats other than PCM must have."""
     frame_bytes = 4 * channels
     fmt = struct.pack(
         "<HHIIHHH", _WAVE_FORMAT_IEEE_FLOAT, channels, sample_rate_hz, sample_rate_hz * frame_bytes, frame_bytes, 32, 0

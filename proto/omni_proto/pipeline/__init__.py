@@ -1,10 +1,10 @@
 """The OmniPipeline resource (v1alpha1): its types, how it is read, and how it compiles to stage configurations.
 
 types/     pydantic models of the spec and of the status
-rules/     what types cannot say, in CEL; components.py holds the facts of components that some of them judge by
-read/      from text to a pipeline, and the API server's checks without an API server
-crd/       the CustomResourceDefinition and the reference page, generated
-compile.py a pipeline -> one StageConfig a stage
+rules/     rules that types cannot express, in CEL; some of them use the facts of components in components.py
+read/      reads a pipeline from text, and runs the API server's checks without an API server
+crd/       generates the CustomResourceDefinition and the reference page
+compile.py compiles a pipeline to one StageConfig per stage
 """
 
 from omni_proto.pipeline.compile import (

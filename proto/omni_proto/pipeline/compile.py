@@ -1,4 +1,4 @@
-"""OmniPipeline -> StageConfigs: pure, used alike by the operator and by local runs."""
+"""Compiles an OmniPipeline to StageConfigs. Pure; used by the operator and by local runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from omni_proto.stage_config import (
 
 
 class ModelPathError(OmniProtoError, ValueError):
-    """The model's uri is no path on this machine."""
+    """The model's uri is not a path on this machine."""
 
 
 def order_stages(pipeline: OmniPipeline) -> list[Stage]:
-    """The stages in the order of the graph: the entry first, each branch in full before the next one in the file."""
+    """Returns the stages in the order of the graph: the entry first, then its branches, each in full, in file order."""
     order: list[Stage] = []
     pending = [stage for stage in pipeline.spec.stages if not stage.inputs]
     while pending:
@@ -36,12 +36,12 @@ def order_stages(pipeline: OmniPipeline) -> list[Stage]:
 
 
 def readers_of(pipeline: OmniPipeline, name: str) -> list[Stage]:
-    """The stages that read the stage of that name, as in the file."""
+    """Returns the stages that read the stage of that name, in file order."""
     return [stage for stage in pipeline.spec.stages if stage.inputs and stage.inputs[0].source == name]
 
 
 def stages_from(pipeline: OmniPipeline, name: str) -> list[Stage]:
-    """The stage of that name and all below it, in the order of the graph."""
+    """Returns the stage of that name and all stages below it, in the order of the graph."""
     return [
         pipeline.stage(name),
         *(below for reader in readers_of(pipeline, name) for below in stages_from(pipeline, reader.name)),
@@ -49,15 +49,15 @@ def stages_from(pipeline: OmniPipeline, name: str) -> list[Stage]:
 
 
 def outputs_from(pipeline: OmniPipeline, name: str) -> list[Modality]:
-    """Modalities that the stage or any below it returns, in the order of Modality."""
+    """Returns the modalities that the stage or any stage below it returns, in the order of Modality."""
     found = {output for stage in stages_from(pipeline, name) for output in stage.outputs}
     return [output for output in Modality if output in found]
 
 
 def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) -> list[Stage]:
-    """The stages that a request for these modalities calls, in the order of the graph; none named means all declared.
+    """Returns the stages that a request for these modalities calls, in the order of the graph.
 
-    Raises ValueError if the pipeline does not declare one of them.
+    Empty outputs mean all modalities that the pipeline declares. Raises ValueError if it does not declare one of them.
     """
     entry = order_stages(pipeline)[0].name
     declared = outputs_from(pipeline, entry)
@@ -72,9 +72,9 @@ def stages_for_outputs(pipeline: OmniPipeline, outputs: Collection[Modality]) ->
 
 
 def gpus_of(stage: Stage) -> int:
-    """GPU count of one pod of the stage; 0 means CPU.
+    """Returns the GPU count of one pod of the stage; 0 means CPU.
 
-    Raises PipelineError if it is no whole number, which the API refuses, but the types alone do not.
+    Raises PipelineError if the count is not a whole number: the API refuses that, but the types alone do not.
     """
     counts = {name: stage.resources.limits[name] for name in GPU_RESOURCES if name in stage.resources.limits}
     for name, count in counts.items():
@@ -85,7 +85,7 @@ def gpus_of(stage: Stage) -> int:
 
 
 def resolve_model_path(pipeline: OmniPipeline, model_dir: str | None = None) -> str:
-    """Directory of the checkpoint on this machine: model_dir if given, else the path of a file:// uri.
+    """Returns the directory of the checkpoint on this machine: model_dir if given, else the path of a file:// uri.
 
     Raises ModelPathError for hf:// and pvc://, which a local run cannot read by itself.
     """
@@ -107,10 +107,10 @@ def compile_stages(
     model_path_for: Callable[[Stage], str],
     listen_for: Callable[[Stage], Listen] = lambda stage: Listen(),
 ) -> list[StageConfig]:
-    """The configuration of every stage, in the order of the graph.
+    """Returns the configuration of every stage, in the order of the graph.
 
-    target_for gives the gRPC target by which a stage's upstream calls it; model_path_for the directory of the
-    checkpoint as that stage's server sees it; listen_for the ports, by default those of a pod.
+    target_for returns the gRPC target at which the upstream stage calls a stage; model_path_for returns the
+    checkpoint's directory as the stage's server sees it; listen_for returns the ports, by default those of a pod.
     """
 
     def compile_edge(stage: Stage) -> DownstreamStage:

@@ -1,8 +1,8 @@
-"""What is known of a component without importing it: the facts that a spec is judged by before a GPU is taken.
+"""Facts about components, known without importing them, by which a spec is checked before a GPU is used.
 
 Each model family states its facts once, in its manifest (omni_stage/models/FAMILY/manifest.py). `make schemas` compiles
 those of the built-in families into components.json, which this module reads. So the operator and `omnipipe validate`
-judge by the facts that the stage server itself is built on, and neither imports it.
+use the same facts as the stage server, without importing it.
 
     built_in_components()["FAMILY/NAME"].reads      the schema that this component reads
     refuse_engine_args(facts, args, is_read=True)   what the stage server would refuse, and why
@@ -39,12 +39,12 @@ class EngineKind(StrEnum):
 
     @property
     def is_one_shot(self) -> bool:
-        """Returns whether a request is one engine step."""
+        """Whether a request takes a single engine step."""
         return self is not EngineKind.AUTOREGRESSIVE
 
 
 class When(StrEnum):
-    """Under which circumstances a value is refused."""
+    """When a value is refused."""
 
     ALWAYS = "always"
     READ = "read"
@@ -54,22 +54,22 @@ class When(StrEnum):
 
 
 class Refusal(ConfigModel):
-    """A field that a component cannot honour."""
+    """A field that a component cannot support."""
 
     field: str
     """Name of the field, as Python spells it."""
     why: str
-    """What hinders the component; continues from "FIELD: "."""
+    """Why the component cannot support it; continues the text "FIELD: "."""
     remedy: str = "leave it out"
     """What the user should do."""
     when: When = When.ALWAYS
-    """Circumstances of the refusal."""
+    """When the value is refused."""
     allows_empty: bool = False
-    """Whether false, zero and an empty list pass."""
+    """Whether false, zero and an empty list are accepted."""
     minimum: float | None = None
-    """If set, values from here on pass."""
+    """If set, values below this are refused. Without minimum and maximum, every value is refused."""
     maximum: float | None = None
-    """If set, values up to here pass."""
+    """If set, values above this are refused."""
 
     def applies_to(self, value: Any) -> bool:
         """Returns whether this value of the field is refused."""
@@ -83,7 +83,7 @@ class Refusal(ConfigModel):
 
 
 class ComponentFacts(ConfigModel):
-    """What is true of a component whatever checkpoint it serves."""
+    """Facts about a component that hold for every checkpoint that it serves."""
 
     id: ComponentId
     """FAMILY/NAME."""
@@ -98,33 +98,33 @@ class ComponentFacts(ConfigModel):
     is_entry: bool
     """Whether it may be the entry stage; if not, it needs an input."""
     media: tuple[str, ...] = ()
-    """Kinds of media that its prompts may hold: image, audio."""
+    """Kinds of media that its prompts may hold: image, audio, video."""
     streams_input: bool = False
     """Whether it can start before its input is complete."""
     writes_text: bool = False
     """Whether its tokens are text of the checkpoint's tokenizer."""
     takes_reply: bool = False
-    """Whether it can take a reply that is given, in place of one that it samples."""
+    """Whether it accepts a reply from the request in place of one that it samples."""
     structures_text: bool = False
-    """Whether it can hold its text to a form: a JSON Schema, an expression, a grammar."""
+    """Whether it can constrain its text to a format: a JSON Schema, a regular expression, a grammar."""
     takes_tools: bool = False
     """Whether its prompts may offer tools, where engineArgs.toolCallParser names a parser."""
     voices: tuple[str, ...] = ()
     """Voices of the published checkpoints, the default first. A checkpoint's own list counts at run time."""
     sample_rate_hz: Annotated[int, Field(ge=0)] = 0
-    """Of its audio; 0 if it makes none."""
+    """Sample rate of its audio; 0 if it generates none."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Default of timeouts.step."""
     queue_timeout_s: float | None = None
     """Default of timeouts.queue; none: requests wait as long as their deadline allows."""
     default_sampling: SamplingDefaults = SamplingDefaults()
-    """Sampling of requests and stages that do not say. A checkpoint may add to it."""
+    """Sampling parameters that neither the request nor the stage sets. A checkpoint may add to them."""
     refused_engine_args: tuple[Refusal, ...] = ()
-    """Fields of engineArgs that it cannot honour."""
+    """Fields of engineArgs that it cannot support."""
     refused_sampling: tuple[Refusal, ...] = ()
-    """Sampling parameters that it cannot honour."""
+    """Sampling parameters that it cannot support."""
     refused_timeouts: tuple[Refusal, ...] = ()
-    """Fields of timeouts that it cannot honour."""
+    """Fields of timeouts that it cannot support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ class Objection:
     """One field that a component refuses."""
 
     field: str
-    """As Python spells it."""
+    """Name of the field, as Python spells it."""
     why: str
     remedy: str
     limit: float | None = None
-    """The bound that the value passes, where there is one."""
+    """The bound that the value exceeds, if there is one."""
 
     @property
     def alias(self) -> str:

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline: field, message and remedy."""
+"""Problems of a pipeline: field, message and remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Problem:
 
 
 class PipelineError(OmniProtoError, ValueError):
-    """A pipeline file is unreadable or wrong. str() has one line a problem."""
+    """A pipeline file is unreadable or wrong. str() has one line per problem."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -35,7 +35,10 @@ class PipelineError(OmniProtoError, ValueError):
 
 
 def format_path(path: FieldPath) -> str:
-    """A path as the API server writes it: spec.stages[0].podLabels[example.com/team]; "file" for the whole document."""
+    """Returns a path in the API server's notation, e.g. spec.stages[0].podLabels[example.com/team].
+
+    The whole document is "file".
+    """
     text = ""
     for part in path:
         if isinstance(part, int) or any(mark in part for mark in "/. "):

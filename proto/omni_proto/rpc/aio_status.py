@@ -1,9 +1,9 @@
-"""The status that ended an asyncio call, kept from a race in grpc.aio.
+"""Finds the true status of an asyncio call, which a race in grpc.aio may hide.
 
-When a stage ends a call while its caller still writes, the failed write makes grpc.aio (1.85, `_call.py`: `_write`
-calls `set_internal_error`) replace the status by INTERNAL "Internal error from Core", before or after the true one
-came: a refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so the true
-one can be seen there. Public interfaces only.
+When a stage ends a call while its caller still writes, the write fails. grpc.aio (1.85, `_call.py`: `_write` calls
+`set_internal_error`) then replaces the status by INTERNAL "Internal error from Core", before or after the true status
+arrives. A refusal with RetryInfo would look like a fault. Every change of the status runs the done callbacks, so a done
+callback sees the true status. Uses public interfaces only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class StatusKeeper:
         call.add_done_callback(self._note)
 
     async def unmask(self, error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError | None:
-        """error, or what the call truly ended with if error only says that a write failed; None: with OK.
+        """Returns the error that the call truly ended with, or None if it ended with OK.
 
-        Read the call with `async for`: then all its messages came before its error does. `call.read()` stops at the
-        mask and leaves messages behind. The true status follows a failed write at once; after 2 s without one, error
-        stands.
+        This is `error` itself, unless that only says that a write failed. The true status usually follows a failed
+        write at once; if it does not come within 2 s, `error` is returned. Read the call with `async for`, which
+        delivers all messages before the error; `call.read()` stops at the false status and loses messages.
         """
         if not _is_mask(error):
             return error
@@ -67,7 +67,7 @@ def _is_mask(error: grpc.aio.AioRpcError) -> bool:
 
 
 def _result(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What a coroutine that has nothing to wait for returns: a done call's code, details and trailers."""
+    """Returns the result of a coroutine that does not wait, such as a done call's code(); None if it would wait."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

@@ -1,4 +1,4 @@
-"""The one place where channels to stages are opened, with the options that all of them need."""
+"""Opens all channels to stages, with the options that every channel needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def open_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Iterable[tuple[str, int | str]] | None = None,
 ) -> grpc.Channel:
-    """Opens a blocking channel, in plaintext without credentials. options replace channel_options()."""
+    """Open a blocking channel; without credentials it is plaintext. options replace channel_options()."""
     complete = complete_options(options)
     if credentials is None:
         return grpc.insecure_channel(target, options=complete)
@@ -29,7 +29,7 @@ def open_aio_channel(
     credentials: grpc.ChannelCredentials | None = None,
     options: Iterable[tuple[str, int | str]] | None = None,
 ) -> grpc.aio.Channel:
-    """Opens an asyncio channel, in plaintext without credentials. options replace channel_options()."""
+    """Open an asyncio channel; without credentials it is plaintext. options replace channel_options()."""
     complete = complete_options(options)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=complete)

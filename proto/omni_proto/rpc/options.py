@@ -1,4 +1,4 @@
-"""Options of every channel and server of a pipeline: said once, used by stages and clients alike."""
+"""gRPC options of every channel and server of a pipeline, shared by stages and clients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Final
 Options = tuple[tuple[str, int | str], ...]
 
 MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
-"""Most bytes of one message: above every chunk, and far below what would block other calls of the connection."""
+"""Most bytes of one message: larger than any chunk, and small enough not to block other calls of the connection."""
 
-# By default channels of a process share connections to one address. When such a connection comes up, each channel's
-# thread starts watching its health, and in gRPC core 1.85 one may meet what another has half made:
-# `HealthWatcher::SetSubchannel` enters a HealthProducer before `Start` gives it its subchannel. SIGSEGV.
+# By default, channels of a process share connections to the same address. When such a connection is established, each
+# channel's thread starts to watch its health. gRPC core 1.85 has a race there: `HealthWatcher::SetSubchannel` publishes
+# a HealthProducer before `Start` sets its subchannel, so another thread may use it too early (SIGSEGV).
 _REQUIRED: Final[Options] = (("grpc.use_local_subchannel_pool", 1),)
 _SERVICE_CONFIG: Final = {
     "loadBalancingConfig": [{"round_robin": {}}],
-    # The server as a whole: it answers "" with its readiness, and drops out of the rotation while it drains.
+    # "" stands for the whole server: it reports readiness there, so a draining server leaves the rotation.
     "healthCheckConfig": {"serviceName": ""},
 }
 _KEEPALIVE_MS: Final = 30_000
@@ -25,8 +25,11 @@ _KEEPALIVE_TIMEOUT_MS: Final = 10_000
 
 
 def channel_options() -> Options:
-    """Options of a channel to a stage: round_robin over healthy pods, connections of its own, no proxy, no TXT look-up,
-    names asked again every 5 s at most, messages of at most 8 MiB, a keepalive ping every 30 s."""
+    """Returns the options of a channel to a stage.
+
+    round_robin over healthy pods, connections not shared with other channels, no proxy, no TXT lookup, DNS queries at
+    least 5 s apart, messages of at most 8 MiB, a keepalive ping every 30 s.
+    """
     return (
         *_REQUIRED,
         ("grpc.service_config", json.dumps(_SERVICE_CONFIG, separators=(",", ":"))),
@@ -35,23 +38,25 @@ def channel_options() -> Options:
         ("grpc.dns_min_time_between_resolutions_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.min_reconnect_backoff_ms", 2_000),
-        # A stage that is back is found within about a second, by the retries of a single request.
+        # Reconnects within about a second after a stage is back, so that the retries of one request reach it.
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        # gRPC's default ends pings on a connection that carries no data for a while, as a long prefill does.
+        # By default gRPC stops pinging a connection that carries no data for a while, as during a long prefill.
         ("grpc.http2.max_pings_without_data", 0),
-        # Reads ahead of flow control: 5-10 % on tensors.
+        # Reads ahead of flow control; makes tensor transfers 5-10 % faster.
         ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
     )
 
 
 def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options:
-    """Returns the options to open a channel with: the caller's, or channel_options() for None, and in any case what
-    keeps gRPC from crashing."""
+    """Returns the options to open a channel with: the caller's, or channel_options() for None.
+
+    Both include the options that keep gRPC from crashing, which the caller cannot override.
+    """
     if options is None:
         return channel_options()
     names = {name for name, _ in _REQUIRED}
@@ -59,10 +64,10 @@ def complete_options(options: Iterable[tuple[str, int | str]] | None) -> Options
 
 
 def server_options(request_timeout_s: float = 300.0) -> Options:
-    """Options of a stage's server.
+    """Returns the options of a stage's server.
 
-    Connections live 60 s, so that channels find new pods; calls in flight continue for request_timeout_s, the longest
-    request. Pings every 10 s or slower are welcome, with or without calls. A port in use is an error.
+    Connections live for 60 s, so that channels find new pods; calls in flight may continue for request_timeout_s, the
+    longest request. Clients may ping every 10 s, with or without calls. A port that is in use is an error.
     """
     grace_ms = max(1, round(request_timeout_s * 1000))
     return (

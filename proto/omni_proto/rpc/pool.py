@@ -1,9 +1,9 @@
-"""Which channel a call takes: a lasting one, and a new one after one that could not reach its stage.
+"""Selects the channel of a call: calls share one, which is replaced after a call that could not reach its stage.
 
-A name that does not resolve, as that of a stage whose only pod is being replaced, is asked for again by gRPC's DNS
-resolver after 1 s, and then after pauses that grow by 1.6 up to two minutes (gRPC core 1.85, `polling_resolver.cc`);
-no channel option shortens them. A stage that came back after a minute would be missed for another. A new channel has a
-new resolver, which asks at once.
+A name may not resolve, for example while the only pod of a stage is replaced. gRPC's DNS resolver then retries after
+1 s, and after pauses that grow by a factor of 1.6 up to two minutes (gRPC core 1.85, `polling_resolver.cc`). No channel
+option shortens them, so a stage that returns after a minute might stay unreachable for another minute. A new channel
+has a new resolver, which resolves the name at once.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ import grpc.aio
 Channel = TypeVar("Channel")
 
 RENEW_AFTER_S: Final = 2.0
-"""Least age of a channel that is replaced because a call could not reach its stage."""
+"""Least age in seconds at which a channel is replaced because a call could not reach its stage."""
 
 
 @dataclass(slots=True, eq=False)
 class _Opened(Generic[Channel]):
-    """A channel and how many calls are on it."""
+    """A channel and the number of calls that use it."""
 
     channel: Channel
     since: float
-    """time.monotonic() in seconds."""
+    """When it was opened: time.monotonic() in seconds."""
     calls: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Loan(Generic[Channel]):
-    """A channel for the time of one call."""
+    """A channel, lent to one call."""
 
     channel: Channel
     opened: _Opened[Channel]
@@ -46,7 +46,7 @@ class Loan(Generic[Channel]):
 
 
 class ChannelPool(Generic[Channel]):
-    """The channel of new calls, and earlier ones until their calls have ended. Threads may share it."""
+    """Holds the channel for new calls, and replaced channels until their calls have ended. Threads may share it."""
 
     def __init__(self, open_channel: Callable[[], Channel], *, renew_after_s: float = RENEW_AFTER_S) -> None:
         self._open = open_channel
@@ -55,7 +55,7 @@ class ChannelPool(Generic[Channel]):
         self._current = self._new()
         self._retired: list[_Opened[Channel]] = []
         self.closed = False
-        """Whether no call can be made any more."""
+        """Whether the pool is closed: no more calls can be made."""
 
     def take(self) -> Loan[Channel]:
         """Returns a channel for a call; give_back must follow."""
@@ -64,7 +64,10 @@ class ChannelPool(Generic[Channel]):
             return Loan(self._current.channel, self._current)
 
     def give_back(self, loan: Loan[Channel]) -> Channel | None:
-        """A call has ended. Returns a channel that nobody needs any more, for the caller to close. Idempotent."""
+        """Release a channel after its call has ended. Idempotent.
+
+        Returns a replaced channel that no call uses any more, which the caller must close, or None.
+        """
         with self._lock:
             if loan.over:
                 return None
@@ -81,7 +84,7 @@ class ChannelPool(Generic[Channel]):
             return opened.channel
 
     def close(self) -> list[Channel]:
-        """Returns all channels, for the caller to close."""
+        """Close the pool. Returns all its channels, which the caller must close."""
         with self._lock:
             self.closed = True
             retired, self._retired = self._retired, []
@@ -93,7 +96,7 @@ class ChannelPool(Generic[Channel]):
 
 @contextmanager
 def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
-    """Lends a blocking channel for one call, and closes it if nobody needs it afterwards."""
+    """Yields a blocking channel for one call, and closes it afterwards if no other call needs it."""
     loan = pool.take()
     try:
         yield loan
@@ -104,7 +107,7 @@ def borrow(pool: ChannelPool[grpc.Channel]) -> Iterator[Loan[grpc.Channel]]:
 
 @asynccontextmanager
 async def borrow_aio(pool: ChannelPool[grpc.aio.Channel]) -> AsyncIterator[Loan[grpc.aio.Channel]]:
-    """Lends an asyncio channel for one call, and closes it if nobody needs it afterwards."""
+    """Yields an asyncio channel for one call, and closes it afterwards if no other call needs it."""
     loan = pool.take()
     try:
         yield loan

@@ -1,6 +1,6 @@
-"""When a call is tried again: only before Accepted, at most 3 attempts, never past the deadline. Pure.
+"""Decides when a call is retried: only before Accepted, at most 3 attempts, never past the deadline. Pure.
 
-The same for clients and for stages that call the stages below them.
+Clients, and stages that call downstream stages, follow the same rules.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from omni_proto.rpc.rich_status import status_of_call
 
 MAX_ATTEMPTS: Final = 3
 MAX_WAIT_S: Final = 30.0
-"""A server that asks for a longer pause is better answered by the caller."""
+"""Longest wait in seconds. If the server asks for a longer one, the caller gets the error and decides."""
 _FIRST_WAIT_S: Final = 0.2
 _FACTOR: Final = 3.0
 
 
 class Failure(Protocol):
-    """What a failed call says: a RichStatus, or a client's OmniRequestError."""
+    """The failure of a call: a RichStatus, or a client's OmniRequestError."""
 
     @property
     def code(self) -> grpc.StatusCode: ...
@@ -32,18 +32,19 @@ class Failure(Protocol):
 
 
 def may_retry(failure: Failure) -> bool:
-    """Whether a call that was never accepted may be tried again."""
-    # Without a reason it is gRPC's own: a server that shuts down cancels calls that came too late to be refused.
+    """Returns whether a call that was never accepted may be retried."""
+    # CANCELLED without a reason comes from gRPC: a server that shuts down cancels calls that it did not yet handle.
     cancelled = failure.code is grpc.StatusCode.CANCELLED and not failure.reason
     exhausted = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED and failure.retry_after_s is not None
     return cancelled or exhausted or failure.code is grpc.StatusCode.UNAVAILABLE
 
 
 def compute_retry_wait_s(failure: Failure, *, attempt: int, remaining_s: float | None, jitter: float) -> float | None:
-    """Returns the seconds to wait before the next attempt; None: give up.
+    """Returns the seconds to wait before the next attempt, or None to give up.
 
-    attempt counts from 1 and has just failed before Accepted. remaining_s is the time to the deadline, None without
-    one. jitter, in [0, 1), spreads callers: waits are 1 to 1.5 times the base. RetryInfo is the least wait.
+    attempt is the number, from 1, of the attempt that just failed before Accepted. remaining_s is the time to the
+    deadline, None without one. jitter, in [0, 1), spreads callers: waits are 1 to 1.5 times the base. The wait is
+    never shorter than RetryInfo asks for.
     """
     if attempt >= MAX_ATTEMPTS or not may_retry(failure):
         return None
@@ -56,5 +57,5 @@ def compute_retry_wait_s(failure: Failure, *, attempt: int, remaining_s: float |
 
 
 def is_unreached(error: grpc.RpcError) -> bool:
-    """Whether a call that was never accepted failed before a stage saw it: no connection, or no address."""
+    """Returns whether a call that was never accepted failed before it reached a stage: no connection, or no address."""
     return error.code() is grpc.StatusCode.UNAVAILABLE and status_of_call(error) is None

@@ -1,4 +1,4 @@
-"""google.rpc.Status: what a failed call says beside its code. Stages write it, stages and clients read it here."""
+"""Reads google.rpc.Status, the details of a failed call. Stages write it; stages and clients read it here."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _Detail = TypeVar("_Detail", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class RichStatus:
-    """A google.rpc.Status in plain values. Fields that it does not have are empty."""
+    """A google.rpc.Status as plain values. Missing fields are empty."""
 
     code: grpc.StatusCode
     message: str
     domain: str = ""
-    """Of its ErrorInfo: who made it."""
+    """Domain of the ErrorInfo: which system made it."""
     reason: str = ""
     """omni_proto.stage.v1.ErrorReason without its prefix."""
     stage: str = ""
@@ -35,7 +35,7 @@ class RichStatus:
     field: str = ""
     """Path of the wrong field of the request."""
     limit: str = ""
-    """The limit that was passed, with its unit."""
+    """The limit that was exceeded, with its unit."""
     retry_after_s: float | None = None
     """When a retry may work, in seconds; None without a RetryInfo."""
 
@@ -51,7 +51,7 @@ def grpc_code(number: int) -> grpc.StatusCode:
 
 
 def read_status(status: status_pb2.Status) -> RichStatus:
-    """Returns what a status says. Details that do not parse, and those of other types, are ignored."""
+    """Returns the contents of a status. Details that do not parse, or are of other types, are ignored."""
     infos = list(_find(status, error_details_pb2.ErrorInfo))
     info = next((one for one in infos if one.domain == DOMAIN), infos[0] if infos else error_details_pb2.ErrorInfo())
     field = info.metadata.get("field", "") or next(
@@ -102,7 +102,7 @@ def _find(status: status_pb2.Status, kind: type[_Detail]) -> Iterator[_Detail]:
 
 
 def _unpack(packed: Any, into: Message) -> bool:
-    """Whether packed is a message of that type and parses."""
+    """Unpack `packed` into a message. Returns whether it is of that message's type and parses."""
     try:
         return bool(packed.Unpack(into))
     except DecodeError:

@@ -1,7 +1,7 @@
-"""Tensors on an edge: one door to schemas, the wire codec and reassembly.
+"""Tensors on an edge: schemas, the wire codec and reassembly. Import all public names from here.
 
-upstream rows -> encode_rows -> EncodedChunk -> serialize_generate_request -> wire
-wire -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> ReceivedTensor
+sending:   rows -> encode_rows, encode_tensor_chunks -> EncodedChunk -> serialize_generate_request -> bytes
+receiving: bytes -> deserialize_generate_request -> TensorChunkView -> EdgeAssembler -> ReceivedTensor
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from omni_proto.tensors.codec import (
     deserialize_generate_response,
     encode_rows,
     encode_tensor_chunk,
+    encode_tensor_chunks,
     serialize_generate_request,
     serialize_generate_response,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "dtype_info",
     "encode_rows",
     "encode_tensor_chunk",
+    "encode_tensor_chunks",
     "float32_to_bfloat16",
     "header_for",
     "is_finite",

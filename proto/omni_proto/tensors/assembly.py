@@ -1,6 +1,6 @@
-"""Reassembly: chunks of an edge's tensors, checked one by one, into one writable buffer a tensor.
+"""Reassembly: checks the chunks of an edge's tensors one by one and copies each tensor into one writable buffer.
 
-`add` takes a chunk whole or raises a TensorError and changes nothing; nothing damaged is ever accepted.
+`add` accepts a whole chunk, or raises a TensorError and accepts no rows. Damaged data is never accepted.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Reserve = Callable[[int], None]
-"""Called with the bytes by which a buffer is about to grow; raises to refuse them."""
+"""Called with the number of bytes by which a buffer is about to grow; raises an error to refuse."""
 
 FIRST_CAPACITY_BYTES: Final = 64 * 1024 * 1024
-"""Buffers up to this size are made at once: pages that no row reaches are never touched, and growing copies."""
+"""Buffers up to this size are allocated at full size: growing would copy, and unused pages cost no memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,11 +47,11 @@ class ReceivedTensor:
     """A whole tensor [rows, *row_shape] on the CPU."""
 
     spec: TensorSpec
-    """What it is."""
+    """Name, dtype and row shape."""
     rows: int
-    """Rows that came."""
+    """Number of rows received."""
     data: memoryview
-    """The elements, C order, little-endian: bytes, aligned, owned by nobody else; writable unless empty."""
+    """The elements as bytes, in C order, little-endian, aligned; not shared with anything; writable unless empty."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -59,11 +59,11 @@ class ReceivedTensor:
         return (self.rows, *self.spec.row_shape)
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """The tensor as an array sharing data; bfloat16 as its bits in uint16."""
+        """Returns the tensor as an array that shares data; bfloat16 as its bits in uint16."""
         return to_array(self.data, dtype_info(self.spec.dtype), self.shape)
 
     def to_float32(self) -> npt.NDArray[np.float32]:
-        """The values as float32, a new array; bfloat16 and float16 exactly."""
+        """Returns the values as a new float32 array; bfloat16 and float16 convert exactly."""
         array = self.to_numpy()
         return bfloat16_to_float32(array) if self.spec.dtype == "bfloat16" else array.astype("float32")
 
@@ -71,7 +71,7 @@ class ReceivedTensor:
 class TensorAssembler:
     """Reassembles one tensor of at most max_rows rows.
 
-    The buffer grows by doubling beyond 64 MiB, so that a generous max_rows costs no memory until rows come. Raises
+    Beyond 64 MiB the buffer grows by doubling, so that a large max_rows costs no memory until rows arrive. Raises
     OversizedTensorError if max_rows is negative.
     """
 
@@ -92,12 +92,12 @@ class TensorAssembler:
 
     @property
     def rows(self) -> int:
-        """Rows so far."""
+        """Rows received so far."""
         return self._rows
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk came."""
+        """Whether the last chunk was received."""
         return self._complete
 
     @property
@@ -106,7 +106,7 @@ class TensorAssembler:
         return self.max_rows * self._row_bytes
 
     def add(self, chunk: TensorChunkView) -> None:
-        """Take the next chunk, copying its data. Raises a TensorError, or what reserve raises."""
+        """Add the next chunk, copying its data. Raises a TensorError, or the error that reserve raises."""
         self._check_place(chunk)
         if crc32c(chunk.data) != chunk.crc32c:
             raise ChecksumError(
@@ -124,13 +124,13 @@ class TensorAssembler:
         self._complete = chunk.last
 
     def since(self, row: int) -> ReceivedTensor:
-        """The rows from this one on that came so far. They share the buffer, which keeps them as they are."""
+        """Returns the received rows, starting at `row`. They share the buffer; received rows never change."""
         first = min(row, self._rows)
         part = self._buffer[first * self._row_bytes : self._rows * self._row_bytes]
         return ReceivedTensor(self.spec, self._rows - first, part)
 
     def finish(self) -> ReceivedTensor:
-        """The tensor, handed over: the assembler keeps nothing. Raises MissingRowsError before the last chunk came."""
+        """Returns the tensor and releases its buffer. Raises MissingRowsError if the last chunk is missing."""
         if not self._complete:
             raise MissingRowsError(self.spec.name, f"the input ended after {self._rows} rows, without a last chunk")
         buffer, self._buffer = self._buffer, memoryview(b"")
@@ -179,8 +179,8 @@ class TensorAssembler:
 class EdgeAssembler:
     """Reassembles every tensor of an edge.
 
-    headers are those of Start and must be exactly those of schema: WrongHeaderError. max_rows bounds each tensor, and
-    max_bytes all together: OversizedTensorError.
+    headers are those of Start. Raises WrongHeaderError if they do not match the schema exactly, and
+    OversizedTensorError if a tensor announces more than max_rows rows, or all together more than max_bytes.
     """
 
     def __init__(
@@ -204,31 +204,31 @@ class EdgeAssembler:
 
     @property
     def max_bytes(self) -> int:
-        """Bytes that the headers announce: what admission reserves."""
+        """Bytes that the headers announce, which admission reserves."""
         return sum(tensor.max_bytes for tensor in self._tensors.values())
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of tensor data taken so far."""
+        """Bytes of tensor data received so far."""
         return self._received_bytes
 
     @property
     def rows(self) -> Mapping[str, int]:
-        """Rows so far, by tensor."""
+        """Rows received so far, by tensor."""
         return MappingProxyType({name: tensor.rows for name, tensor in self._tensors.items()})
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk of every tensor came."""
+        """Whether the last chunk of every tensor was received."""
         return all(tensor.complete for tensor in self._tensors.values())
 
     @property
     def complete_tensors(self) -> frozenset[str]:
-        """Tensors whose last chunk came."""
+        """Names of the tensors whose last chunk was received."""
         return frozenset(name for name, tensor in self._tensors.items() if tensor.complete)
 
     def take(self) -> dict[str, ReceivedTensor]:
-        """Rows that came since the last take, by tensor, for a reader that does not wait for the end."""
+        """Returns the rows received since the last take(), by tensor, for a reader that processes them as they come."""
         fresh = {
             name: tensor.since(self._taken[name])
             for name, tensor in self._tensors.items()
@@ -238,7 +238,7 @@ class EdgeAssembler:
         return fresh
 
     def add(self, chunk: TensorChunkView) -> None:
-        """Take the next chunk of any tensor. Raises a TensorError, or what reserve raises."""
+        """Add the next chunk of any tensor. Raises a TensorError, or the error that reserve raises."""
         tensor = self._tensors.get(chunk.name)
         if tensor is None:
             raise UnknownTensorError(
@@ -248,7 +248,7 @@ class EdgeAssembler:
         self._received_bytes += len(chunk.data)
 
     def finish(self) -> dict[str, ReceivedTensor]:
-        """The tensors by name, once End came. Raises MissingRowsError naming the first incomplete one."""
+        """Returns the tensors by name, after End. Raises MissingRowsError that names the first incomplete one."""
         return {name: tensor.finish() for name, tensor in self._tensors.items()}
 
 
@@ -259,7 +259,10 @@ def check_headers(
     max_rows: int | None = None,
     max_bytes: int | None = None,
 ) -> dict[str, int]:
-    """max_rows of each tensor. Raises WrongHeaderError or OversizedTensorError; allocates nothing."""
+    """Check the headers of Start. Returns max_rows of each tensor; allocates no buffers.
+
+    Raises WrongHeaderError or OversizedTensorError.
+    """
     rows: dict[str, int] = {}
     total = 0
     for header in headers:

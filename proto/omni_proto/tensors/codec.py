@@ -1,14 +1,14 @@
-"""GenerateRequest on the wire: TensorChunks are written and read without copying their data more than once.
+"""Encodes and decodes GenerateRequest; the data of TensorChunks is copied at most once.
 
-The bytes are ordinary protobuf. `data` is the highest field of TensorChunk, and `tensor` of GenerateRequest, so that
-the writer joins a short head with the caller's buffer, and the reader scans the head and slices the rest (measured:
-1.7x over message objects). Whatever the scan does not expect - other messages, another field order, unknown or repeated
-fields - goes to the protobuf parser: the scan is a short cut that changes no meaning.
+The bytes are ordinary protobuf. `data` is the last field of TensorChunk, so that the writer joins short heads with the
+caller's buffers, and the reader scans the heads and slices the rest (measured: 1.7x as fast as message objects). The
+scan is only an optimization: everything that it does not expect - other messages, another field order, unknown or
+repeated fields - goes to the protobuf parser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NewType
 
@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from omni_proto.errors import EncodeError, WireError
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest, GenerateResponse
+from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.tensors.schema import TensorSpec
 from omni_proto.tensors.values import crc32c
 
@@ -24,27 +25,36 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 EncodedChunk = NewType("EncodedChunk", bytes)
-"""A whole GenerateRequest that holds one TensorChunk, as bytes."""
+"""A whole GenerateRequest that holds TensorChunks, as bytes."""
 
 CHUNK_BYTES: Final = 1024 * 1024
-"""Size of a chunk's data that moved most bytes a second; shared/research measured 128 KiB to 32 MiB."""
+"""Size of a chunk's data with the highest throughput; shared/research measured 128 KiB to 32 MiB."""
 
-# Keys of the fields, (number << 3) | wire type; each fits one byte.
+# Keys of the fields: (number << 3) | wire type. Each fits in one byte.
 _KEY_NAME: Final = 0x0A
 _KEY_ROW_OFFSET: Final = 0x10
 _KEY_ROWS: Final = 0x18
 _KEY_CRC32C: Final = 0x25
 _KEY_LAST: Final = 0x28
 _KEY_15_BYTES: Final = 0x7A
-"""Both GenerateRequest.tensor and TensorChunk.data."""
+"""GenerateRequest.tensor and TensorChunk.data: both have field number 15."""
+_KEY_TENSORS: Final = 0x72
+"""GenerateRequest.tensors."""
+_KEY_CHUNKS: Final = 0x0A
+"""TensorChunks.chunks."""
 _OUTER: Final = bytes((_KEY_15_BYTES,))
+_OUTER_CHUNKS: Final = bytes((_KEY_TENSORS,))
+_CHUNK: Final = bytes((_KEY_CHUNKS,))
 _LAST: Final = bytes((_KEY_LAST, 1))
 _ONE_BYTE: Final = tuple(bytes((value,)) for value in range(0x80))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TensorChunkView:
-    """A TensorChunk whose data is a slice of the message that it came in."""
+    """A TensorChunk whose data is a slice: of the received message, or of the sender's buffer.
+
+    Not frozen: a frozen dataclass takes three times as long to make, and there may be one for every row.
+    """
 
     name: str
     """Name of the tensor."""
@@ -57,11 +67,11 @@ class TensorChunkView:
     last: bool
     """Whether this is the tensor's last chunk."""
     data: memoryview
-    """The rows: bytes, read-only, not aligned; keeps the whole message alive."""
+    """The rows as bytes, not aligned. Keeps the whole message or buffer alive. Read-only if sliced from a message."""
 
 
 def as_byte_view(data: Buffer) -> memoryview:
-    """A flat view of a contiguous buffer's bytes, without a copy. Raises EncodeError if it is not contiguous."""
+    """Returns a flat view of a contiguous buffer's bytes, without a copy. Raises EncodeError if not contiguous."""
     try:
         view = memoryview(data)
         return view.cast("B") if view.nbytes else memoryview(b"")
@@ -70,16 +80,45 @@ def as_byte_view(data: Buffer) -> memoryview:
 
 
 def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last: bool, data: Buffer) -> EncodedChunk:
-    """A GenerateRequest with one TensorChunk; the only copy of data is the one into the message.
+    """Returns a GenerateRequest with one TensorChunk; data is copied once, into the message.
 
-    Equal to what protobuf's own serializer writes. Raises EncodeError if a value does not fit its field or the message
-    is over MAX_MESSAGE_BYTES.
+    The bytes equal those of protobuf's own serializer. Raises EncodeError if a value does not fit its field or the
+    message is larger than MAX_MESSAGE_BYTES.
     """
+    return encode_tensor_chunks((TensorChunkView(name, row_offset, rows, crc32c, last, as_byte_view(data)),))
+
+
+def encode_tensor_chunks(chunks: Sequence[TensorChunkView]) -> EncodedChunk:
+    """Returns a GenerateRequest with all chunks, at least one: as `tensor` if there is one, else as `tensors`.
+
+    Their data is copied once, into the message. Raises EncodeError as encode_tensor_chunk does.
+    """
+    parts: list[bytes | bytearray | memoryview] = []
+    inner = 0
+    for chunk in chunks:
+        head = _encode_head(chunk)
+        size = len(head) + chunk.data.nbytes
+        if len(chunks) > 1:
+            length = _varint(size)
+            parts += (_CHUNK, length)
+            inner += 1 + len(length)
+        parts += (head, chunk.data)
+        inner += size
+    outer = _varint(inner)
+    total = 1 + len(outer) + inner
+    if total > MAX_MESSAGE_BYTES:
+        raise EncodeError(
+            f"tensor {chunks[0].name!r}: the message has {total} bytes, at most {MAX_MESSAGE_BYTES}; send fewer rows"
+        )
+    return EncodedChunk(b"".join((_OUTER if len(chunks) == 1 else _OUTER_CHUNKS, outer, *parts)))
+
+
+def _encode_head(chunk: TensorChunkView) -> bytearray:
+    """Returns the bytes of a TensorChunk before its data. Raises EncodeError if a value does not fit its field."""
+    row_offset, rows, crc32c = chunk.row_offset, chunk.rows, chunk.crc32c
     if not (0 <= row_offset < 2**64 and 0 <= rows < 2**32 and 0 <= crc32c < 2**32):
-        raise EncodeError(f"tensor {name!r}: row_offset, rows or crc32c does not fit its field")
-    view = as_byte_view(data)
-    size = view.nbytes
-    raw_name = name.encode("utf-8")
+        raise EncodeError(f"tensor {chunk.name!r}: row_offset, rows or crc32c does not fit its field")
+    raw_name = chunk.name.encode("utf-8")
     head = bytearray()
     if raw_name:
         head.append(_KEY_NAME)
@@ -94,28 +133,22 @@ def encode_tensor_chunk(name: str, row_offset: int, rows: int, crc32c: int, last
     if crc32c:
         head.append(_KEY_CRC32C)
         head += crc32c.to_bytes(4, "little")
-    if last:
+    if chunk.last:
         head += _LAST
-    if size:
+    if chunk.data.nbytes:
         head.append(_KEY_15_BYTES)
-        head += _varint(size)
-    outer = _varint(len(head) + size)
-    total = 1 + len(outer) + len(head) + size
-    if total > MAX_MESSAGE_BYTES:
-        raise EncodeError(
-            f"tensor {name!r}: the message has {total} bytes, at most {MAX_MESSAGE_BYTES}; send fewer rows"
-        )
-    return EncodedChunk(b"".join((_OUTER, outer, head, view)))
+        head += _varint(chunk.data.nbytes)
+    return head
 
 
 def encode_rows(
     spec: TensorSpec, data: Buffer, *, first_row: int = 0, last: bool = True, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[EncodedChunk]:
-    """The rows of a buffer [n, *row_shape] as messages of about chunk_bytes, whole rows each, with their checksums.
+    """Yields the rows of a buffer [n, *row_shape] as messages of about chunk_bytes, each of whole rows with a checksum.
 
-    first_row is the number of the buffer's first row; last says whether the tensor ends with this buffer, which may
-    then have no rows. Lazy, so that flow control bounds what is in memory; the buffer must not change meanwhile.
-    Raises EncodeError if the buffer is not whole rows.
+    first_row is the number of the buffer's first row. last says whether the tensor ends with this buffer, which may
+    then have no rows. Messages are made one at a time, so that flow control bounds the memory; the buffer must not
+    change meanwhile. Raises EncodeError if the buffer does not hold whole rows.
     """
     view = as_byte_view(data)
     row_bytes = spec.row_bytes
@@ -132,28 +165,30 @@ def encode_rows(
         yield encode_tensor_chunk(spec.name, first_row + start, end - start, crc32c(part), ends, part)
 
 
-def decode_generate_request(data: bytes) -> GenerateRequest | TensorChunkView:
-    """One message of the caller; a TensorChunk as a view into data.
+def decode_generate_request(data: bytes) -> GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...]:
+    """Returns one message of the caller; a TensorChunk, or those of TensorChunks, as views into data.
 
-    Raises WireError if data is not a GenerateRequest. A GenerateRequest without any message set is returned as it is.
+    Raises WireError if data is not a GenerateRequest. A GenerateRequest in which no message is set is returned as is.
     """
-    chunk = _scan_tensor_chunk(data)
-    if chunk is not None:
-        return chunk
+    scanned = _scan(data)
+    if scanned is not None:
+        return scanned
     try:
         message = GenerateRequest.FromString(data)
     except DecodeError as error:
         raise WireError(f"a message of {len(data)} bytes is not a GenerateRequest: truncated or damaged") from error
-    if message.WhichOneof("message") != "tensor":
-        return message
-    tensor = message.tensor
-    return TensorChunkView(
-        tensor.name, tensor.row_offset, tensor.rows, tensor.crc32c, tensor.last, memoryview(tensor.data)
-    )
+    kind = message.WhichOneof("message")
+    if kind == "tensor":
+        return _view(message.tensor)
+    return tuple(map(_view, message.tensors.chunks)) if kind == "tensors" else message
+
+
+def _view(chunk: TensorChunk) -> TensorChunkView:
+    return TensorChunkView(chunk.name, chunk.row_offset, chunk.rows, chunk.crc32c, chunk.last, memoryview(chunk.data))
 
 
 def serialize_generate_request(message: GenerateRequest | EncodedChunk) -> bytes:
-    """Serializer of a call: encoded chunks pass as they are."""
+    """Serialize a request message; encoded chunks are returned unchanged."""
     if isinstance(message, bytes):
         return message
     return message.SerializeToString()
@@ -164,12 +199,12 @@ deserialize_generate_request = decode_generate_request
 
 
 def serialize_generate_response(message: GenerateResponse) -> bytes:
-    """Serializer of the answers: plain protobuf, audio is small beside tensors."""
+    """Serialize a response message, with plain protobuf: audio is small compared to tensors."""
     return message.SerializeToString()
 
 
 def deserialize_generate_response(data: bytes) -> GenerateResponse:
-    """Deserializer of the answers. Raises WireError."""
+    """Deserialize a response message. Raises WireError."""
     try:
         return GenerateResponse.FromString(data)
     except DecodeError as error:
@@ -188,7 +223,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Value and the position behind it. Raises IndexError at the end of data, ValueError over 64 bits."""
+    """Returns the value and the position after it. Raises IndexError at the end of data, ValueError over 64 bits."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -204,21 +239,39 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     return value, position
 
 
-def _scan_tensor_chunk(data: bytes) -> TensorChunkView | None:
-    """The chunk, if data is exactly one TensorChunk with its fields in order and each at most once; else None."""
-    if not data or data[0] != _KEY_15_BYTES:
+def _scan(data: bytes) -> TensorChunkView | tuple[TensorChunkView, ...] | None:
+    """Returns the chunk or chunks in data, or None.
+
+    None if data holds anything else, or if the fields of a chunk are not in order, each at most once.
+    """
+    if not data or data[0] not in (_KEY_15_BYTES, _KEY_TENSORS):
         return None
     try:
-        return _scan_fields(data)
+        length, position = _read_varint(data, 1)
+        if position + length != len(data):
+            return None
+        return _scan_chunk(data, position, len(data)) if data[0] == _KEY_15_BYTES else _scan_chunks(data, position)
     except (IndexError, ValueError):  # UnicodeDecodeError is a ValueError
-        return None  # the protobuf parser decides what it is
+        return None  # leave it to the protobuf parser
 
 
-def _scan_fields(data: bytes) -> TensorChunkView | None:
-    size = len(data)
-    length, position = _read_varint(data, 1)
-    if position + length != size:
-        return None
+def _scan_chunks(data: bytes, position: int) -> tuple[TensorChunkView, ...] | None:
+    chunks = []
+    while position < len(data):
+        if data[position] != _KEY_CHUNKS:
+            return None
+        length, position = _read_varint(data, position + 1)
+        end = position + length
+        chunk = _scan_chunk(data, position, end) if end <= len(data) else None
+        if chunk is None:
+            return None
+        chunks.append(chunk)
+        position = end
+    return tuple(chunks)
+
+
+def _scan_chunk(data: bytes, position: int, size: int) -> TensorChunkView | None:
+    """Returns the chunk in data[position:size], or None if it does not have the expected form."""
     name, row_offset, rows, checksum, last = "", 0, 0, 0, False
     previous = 0
     while position < size:
@@ -231,7 +284,7 @@ def _scan_fields(data: bytes) -> TensorChunkView | None:
             length, position = _read_varint(data, position)
             if position + length != size:
                 return None
-            return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(data)[position:])
+            return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(data)[position:size])
         if key == _KEY_NAME:
             length, position = _read_varint(data, position)
             if position + length > size:
@@ -254,4 +307,5 @@ def _scan_fields(data: bytes) -> TensorChunkView | None:
             last = number != 0
         else:
             return None
-    return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(b""))
+    # A truncated varint would have been read past the end of the chunk.
+    return TensorChunkView(name, row_offset, rows, checksum, last, memoryview(b"")) if position == size else None

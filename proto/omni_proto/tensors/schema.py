@@ -1,6 +1,6 @@
-"""What travels on an edge: element types, tensor specifications and schemas, and the hash both sides compare.
+"""Schemas of the tensors on an edge: element types, tensor specifications, and the hash that both sides compare.
 
-Pure data over protobuf and the standard library; the operator's side may import it as well.
+Pure data; needs only protobuf and the standard library, so that the operator can import it too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_TENSORS: Final = 64
 PROMPT_EMBEDS: Final = "prompt_embeds"
 """Name of the tensor that `Start.prompt_embeds` announces."""
 PROMPT_EMBEDS_DTYPES: Final = ("float32", "float16", "bfloat16")
-"""What its elements may be, whatever the engine computes in."""
+"""Element types that it may have, whatever dtype the engine computes in."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")
@@ -33,14 +33,14 @@ _SCHEMA_ID = re.compile(r"[a-z0-9_]+/[a-z0-9_]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class DTypeInfo:
-    """One element type of the wire."""
+    """One element type of tensors on an edge."""
 
     name: str
-    """Name as torch and numpy give it, e.g. "bfloat16"."""
+    """torch's name of the type, e.g. "bfloat16"."""
     size: int
     """Bytes of one element."""
     proto: tensors_pb2.DType
-    """Value of the enum on the wire."""
+    """Value of the protobuf enum."""
     numpy_name: str
     """numpy dtype of the raw bytes, little-endian; bfloat16 is viewed as "<u2"."""
     is_float: bool
@@ -64,12 +64,12 @@ def _dtype_table() -> MappingProxyType[str, DTypeInfo]:
 
 
 DTYPES: Final = _dtype_table()
-"""Every element type of the wire by name."""
+"""Every element type by name."""
 _BY_PROTO: Final = MappingProxyType({int(info.proto): info for info in DTYPES.values()})
 
 
 def dtype_info(name: str) -> DTypeInfo:
-    """The element type called name. Raises SchemaError listing the known ones."""
+    """Returns the element type called name. Raises SchemaError that lists the known ones."""
     info = DTYPES.get(name)
     if info is None:
         raise SchemaError(f"dtype {name!r} does not travel on edges; use one of {', '.join(DTYPES)}")
@@ -77,7 +77,10 @@ def dtype_info(name: str) -> DTypeInfo:
 
 
 def dtype_from_proto(value: int) -> DTypeInfo:
-    """The element type of an enum value. Raises SchemaError for DTYPE_UNSPECIFIED and values of a newer protocol."""
+    """Returns the element type of an enum value.
+
+    Raises SchemaError for DTYPE_UNSPECIFIED and for values of a newer protocol.
+    """
     info = _BY_PROTO.get(value)
     if info is None:
         raise SchemaError(f"dtype number {value} is not known here; the peer may be newer")
@@ -93,7 +96,7 @@ class TensorSpec:
     dtype: str
     """Name of the element type, e.g. "bfloat16"."""
     row_shape: tuple[int, ...] = ()
-    """Shape of one row; empty for one element a row."""
+    """Shape of one row; empty if a row is a single element."""
     description: str = field(default="", compare=False)
     """What a row means. Neither compared nor hashed."""
 
@@ -129,14 +132,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorSchema:
-    """What travels on an edge. Raises SchemaError if it is not well-formed."""
+    """The tensors of an edge. Raises SchemaError if it is not well-formed."""
 
     id: str
     """Id of the schema, e.g. "qwen2_5_omni/thinker2talker"."""
     version: int
     """Version of the schema, 1 or more."""
     tensors: tuple[TensorSpec, ...]
-    """The tensors; kept sorted by name, whatever order they are given in."""
+    """The tensors, sorted by name; they may be given in any order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", tuple(sorted(self.tensors, key=lambda spec: spec.name)))
@@ -159,7 +162,7 @@ class TensorSchema:
         return tuple(spec.name for spec in self.tensors)
 
     def spec(self, name: str) -> TensorSpec:
-        """The tensor called name. Raises SchemaError listing the known names."""
+        """Returns the tensor called name. Raises SchemaError that lists the known names."""
         for spec in self.tensors:
             if spec.name == name:
                 return spec
@@ -167,7 +170,7 @@ class TensorSchema:
 
 
 def canonical_json(schema: TensorSchema) -> str:
-    """The schema as JSON in one spelling: sorted keys, tensors sorted by name, no blanks, no descriptions."""
+    """Returns the schema as canonical JSON: sorted keys, tensors sorted by name, no whitespace, no descriptions."""
     data = {
         "id": schema.id,
         "version": schema.version,
@@ -179,37 +182,40 @@ def canonical_json(schema: TensorSchema) -> str:
 
 
 def schema_hash(schema: TensorSchema) -> str:
-    """sha256 of the schema's canonical JSON, lower-case hex: `Start.edge_schema_hash`."""
+    """Returns the sha256 of the schema's canonical JSON in lower-case hex: `Start.edge_schema_hash`."""
     return hashlib.sha256(canonical_json(schema).encode("ascii")).hexdigest()
 
 
 def spec_to_proto(spec: TensorSpec) -> tensors_pb2.TensorSpec:
-    """The message of a specification."""
+    """Returns the protobuf message of a specification."""
     return tensors_pb2.TensorSpec(
         name=spec.name, dtype=dtype_info(spec.dtype).proto, row_shape=spec.row_shape, description=spec.description
     )
 
 
 def spec_from_proto(message: tensors_pb2.TensorSpec) -> TensorSpec:
-    """The specification of a message. Raises SchemaError."""
+    """Returns the specification in a protobuf message. Raises SchemaError."""
     dtype = dtype_from_proto(message.dtype).name
     return TensorSpec(message.name, dtype, tuple(message.row_shape), message.description)
 
 
 def schema_to_proto(schema: TensorSchema) -> tensors_pb2.TensorSchema:
-    """The message of a schema."""
+    """Returns the protobuf message of a schema."""
     return tensors_pb2.TensorSchema(
         id=schema.id, version=schema.version, tensors=[spec_to_proto(spec) for spec in schema.tensors]
     )
 
 
 def schema_from_proto(message: tensors_pb2.TensorSchema) -> TensorSchema:
-    """The schema of a message. Raises SchemaError."""
+    """Returns the schema in a protobuf message. Raises SchemaError."""
     return TensorSchema(message.id, message.version, tuple(spec_from_proto(spec) for spec in message.tensors))
 
 
 def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
-    """The header that announces at most max_rows rows of a tensor. Raises SchemaError if max_rows is negative."""
+    """Returns the header that announces at most max_rows rows of a tensor.
+
+    Raises SchemaError if max_rows is negative or does not fit 64 bits.
+    """
     if not 0 <= max_rows < 2**64:
         raise SchemaError(f"tensor {spec.name!r}: max_rows must be 0 or more and fit 64 bits, got {max_rows}")
     return tensors_pb2.TensorHeader(
@@ -218,14 +224,17 @@ def header_for(spec: TensorSpec, max_rows: int) -> tensors_pb2.TensorHeader:
 
 
 def prompt_embeds_spec(hidden_size: int, dtype: str) -> TensorSpec:
-    """A prompt of embeddings in place of tokens. Raises SchemaError for a dtype that does not travel."""
+    """Returns the specification of a prompt of embeddings. Raises SchemaError for a dtype that edges do not support."""
     return TensorSpec(PROMPT_EMBEDS, dtype, (hidden_size,), "One input embedding for each position of the prompt.")
 
 
 def tensor_prompt(
     schema: TensorSchema, source_stage: str, max_rows: Iterable[tuple[str, int]]
 ) -> tensors_pb2.TensorPrompt:
-    """The announcement of all tensors of a schema; max_rows gives (name, rows). SchemaError if one is missing."""
+    """Returns the announcement of all tensors of a schema; max_rows holds (name, rows) pairs.
+
+    Raises SchemaError unless max_rows names exactly the schema's tensors.
+    """
     limits = dict(max_rows)
     if set(limits) != set(schema.names):
         raise SchemaError(f"schema {schema.id!r}: max_rows names {sorted(limits)}, not {list(schema.names)}")

@@ -1,1 +1,1 @@
-"""What is generated from the types: the CustomResourceDefinition, its schema and the reference page."""
+"""Generates the CustomResourceDefinition, its schema and the reference page from the types."""

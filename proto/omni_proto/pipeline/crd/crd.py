@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated: `manifests/crd/omnipipelines.yaml` is what `render_crd` returns."""
+"""Generates the CustomResourceDefinition: `render_crd` returns `manifests/crd/omnipipelines.yaml`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Stages",
         "type": "string",
-        "description": "Stages that are ready, of all.",
+        "description": "Number of ready stages, of all stages.",
         "jsonPath": ".status.readyStages",
     },
     {
@@ -51,23 +51,23 @@ COLUMNS: Final[tuple[dict[str, Any], ...]] = (
     {
         "name": "Suspended",
         "type": "boolean",
-        "description": "Whether the pipeline runs no pods because it should not.",
+        "description": "Whether the pipeline is suspended and runs no pods.",
         "jsonPath": ".spec.suspend",
         "priority": 1,
     },
     {
         "name": "Age",
         "type": "date",
-        "description": "Time since it was made.",
+        "description": "Time since the pipeline was created.",
         "jsonPath": ".metadata.creationTimestamp",
     },
 )
-"""What `kubectl get omni` shows; priority 1 only with -o wide."""
+"""Columns of `kubectl get omni`; those with priority 1 appear only with -o wide."""
 
 
 @cache
 def object_schema() -> Schema:
-    """The schema of a whole OmniPipeline. Cached: do not change it."""
+    """Returns the schema of a whole OmniPipeline. The result is cached: do not change it."""
     return {
         "description": " ".join((OmniPipeline.__doc__ or "").split()),
         "type": "object",
@@ -75,7 +75,7 @@ def object_schema() -> Schema:
         "properties": {
             "apiVersion": {"description": f"Version of the API: {API_VERSION}", "type": "string"},
             "kind": {"description": f"Kind of the object: {KIND}", "type": "string"},
-            # Of metadata, Kubernetes lets a CRD say something about the name only.
+            # The name is the only field of metadata that Kubernetes lets a CRD restrict.
             "metadata": {
                 "type": "object",
                 "properties": {"name": structural_schema(Metadata)["properties"]["name"]},
@@ -88,7 +88,7 @@ def object_schema() -> Schema:
 
 
 def build_crd() -> dict[str, Any]:
-    """The CustomResourceDefinition of OmniPipeline."""
+    """Returns the CustomResourceDefinition of OmniPipeline."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -124,6 +124,6 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render_crd() -> str:
-    """The manifest of the CRD, as YAML text."""
+    """Returns the manifest of the CRD, as YAML text."""
     header = "# Generated from proto/omni_proto/pipeline by `make schemas`; do not edit.\n"
     return header + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""The reference page of the API, generated: `docs/reference/omnipipeline.md` is what `render_reference` returns."""
+"""Generates the reference page of the API: `render_reference` returns `docs/reference/omnipipeline.md`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ is not listed here is refused. No field is immutable.
 
 
 def render_reference() -> str:
-    """The reference page, as Markdown."""
+    """Returns the reference page, as Markdown."""
     lines = [_INTRO, "## Name", "", *_rules((*TEXT_RULES[NAME_PATTERN], *OBJECT_RULES)), ""]
     lines += ["## Columns", "", "`kubectl get omni` shows them; the last ones only with `-o wide`.", ""]
     lines += ["| column | what |", "|---|---|"]
@@ -48,7 +48,7 @@ def render_reference() -> str:
 
 
 def _in_order(root: str, definitions: Mapping[str, Schema]) -> Iterator[str]:
-    """Names of the object types below a type, each after the first that uses it."""
+    """Yields the names of the object types below a type, each after the first type that uses it."""
     yield root
     for child in definitions[root].get("properties", {}).values():
         for ref in _refs(child):
@@ -112,7 +112,7 @@ def _default(node: Schema) -> str:
 
 
 def _type(node: Schema, definitions: Mapping[str, Schema]) -> str:
-    """The type in words, with a link where it is an object of its own."""
+    """Returns the type in words, with a link if the page has a section for it."""
     for choice in (node, *node.get("anyOf", ())):
         name = choice.get("$ref", "").rsplit("/", 1)[-1]
         if name and "properties" in definitions[name]:

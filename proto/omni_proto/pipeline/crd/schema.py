@@ -1,4 +1,4 @@
-"""Types -> structural schema: the part of OpenAPI v3 that a CustomResourceDefinition takes."""
+"""Converts types to a structural schema: the part of OpenAPI v3 that a CustomResourceDefinition supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from omni_proto.pipeline.rules.all_rules import RULES, TEXT_RULES
 from omni_proto.pipeline.rules.rule import Rule, keys_match
-from omni_proto.pipeline.types.forms import KEY_FORM
+from omni_proto.pipeline.types.forms import KEY_FORMS
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -20,7 +20,7 @@ _COPIED: Final = (
     *("minItems", "maxItems", "maxProperties", "required"),
     *("x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 )
-# `additionalProperties: false` is what a structural schema means anyway, and what `--validate` of kubectl holds.
+# `additionalProperties: false` is left out: a structural schema implies it, and kubectl's `--validate` enforces it.
 _HANDLED: Final = {
     *_COPIED,
     *("title", "description", "default", "const", "anyOf", "exclusiveMinimum", "exclusiveMaximum"),
@@ -30,9 +30,9 @@ _HANDLED: Final = {
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of a type with its descriptions, bounds, defaults, list types and CEL rules; $refs are inlined.
+    """Returns the schema of a type: descriptions, bounds, defaults, list types and CEL rules; $refs are inlined.
 
-    Raises ValueError if the type holds something that a structural schema cannot say.
+    Raises ValueError if the type uses something that a structural schema cannot express.
     """
     whole = model.model_json_schema(by_alias=True, mode="validation")
     definitions = whole.pop("$defs", {})
@@ -76,14 +76,14 @@ def _walk(node: Schema, lookup: Callable[[str], Schema]) -> Schema:
         out["additionalProperties"] = _walk(values, lookup)
         if "patternProperties" in node:
             ((pattern, _),) = node["patternProperties"].items()
-            rules.append(keys_match(pattern, node["propertyNames"]["maxLength"], KEY_FORM))
+            rules.append(keys_match(pattern, node["propertyNames"]["maxLength"], KEY_FORMS[pattern]))
     if rules:
         out["x-kubernetes-validations"] = [rule.to_schema() for rule in rules]
     return out
 
 
 def _describe(text: str, default: Any) -> str:
-    """On one line, with the default: `kubectl explain` shows none."""
+    """Returns the description on one line, with the default, which `kubectl explain` does not show by itself."""
     text = " ".join(text.split())
     if default is None or isinstance(default, dict | list) or "Default:" in text:
         return text
@@ -91,22 +91,23 @@ def _describe(text: str, default: Any) -> str:
 
 
 def whole(value: Any) -> Any:
-    """300.0 as 300, as JSON has it."""
+    """Returns the value with whole floats as integers: JSON has 300 for 300.0."""
     if isinstance(value, dict):
         return {name: whole(item) for name, item in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def exact_bound(bound: float) -> float:
-    """The bound, or the next one towards 0 that a float64 holds.
+    """Returns the bound, or the next number towards 0 that a float64 represents exactly.
 
-    The API server keeps bounds as float64: it would round 2^63-1 up to 2^63, take that for negative and refuse all.
+    The API server stores bounds as float64. It would round 2^63-1 up to 2^63, read that as negative and refuse all
+    values.
     """
     return bound if float(bound) == bound else int(math.nextafter(bound, 0))
 
 
 def _map_values(node: Schema) -> Schema | None:
-    """The schema of the values of a map; keys of a pattern make it patternProperties."""
+    """Returns the schema of the values of a map, or None; pydantic writes keys with a pattern as patternProperties."""
     if "patternProperties" in node:
         (values,) = node["patternProperties"].values()
         return dict(values)

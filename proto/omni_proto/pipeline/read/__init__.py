@@ -1,1 +1,1 @@
-"""From text to a pipeline: strict YAML, the API server's own checks without one, and errors that say what to do."""
+"""Reads a pipeline from text: strict YAML, the API server's checks without a server, errors that say what to do."""

@@ -1,7 +1,7 @@
-"""Evaluates the CRD's own CEL expressions outside the API server, with a CEL library.
+"""Evaluates the CRD's CEL expressions outside the API server, with a CEL library.
 
-For commands on a person's machine; the stage server and the client do without. Kubernetes adds functions to CEL
-(https://kubernetes.io/docs/reference/using-api/cel/); the ones that our rules use are registered here.
+Used by commands on a user's machine; the stage server and the client do not need the library. Kubernetes adds functions
+to CEL (https://kubernetes.io/docs/reference/using-api/cel/); this module defines those that the CRD's rules use.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from omni_proto.errors import OmniProtoError
 
 
 class RuleError(OmniProtoError, RuntimeError):
-    """An expression could not be evaluated: an error of this package, not of the pipeline."""
+    """An expression could not be evaluated: a fault of this package, not of the pipeline."""
 
 
 def evaluate(expression: str, value: Any) -> Any:
-    """The result of a CEL expression in which `self` is the value. Raises RuleError."""
+    """Returns the result of a CEL expression in which `self` is the value. Raises RuleError."""
     try:
         return _compile(expression).execute(cel.Context({"self": value}, _FUNCTIONS))
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
@@ -35,18 +35,18 @@ def _compile(expression: str) -> cel.Program:
 
 
 def _index_of(items: Sequence[Any], item: Any) -> int:
-    """Kubernetes' list.indexOf(item): where it is first, or -1."""
+    """Returns the index of the first such item, or -1: Kubernetes' list.indexOf(item)."""
     return list(items).index(item) if item in items else -1
 
 
 def _format(template: str, arguments: Sequence[Any]) -> str:
-    """Kubernetes' text.format(list), for %s and %d."""
+    """Returns the template with its %s and %d replaced: Kubernetes' text.format(list)."""
     rest = iter(arguments)
     return re.sub(r"%[sd]", lambda match: _show(next(rest)), template)
 
 
 def _show(value: Any) -> str:
-    """Texts are quoted inside lists only, as in Kubernetes."""
+    """Returns a value as text. As in Kubernetes, texts are quoted only inside lists."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(json.dumps(item) if isinstance(item, str) else _show(item) for item in value)}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -61,7 +61,7 @@ _SUFFIXES: Final = {
 
 
 def _quantity(text: str) -> float:
-    """Kubernetes' quantity(text), as a plain number: 500m is 0.5."""
+    """Returns a quantity as a plain number: 500m is 0.5. Stands for Kubernetes' quantity(text)."""
     number = text.rstrip("mkMGTPKi")
     return float(number) * _SUFFIXES[text[len(number) :]]
 

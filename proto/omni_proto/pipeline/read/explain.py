@@ -1,4 +1,4 @@
-"""jsonschema's errors in words that say what to do."""
+"""Translates jsonschema's errors into messages that say what to do."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TYPE_WORDS: Final = {
 
 
 def explain(error: jsonschema.ValidationError) -> Iterator[tuple[FieldPath, str]]:
-    """Returns the problems in one error of jsonschema: path and words."""
+    """Yields the problems in one error of jsonschema, as path and message."""
     path = tuple(error.absolute_path)
     if error.validator == "required":
-        # One error for each missing field, none of which says which.
+        # jsonschema reports one error for each missing field, but does not name the field.
         for name in error.validator_value:
             if name not in error.instance:
                 yield (*path, name), "is missing"
@@ -45,7 +45,7 @@ _FIELD_HINTS: Final = {
     "tensorparallelsize": 'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
     "gpus": 'GPUs are counted by resources.limits["nvidia.com/gpu"]',
 }
-"""For fields of other systems, by the name in lower case without underscores."""
+"""Hints for fields of other systems, by the name in lower case without underscores."""
 _VALUE_HINTS: Final = {
     "half": "half is float16",
     "fp16": "fp16 is float16",

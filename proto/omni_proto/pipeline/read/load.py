@@ -1,7 +1,7 @@
 """Reads an OmniPipeline from YAML or JSON text into its types.
 
-Types hold the form of each field, as strictly as the API server does. The rules between fields are CEL and need the CEL
-library: `read/offline.py`, which every command of `omnipipe` goes through; a stage server's image does without.
+The types check each field, as strictly as the API server does. Rules between fields are in CEL and need the CEL
+library: see `read/offline.py`, which every command of `omnipipe` uses. A stage server's image does not need it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from omni_proto.pipeline.read.strict_yaml import StrictLoader
 from omni_proto.pipeline.types.resource import KIND, OmniPipeline
 
 MAX_PIPELINE_BYTES = 256 << 10
-"""Most bytes of a pipeline file, comments and blanks included."""
+"""Most bytes of a pipeline file, including comments and whitespace."""
 MAX_SPEC_BYTES = 64 << 10
-"""Most bytes of a spec as compact JSON: its children are many times as large, and everyone's operator holds them."""
+"""Most bytes of a spec as compact JSON. Its children are many times as large, and the operator, which all users share,
+keeps them in memory."""
 
 
 def load_pipeline(path: str | Path) -> OmniPipeline:
@@ -32,14 +33,14 @@ def load_pipeline(path: str | Path) -> OmniPipeline:
 def parse_pipeline(text: str, *, source: str = "pipeline") -> OmniPipeline:
     """Parse YAML or JSON text that holds one OmniPipeline and check its fields.
 
-    Types are taken as strictly as the API server takes them: "1" is no number, 1 is no text. A status is ignored.
-    Raises PipelineError with every wrong field.
+    Types are checked as strictly as by the API server: "1" is not a number, 1 is not text. A status is ignored. Raises
+    PipelineError with every wrong field.
     """
     return type_document(parse_document(text, source), source)
 
 
 def read_file(path: Path) -> str:
-    """The text of a pipeline file. Raises PipelineError."""
+    """Returns the text of a pipeline file. Raises PipelineError."""
     try:
         if path.stat().st_size > MAX_PIPELINE_BYTES:
             raise PipelineError(str(path), [Problem("file", f"is larger than {MAX_PIPELINE_BYTES} bytes")])
@@ -51,7 +52,7 @@ def read_file(path: Path) -> str:
 
 
 def parse_document(text: str, source: str) -> dict[str, Any]:
-    """The one document of YAML or JSON text, made of what JSON has. Raises PipelineError."""
+    """Returns the only document of a YAML or JSON text, made of JSON types. Raises PipelineError."""
     try:
         documents = [item for item in yaml.load_all(text, Loader=StrictLoader) if item is not None]
     except (yaml.YAMLError, RecursionError) as error:
@@ -74,13 +75,13 @@ def parse_document(text: str, source: str) -> dict[str, Any]:
 
 
 def _number(text: str) -> int | float:
-    """1.0 and 1e3 are whole numbers: kubectl sends them so."""
+    """Returns the number as int if it is whole: kubectl sends 1.0 and 1e3 as integers."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
 def type_document(document: Mapping[str, Any], source: str = "pipeline") -> OmniPipeline:
-    """The typed pipeline of a document made of what JSON has, such as an object of the API server.
+    """Returns the typed pipeline of a document made of JSON types, such as an object of the API server.
 
     Raises PipelineError with every wrong field.
     """
@@ -93,14 +94,14 @@ def type_document(document: Mapping[str, Any], source: str = "pipeline") -> Omni
 
 
 def check_spec_size(spec: Any, source: str) -> None:
-    """Raises PipelineError for a spec of more than MAX_SPEC_BYTES."""
+    """Check the size of a spec. Raises PipelineError if it has more than MAX_SPEC_BYTES."""
     size = len(json.dumps(spec, separators=(",", ":"), ensure_ascii=False).encode(errors="replace"))
     if size > MAX_SPEC_BYTES:
         raise spec_too_large(size, source)
 
 
 def spec_too_large(size: int, source: str) -> PipelineError:
-    """The error of a spec of that many bytes."""
+    """Returns the error for a spec of that many bytes."""
     words = f"is {size} bytes as JSON, over the limit of {MAX_SPEC_BYTES}; shorten annotations, labels and lists"
     return PipelineError(source, [Problem("spec", words)])
 
@@ -108,7 +109,7 @@ def spec_too_large(size: int, source: str) -> PipelineError:
 def _list_problems(error: ValidationError) -> list[Problem]:
     problems: list[Problem] = []
     for item in error.errors(include_url=False):
-        # Branches of a union (int, constrained-str) and of a map's key appear in loc; they are no part of the file.
+        # pydantic's loc includes branches of a union (int, constrained-str) and of a map's key; the file does not.
         path = tuple(
             part
             for part in item["loc"]

@@ -1,8 +1,8 @@
-"""What the API server would say about a pipeline, without one: for every command that reads a file.
+"""Checks a pipeline as the API server would, without a server, for every command that reads a file.
 
-Nothing is judged twice: the generated CRD's schema is applied in the API server's order. Nulls are dropped and defaults
-filled in, then types and bounds (jsonschema) and the keys of lists are checked, then the CEL rules (a CEL library).
-tests/controlplane compares the verdicts with a real API server's.
+The checks come from the generated CRD's schema and run in the API server's order. Nulls are dropped and defaults filled
+in; then types and bounds (with jsonschema) and the keys of lists are checked; then the CEL rules (with a CEL library).
+tests/controlplane compares the results with a real API server's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def load_checked(path: str | Path) -> OmniPipeline:
 def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
     """Parse YAML or JSON text that holds one OmniPipeline and check it as the API server would.
 
-    Raises PipelineError with every wrong field; a rule between fields is checked once these fields are right.
+    Raises PipelineError with every wrong field. A rule between fields is checked only if these fields are valid.
     """
     document = fill_in(parse_document(text, source))
     if problems := check_document(document):
@@ -43,28 +43,28 @@ def parse_checked(text: str, *, source: str = "pipeline") -> OmniPipeline:
 
 
 def check_document(document: Mapping[str, Any]) -> list[Problem]:
-    """Everything that is wrong with a document whose defaults are filled in; empty if the API server would take it."""
+    """Returns all problems of a document whose defaults are filled in; empty if the API server would accept it."""
     schema = object_schema()
     wrong = [
         found
         for error in _validator().iter_errors(document)
-        # Of a status, the API server refuses unknown fields and drops the rest unread.
+        # In a status, the API server refuses unknown fields; everything else it drops without a check.
         if error.validator == "additionalProperties" or "status" not in error.absolute_path
         for found in explain(error)
     ]
     document = {name: value for name, value in document.items() if name != "status"}
     wrong += _repeated(schema, document, ())
-    # A rule sees what is below it: where that is wrong already, the rule has nothing to add.
+    # A rule reads the fields below it. If one of them is wrong already, the rule is skipped.
     skip = {path[:length] for path, _ in wrong for length in range(len(path) + 1)}
     wrong += _broken_rules(schema, document, (), skip)
-    # Rules on the whole object are about its name: Kubernetes lets them read no other metadata.
+    # Rules on the whole object concern its name: Kubernetes lets them read no other metadata.
     wrong = [(path or ("metadata", "name"), words) for path, words in wrong]
     wrong.sort(key=lambda found: _position(document, found[0]))
     return list(dict.fromkeys(Problem(format_path(path), words) for path, words in wrong))
 
 
 def _position(value: Any, path: FieldPath) -> list[int]:
-    """Where a field is in the document, to sort by; what is not there comes last."""
+    """Returns a sort key: the position of a field in the document. Missing fields come last."""
     places: list[int] = []
     for part in path:
         keys = list(value) if isinstance(value, Mapping) else list(range(len(value)))
@@ -76,7 +76,7 @@ def _position(value: Any, path: FieldPath) -> list[int]:
 
 
 def fill_in(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy as the API server would store it: nulls dropped, defaults filled in."""
+    """Returns a copy as the API server would store it: nulls dropped, defaults filled in."""
     filled: dict[str, Any] = _fill_in(object_schema(), dict(document))
     return filled
 
@@ -87,7 +87,7 @@ def _fill_in(schema: Schema, value: Any) -> Any:
         rest = schema.get("additionalProperties", {})
         filled = {
             name: _fill_in(known.get(name, rest), item)
-            # The API server gives the keys of a map in order.
+            # The API server returns the keys of a map sorted.
             for name, item in (sorted(value.items()) if rest else value.items())
             if item is not None or not (name in known or rest)
         }
@@ -113,7 +113,7 @@ def _validator() -> jsonschema.Draft202012Validator:
 
 
 def _to_json_schema(schema: Schema) -> Schema:
-    """A structural schema as JSON schema: closed objects, exclusive bounds as numbers, `$` only at the very end."""
+    """Returns a structural schema as JSON Schema: unknown fields refused, exclusive bounds as numbers, `$` as `\\Z`."""
     out = {name: value for name, value in schema.items() if not name.startswith("x-")}
     for bound in ("minimum", "maximum"):
         if out.pop(f"exclusive{bound.capitalize()}", False):
@@ -131,7 +131,7 @@ def _to_json_schema(schema: Schema) -> Schema:
 
 
 def _children(schema: Schema, value: Any) -> Iterator[tuple[str | int, Schema, Any]]:
-    """What lies right below a value: part of the path, schema, value."""
+    """Yields the direct children of a value, as part of the path, schema and value."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         for name, item in value.items():
@@ -143,7 +143,7 @@ def _children(schema: Schema, value: Any) -> Iterator[tuple[str | int, Schema, A
 
 
 def _repeated(schema: Schema, value: Any, path: FieldPath) -> Iterator[tuple[FieldPath, str]]:
-    """Items of lists that should be unique and are not."""
+    """Yields the repeated items of lists whose items must be unique."""
     keys = schema.get("x-kubernetes-list-map-keys")
     if isinstance(value, list) and schema.get("x-kubernetes-list-type") in ("map", "set"):
         seen = []

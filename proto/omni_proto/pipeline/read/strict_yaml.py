@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it, without what is dangerous or ambiguous."""
+"""Reads YAML as kubectl does, and refuses what is dangerous or ambiguous."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import yaml
 
 MAX_DIGITS = 64
-"""Of a whole number. The API takes 64 bits; Python's own limit is a ValueError at 4,300 digits."""
+"""Most digits of a whole number. The API accepts 64 bits; Python raises ValueError above 4,300 digits."""
 _PREFIX = re.compile(r"^[-+]?(?:0[bxo])?")
 
 
 class StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, and aliases, with which a small file can grow without bound.
+    """SafeLoader that refuses repeated keys, and aliases, with which a small file can expand without bound.
 
-    Plain words mean what they mean to kubectl, whose YAML is YAML 1.1 but for: 1e9 is a number, 12:30 is text, and so
-    are dates, for JSON has none.
+    Unquoted values have the same type as in kubectl, which reads YAML 1.1 with three differences: 1e9 is a number,
+    12:30 is text, and dates are text, because JSON has no dates.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -60,7 +60,7 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 
 StrictLoader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _starts in _RESOLVERS:
-    # The empty text is null and starts with nothing.
+    # The empty text is null; it has no first character.
     StrictLoader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), [*_starts, *([""] if _tag == "null" else [])]
     )

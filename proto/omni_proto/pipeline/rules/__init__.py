@@ -1,1 +1,1 @@
-"""The rules of the API that types cannot say, in CEL: the API server evaluates them, and `omnipipe` the very same."""
+"""The rules of the API that types cannot express, in CEL. The API server and `omnipipe` evaluate the same rules."""

@@ -1,8 +1,7 @@
-"""The rules of the API that types cannot say, in CEL: the API server evaluates them, and `omnipipe` the very same.
+"""The rules of the API that types cannot express, in CEL. The API server and `omnipipe` evaluate the same rules.
 
-Each has a message that names the offender and says what to do. crd/schema.py puts them into the CRD, beside what the
-types say. Messages are made by `format`, whose cost the API server counts once; `+` and `join` go beyond what it
-allows.
+Each has a message that names the wrong value and the remedy. crd/schema.py adds them to the CRD. Messages are built
+with `format`, whose cost the API server counts once; `+` and `join` would exceed its cost limit.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _URI_HINT: Final = (
     "? '; download the checkpoint to a volume and name that: pvc://CLAIM/PATH' "
     ": self.matches('^/') || self.matches('^file:/*$') ? '; a directory in the image is file:///PATH' : ''"
 )
-"""What the author of a wrong uri most likely wants."""
+"""A hint at what the author of a wrong uri most likely wants."""
 
 TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     **{
@@ -58,7 +57,7 @@ TEXT_RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
         ),
     ),
 }
-"""By pattern: texts whose form is better told in words than by the pattern."""
+"""Rules that replace a pattern in the CRD, because words explain the form better than the pattern."""
 
 
 def _only_hf(field: str) -> Rule:
@@ -190,8 +189,16 @@ _ROLLOUT = Rule(
     words="maxSurge and maxUnavailable are both 0, so no pod could ever be replaced; raise one",
 )
 
+_VOICES = Rule(
+    summary="`aliases.voices` need a stage that returns Audio",
+    rule="!has(self.aliases) || !has(self.aliases.voices) || size(self.aliases.voices) == 0 || "
+    "self.stages.exists(s, has(s.outputs) && s.outputs.exists(o, o == 'Audio'))",
+    words="no stage returns Audio, so that there are no voices; remove aliases.voices, or declare outputs: [Audio]",
+    field=".aliases.voices",
+)
+
 RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
-    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES),
+    api.PipelineSpec: (*GRAPH_RULES, *MEDIA_BUDGET_RULES, *SPEC_COMPONENT_RULES, _VOICES),
     api.Model: _MODEL,
     api.PodSettings: _POD_SETTINGS,
     api.Stage: (*_POD_SETTINGS, *STAGE_BUDGET_RULES, *STAGE_COMPONENT_RULES),
@@ -205,4 +212,4 @@ RULES: Final[Mapping[type[BaseModel], tuple[Rule, ...]]] = {
     Limits: LIMITS_RULES,
     SamplingDefaults: (_SAMPLING,),
 }
-"""By the type whose values they are about."""
+"""Rules by the type that they check."""

@@ -1,7 +1,7 @@
-"""What is wrong with a typed pipeline by the facts of its components, without CEL: for the operator.
+"""Checks a typed pipeline against the facts of its components, without CEL, for the operator.
 
-The API server and `omnipipe validate` refuse the same by the rules of components.py. The operator meets such a
-spec where an older CRD let it in. Pure.
+The API server and `omnipipe validate` make the same checks with the rules of components.py. The operator sees a spec
+that breaks them only if an older CRD accepted it. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omni_proto.stage_config import EdgeMode, Timeouts
 
 
 def check_components(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns what built-in components refuse of their stages, in order; empty if nothing is wrong."""
+    """Returns the fields that built-in components refuse, in the order of the stages; empty if nothing is wrong."""
     facts = built_in_components()
     problems: list[Problem] = []
     for index, stage in enumerate(pipeline.spec.stages):
@@ -35,7 +35,7 @@ def check_components(pipeline: OmniPipeline) -> list[Problem]:
 
 
 def list_unknown_components(pipeline: OmniPipeline) -> list[Problem]:
-    """Returns a warning for each stage whose component is not built in: its image has to bring it."""
+    """Returns a warning for each stage whose component is not built in: its image must contain the component."""
     known = list(built_in_components())
     return [
         Problem(f"spec.stages[{index}].component", _describe_unknown(stage.component, known))

@@ -1,7 +1,7 @@
-"""Rules on components, in CEL, compiled from their static facts: what a built-in component cannot honour is refused.
+"""Rules on components, in CEL, compiled from their facts: they refuse what a built-in component cannot support.
 
-A component that is not built in may come with an image of its own: nothing is known of it, and nothing is refused.
-component_checks.py says the same of a typed pipeline, for the operator, which has no CEL library.
+A component that is not built in may come with its own image: nothing is known about it, so nothing is refused.
+component_checks.py makes the same checks on a typed pipeline, for the operator, which has no CEL library.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class _Section:
     name: str
     model: type[BaseModel]
     refusals: str
-    """The field of ComponentFacts."""
+    """The field of ComponentFacts that lists the refusals."""
 
     def given(self, refusal: Refusal, stage: str) -> str:
-        """Returns the expression that is true if the stage sets the field to a value that is refused."""
+        """Returns the CEL expression that is true if the stage sets the field to a refused value."""
         path = f"{stage}.{self.name}.{to_camel(refusal.field)}"
         annotation = str(self.model.model_fields[refusal.field].annotation)
         is_float = "float" in annotation
@@ -72,7 +72,7 @@ _SECTIONS: Final = (
 
 
 def _merge(section: _Section, facts: Mapping[str, ComponentFacts], whens: Sequence[When]) -> list[_Merged]:
-    """Returns the refusals of a section: equal ones of several components once, and equal reasons of several fields."""
+    """Returns the refusals of a section, merged: over components that refuse the same, and fields with one reason."""
     components: dict[str, tuple[Refusal, list[str]]] = {}
     for item in facts.values():
         for refusal in getattr(item, section.refusals):
@@ -97,11 +97,11 @@ class _Merged:
 
     @property
     def fields(self) -> list[str]:
-        """Returns the fields as a resource spells them."""
+        """The fields as a resource spells them."""
         return [to_camel(item.field) for item in self.refusals]
 
     def found(self, section: _Section, stage: str) -> tuple[str, str]:
-        """Returns what was found, as words with %s, and the expression of its value: of several fields their names."""
+        """Returns a text with %s, and the CEL expression for it: a field's value, or the names of several fields."""
         if len(self.fields) == 1:
             return f"{self.fields[0]} %s", f"{stage}.{section.name}.{self.fields[0]}"
         choices = [(quote(to_camel(item.field)), section.given(item, stage)) for item in self.refusals]
@@ -110,7 +110,7 @@ class _Merged:
 
 
 def stage_rules(facts: Mapping[str, ComponentFacts]) -> tuple[Rule, ...]:
-    """Returns the rules on one stage by itself."""
+    """Returns the rules that check each stage separately."""
     return (*_shape_rules(facts), *_refusal_rules(facts))
 
 
@@ -179,7 +179,7 @@ def _refusal_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
 
 
 def spec_rules(facts: Mapping[str, ComponentFacts]) -> tuple[Rule, ...]:
-    """Returns the rules on stages and the stages that they read."""
+    """Returns the rules that check stages together with the stages that they read."""
     return (_edge_rule(facts), *_read_rules(facts))
 
 
@@ -221,6 +221,6 @@ def _read_rules(facts: Mapping[str, ComponentFacts]) -> Iterable[Rule]:
 
 
 STAGE_COMPONENT_RULES: Final = stage_rules(built_in_components())
-"""On a stage."""
+"""Rules on a stage."""
 SPEC_COMPONENT_RULES: Final = spec_rules(built_in_components())
-"""On spec."""
+"""Rules on spec."""

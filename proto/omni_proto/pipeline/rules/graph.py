@@ -1,6 +1,6 @@
 """Rules on the graph of stages, in CEL.
 
-Lists and texts are bounded, or the API server would refuse a rule for what it might cost.
+All lists and texts are bounded. Otherwise the API server would refuse a rule because of its estimated cost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Final
 from omni_proto.pipeline.rules.rule import Rule
 
 MAX_JOINED_NAME: Final = 54
-"""Most characters of PIPELINE-STAGE: a Service is named PIPELINE-STAGE-REVISION, in 63 of which REVISION takes 8."""
+"""Most characters of PIPELINE-STAGE. The name of a Service is PIPELINE-STAGE-REVISION and has at most 63 characters, of
+which -REVISION takes 9."""
 
 _NAMES = "self.stages.map(t, t.name)"
 _IS_ENTRY = "!has(s.inputs) || size(s.inputs) == 0"
@@ -24,10 +25,11 @@ _IS_USED = f"({_RETURNS}) || {_IS_READ}"
 
 
 def _ancestors(then: str) -> str:
-    """`then`, with n for the names and p0 for the index, by stage, of the stage 16 edges above (of an entry: its own).
+    """Returns a CEL expression that evaluates `then` with two variables.
 
-    Pointer doubling, 1, 2, 4, 8, 16: cheap enough for the API server at 16 stages, in any order of the list. CEL has no
-    variables: a list of one item is mapped instead.
+    n: the names of the stages. p0: for each stage, the index of the stage 16 edges above it; entries count as their own
+    upstream. It is found by pointer doubling (1, 2, 4, 8, 16 edges), which is cheap enough for the API server at 16
+    stages in any order. CEL has no variables, so a list of one item is mapped instead.
     """
     inner = then
     for step in range(4):
@@ -36,7 +38,7 @@ def _ancestors(then: str) -> str:
     return f"[{_NAMES}].map(n, [{above}].map(p4, {inner})[0])[0]"
 
 
-# What is 16 edges above a stage that never comes to the entry is a stage of a circle, and each of a circle is met.
+# 16 edges above a stage that does not lead to the entry lies a stage of a cycle, and every stage of a cycle is reached.
 _ENTRY_ABOVE = _IS_ENTRY.replace("s.inputs", "self.stages[e].inputs")
 
 GRAPH_RULES: Final = (
@@ -71,7 +73,7 @@ GRAPH_RULES: Final = (
         field=".stages",
     ),
 )
-"""On spec."""
+"""Rules on spec."""
 
 _TOO_LONG = f"size(self.metadata.name) + 1 + size(s.name) > {MAX_JOINED_NAME}"
 
@@ -84,4 +86,4 @@ OBJECT_RULES: Final = (
         values=(f"self.spec.stages.filter(s, {_TOO_LONG}).map(s, s.name)",),
     ),
 )
-"""On the whole object. Of metadata, Kubernetes lets rules read the name only, and blame no field."""
+"""Rules on the whole object. In metadata, Kubernetes lets them read only the name, and lets errors name no field."""

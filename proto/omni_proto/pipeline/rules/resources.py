@@ -1,4 +1,4 @@
-"""Rules on resources and budgets, in CEL: units that make no sense, and bounds that contradict one another."""
+"""Rules on resources and budgets, in CEL. They refuse wrong units and limits that contradict one another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_proto.stage_config import Limits, MediaLimits
 MAX_GPUS: Final = 64
 """Most GPUs of one stage: the largest tensor parallel size."""
 LEAST_BYTES: Final = "1Mi"
-"""Less memory or storage is a wrong unit: 512m are half a byte."""
+"""Least memory or storage. Less is a wrong unit: 512m is half a byte."""
 
 _GPUS = f"[{', '.join(map(quote, k8s.GPU_RESOURCES))}]"
 _EXAMPLE = k8s.GPU_RESOURCES[0]
@@ -24,7 +24,10 @@ def _quantity(map_: str, key: str = "k") -> str:
 
 
 def _of_map(field: str, good: str, *, summary: str, words: str, shows_value: bool = False) -> Rule:
-    """Every key k of a map of quantities is good; the message lists the others, by name or as name and value."""
+    """Returns the rule that `good` holds for every key k of a map of quantities.
+
+    The message lists the other keys, with their values if shows_value.
+    """
     own = f"self.{field}"
     names = f"{own}.filter(k, !({good}))"
     return Rule(
@@ -132,11 +135,11 @@ RESOURCE_RULES: Final = (
         words="requests are above the limits: %s; lower them, or raise the limits",
     ),
 )
-"""On resources."""
+"""Rules on resources."""
 
 
 def _default(model: type[BaseModel], field: str) -> int:
-    """Returns the default, which the API server fills in: what nobody wrote contradicts nothing."""
+    """Returns a field's default. The API server fills it in, so it does not count as a contradiction by the user."""
     return int(model.model_fields[field].default)
 
 
@@ -151,7 +154,7 @@ LIMITS_RULES: Final = (
         field=".maxMediaBytes",
     ),
 )
-"""On limits of a stage."""
+"""Rules on limits of a stage."""
 
 _MEMORY = "self.resources.limits['memory']"
 _HAS_BOTH = (
@@ -168,7 +171,7 @@ STAGE_BUDGET_RULES: Final = (
         field=".limits",
     ),
 )
-"""On a stage."""
+"""Rules on a stage."""
 
 _TOO_SMALL = (
     "has(s.limits) && has(s.limits.maxInflightBytes) && (!has(s.inputs) || size(s.inputs) == 0) && "
@@ -189,4 +192,4 @@ MEDIA_BUDGET_RULES: Final = (
         field=".media",
     ),
 )
-"""On spec."""
+"""Rules on spec."""

@@ -1,4 +1,4 @@
-"""One rule of the API in CEL, and how its parts are written."""
+"""One rule of the API in CEL, and functions that build rules."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule on the fields below the type (or map, or text) that it belongs to, which is `self`."""
+    """One rule on a value of a type, map or text; the value is `self`."""
 
     summary: str
-    """What holds, for the reference page."""
+    """The rule in words, for the reference page."""
     rule: str
-    """CEL expression that is true when it holds."""
+    """CEL expression that is true if the rule holds."""
     words: str
-    """What is wrong and what to do, with %s and %d for the values."""
+    """The error message: what is wrong and what to do, with %s and %d for the values."""
     values: tuple[str, ...] = ()
-    """CEL expressions whose values name the offender."""
+    """CEL expressions whose values the message shows."""
     field: str = ""
-    """The field below self that is to blame, e.g. .stages"""
+    """The wrong field, relative to self, e.g. .stages"""
     fallback: str = ""
-    """Words without values, if the summary does not do."""
+    """Message without values. Default: made from the summary."""
 
     def to_schema(self) -> dict[str, str]:
-        """An entry of x-kubernetes-validations."""
+        """Returns the entry of x-kubernetes-validations."""
         entry = {"rule": self.rule, "message": self.words}
         if self.values:
-            # The API server falls back to `message` where the text comes out as more than one line.
+            # The API server uses `message` if messageExpression yields more than one line.
             entry["message"] = self.fallback or f"must hold: {self.summary.replace('`', '')}"
             entry["messageExpression"] = f"{quote(self.words)}.format([{', '.join(self.values)}])"
         if self.field:
@@ -35,12 +35,12 @@ class Rule:
 
 
 def quote(text: str) -> str:
-    """A CEL literal of the text."""
+    """Returns the text as a CEL string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def matches(pattern: str, form: str) -> Rule:
-    """A text is of the pattern; form: the same in words."""
+    """Returns the rule that a text matches the pattern; form describes the pattern in words."""
     return Rule(
         summary=f"is {form}",
         rule=f"self.matches({quote(pattern)})",
@@ -51,7 +51,10 @@ def matches(pattern: str, form: str) -> Rule:
 
 
 def keys_match(pattern: str, max_length: int, form: str) -> Rule:
-    """Every key of a map is of the pattern, which OpenAPI of the API server cannot say; form: the same in words."""
+    """Returns the rule that every key of a map matches the pattern; form describes the pattern in words.
+
+    A rule is needed because the API server's OpenAPI schemas cannot restrict the keys of a map.
+    """
     good = f"size(k) <= {max_length} && k.matches({quote(pattern)})"
     return Rule(
         summary=f"keys are {form}",

@@ -1,4 +1,4 @@
-"""The forms that texts have, in words: for messages and for the reference page."""
+"""Descriptions of text patterns in words, for messages and for the reference page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from omni_proto.pipeline.types import resource as api
 from omni_proto.stage_config import COMPONENT_PATTERN, STAGE_NAME_PATTERN
 
 KEY_FORM: Final = "such as team or example.com/team"
+_VOICE: Final = "letters, digits, spaces, dots, dashes and underscores, beginning and ending with a letter or digit"
 
 FORMS: Final[Mapping[str, str]] = {
     api.URI_PATTERN: "hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH",
@@ -22,5 +23,11 @@ FORMS: Final[Mapping[str, str]] = {
     k8s.LABEL_VALUE_PATTERN: "a short text of letters, digits, dashes, dots and underscores",
     k8s.SUBDOMAIN_PATTERN: "the name of an object: lower-case letters, digits, dashes and dots",
     api.PERCENT_PATTERN: "a percentage such as 25%",
+    api.MODEL_ALIAS_PATTERN: "a name such as tts-1 or org/model",
+    api.OTLP_PATTERN: "an address with its port such as http://collector.observability.svc:4317",
+    api.VOICE_PATTERN: f"a name of {_VOICE}",
 }
-"""By pattern."""
+"""Descriptions by pattern."""
+
+KEY_FORMS: Final[Mapping[str, str]] = {k8s.LABEL_KEY_PATTERN: KEY_FORM, api.VOICE_PATTERN: f"names of {_VOICE}"}
+"""Descriptions of the keys of maps, by pattern."""

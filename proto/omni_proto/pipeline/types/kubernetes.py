@@ -1,7 +1,8 @@
 """Kubernetes-shaped parts of an OmniPipeline: what a cluster needs to place and pull a stage's pods.
 
-Field names and meanings are those of core/v1 (https://kubernetes.io/docs/reference/kubernetes-api/). Only what the
-resource offers is here: no hostPath, no securityContext, no service account. Every list, map and string is bounded.
+Field names and meanings are those of core/v1 (https://kubernetes.io/docs/reference/kubernetes-api/). Only fields that
+the resource supports are here: no hostPath, no securityContext, no service account. Every list, map and string is
+bounded.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ from pydantic import Field, JsonValue, StringConstraints
 from omni_proto.stage_config import ConfigModel
 
 GPU_RESOURCES: Final = ("nvidia.com/gpu", "amd.com/gpu")
-"""The extended resources that count GPUs, the usual one first."""
+"""The extended resources that count GPUs, the most common one first."""
 
 
 def list_map(*keys: str) -> dict[str, JsonValue]:
-    """For json_schema_extra of a list field: its items are distinguished and merged by these keys."""
+    """Returns json_schema_extra for a list field whose items are identified and merged by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 LIST_SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
-"""For json_schema_extra of a list field: no item twice. Lists that say nothing are replaced as a whole."""
+"""json_schema_extra for a list field whose items are unique. Lists without a list type are replaced as a whole."""
 SERVER_DEFAULT: Final[dict[str, JsonValue]] = {"x-server-default": True}
-"""For json_schema_extra of an object: the API server fills it in where it is missing. Others are left as they are, for
-defaults of what nobody wrote would fill every stage."""
+"""json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in:
+defaults that nobody wrote would fill every stage."""
 
 SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
@@ -67,7 +68,7 @@ class Resources(ConfigModel):
     """Most that the pod may use. nvidia.com/gpu (or amd.com/gpu) here is the GPU count of the stage, and its
     tensor parallel size."""
     requests: Annotated[dict[LabelKey, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """What the pod is scheduled by. Default: as the limits."""
+    """Resources that a node must have free for the pod. Default: the limits."""
 
 
 class Toleration(ConfigModel):
@@ -97,7 +98,7 @@ class NodeSelectorRequirement(ConfigModel):
 
 
 class NodeSelectorTerm(ConfigModel):
-    """Conditions that a node must all meet."""
+    """Conditions, all of which a node must meet."""
 
     match_expressions: Annotated[list[NodeSelectorRequirement], Field(max_length=16)] = Field(default_factory=list)
     """Conditions on labels."""
@@ -106,7 +107,7 @@ class NodeSelectorTerm(ConfigModel):
 
 
 class NodeSelector(ConfigModel):
-    """Terms of which a node must meet one."""
+    """Terms, at least one of which a node must meet."""
 
     node_selector_terms: Annotated[list[NodeSelectorTerm], Field(min_length=1, max_length=16)]
     """The terms."""
@@ -202,4 +203,4 @@ class TopologySpread(ConfigModel):
     max_skew: Annotated[int, Field(ge=1, le=100)] = 1
     """Most replicas that one domain may have more than another."""
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
-    """What to do with a pod that cannot be placed so."""
+    """What to do with a pod that cannot be placed within maxSkew."""

@@ -1,4 +1,4 @@
-"""metadata of any Kubernetes object, as far as a file may say it: no part of the CRD, for the API server knows it."""
+"""The schema of a Kubernetes object's metadata in a file. Not part of the CRD: the API server checks it by itself."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OBJECT_META_SCHEMA: Final[dict[str, Any]] = {
         "labels": {"type": ["object", "null"], "propertyNames": _KEY, "additionalProperties": _VALUE},
         "annotations": {
             "type": ["object", "null"],
-            # Of either case, unlike those of labels.
+            # Upper and lower case, unlike the keys of labels.
             "propertyNames": {**_KEY, "pattern": f"(?i){_KEY['pattern']}"},
             "additionalProperties": {"type": "string"},
         },
         "finalizers": {"type": ["array", "null"], "items": {"type": "string"}},
         "ownerReferences": {"type": ["array", "null"], "items": {"type": "object"}},
-        # What the API server writes, in files that were read from it.
+        # Fields that the API server writes; files exported from it contain them.
         **{
             name: {}
             for name in (

@@ -1,7 +1,7 @@
 """The OmniPipeline resource, omnipipeline.io/v1alpha1: an any-to-any model as a graph of stages.
 
-One source: the CRD, its reference page, `omnipipe validate` and `omnipipe run` all come from these classes and from the
-rules between their fields in rules/. Status is in status.py: only the operator writes it.
+The CRD, its reference page, `omnipipe validate` and `omnipipe run` are all based on these classes and on the rules
+between their fields in rules/. The status is in status.py: only the operator writes it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ URI_PATTERN: Final = (
 )
 IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
+MODEL_ALIAS_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
+OTLP_PATTERN: Final = r"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?:[0-9]{1,5}$"
+VOICE_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9 ._-]*[A-Za-z0-9])?$"
 
 ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
 ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
+ModelAlias = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=MODEL_ALIAS_PATTERN)]
+Voice = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=VOICE_PATTERN)]
 IntOrPercent = (
     Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
 )
@@ -63,7 +68,7 @@ class ModelCache(ConfigModel):
     """Where a downloaded checkpoint is kept."""
 
     persistent_volume_claim: SubdomainName
-    """Claim that holds downloads; ReadWriteMany when the pods sit on several nodes."""
+    """Claim that holds downloads; must be ReadWriteMany if the pods run on several nodes."""
 
 
 class Model(ConfigModel):
@@ -174,6 +179,27 @@ class Entry(ConfigModel):
     """TLS between clients and the entry stage. Default: plaintext, without authentication."""
 
 
+class Aliases(ConfigModel):
+    """Further names of the pipeline and of its voices, which clients of the HTTP gateway may use. Changing them affects
+    no pods."""
+
+    models: Annotated[list[ModelAlias], Field(max_length=16, json_schema_extra=LIST_SET)] = Field(default_factory=list)
+    """Names of the pipeline as a model, e.g. tts-1. A request with a name that two pipelines share is refused; it must
+    use the pipeline's own name."""
+    voices: Annotated[dict[Voice, Voice], Field(max_length=64)] = Field(default_factory=dict)
+    """Voices of the model by other names, e.g. alloy: Chelsie, so that clients of OpenAI's API work unchanged. The own
+    name of a voice takes precedence over an alias."""
+
+
+class Tracing(ConfigModel):
+    """Traces of requests."""
+
+    otlp_endpoint: Annotated[str, StringConstraints(max_length=253, pattern=OTLP_PATTERN)] | None = None
+    """OpenTelemetry collector to which the stages send spans over gRPC, reachable from the cluster, e.g.
+    http://collector.observability.svc:4317. Default: the operator's, or none. Local runs use
+    OTEL_EXPORTER_OTLP_ENDPOINT instead."""
+
+
 class PipelineTimeouts(ConfigModel):
     """Times of the whole pipeline, in seconds."""
 
@@ -185,12 +211,12 @@ class Rollout(ConfigModel):
     """How a change reaches the pods."""
 
     strategy: Literal["BlueGreen", "Recreate"] = "BlueGreen"
-    """For a change of the contract between stages. BlueGreen: a complete second set, switched over when all of it is
-    ready. Recreate: the old set ends first; for clusters without capacity for two sets."""
+    """How to roll out a change of the contract between stages. BlueGreen: start a complete second set of pods, and
+    switch over when all are ready. Recreate: end the old set first; for clusters without capacity for two sets."""
     max_surge: IntOrPercent = 1
-    """Pods above replicas while a compatible change rolls through a stage: a number or a percentage."""
+    """Most pods above replicas while a compatible change is rolled out: a number or a percentage."""
     max_unavailable: IntOrPercent = 0
-    """Pods that may be missing while a compatible change rolls through a stage: a number or a percentage."""
+    """Most pods that may be missing while a compatible change is rolled out: a number or a percentage."""
 
 
 def _is_tree(stages: list[Stage]) -> bool:
@@ -215,17 +241,21 @@ class PipelineSpec(ConfigModel):
     entry: Entry = Entry()
     """How clients reach the pipeline."""
     media: MediaLimits = MediaLimits()
-    """Limits for the images and audio of a request."""
+    """Limits for the images, audio and videos of a request."""
+    aliases: Aliases = Aliases()
+    """Further names of the pipeline and of its voices, for clients of the HTTP gateway."""
+    tracing: Tracing = Tracing()
+    """Traces of requests."""
     timeouts: PipelineTimeouts = Field(PipelineTimeouts(), json_schema_extra=SERVER_DEFAULT)
     """Times of the whole pipeline, in seconds."""
     rollout: Rollout = Field(Rollout(), json_schema_extra=SERVER_DEFAULT)
     """How a change reaches the pods."""
     suspend: bool = False
-    """Run no pods; everything else stays."""
+    """Whether to run no pods. All other objects are kept."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> PipelineSpec:
-        # The one rule between fields that is here as well as in rules/: what walks the graph relies on it to end.
+        # The only rule between fields that is both here and in rules/: code that walks the graph would not end without.
         if not _is_tree(self.stages):
             raise ValueError(
                 "stages must be a tree: names used once, one stage without inputs, all others below it; "
@@ -235,7 +265,7 @@ class PipelineSpec(ConfigModel):
 
 
 class Metadata(BaseModel):
-    """The parts of the object's metadata that matter here; what else the API server keeps there is ignored."""
+    """The parts of the object's metadata that are used; all others are ignored."""
 
     model_config = ConfigDict(
         extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
@@ -266,7 +296,7 @@ class OmniPipeline(ConfigModel):
     """The desired state."""
 
     def stage(self, name: str) -> Stage:
-        """The stage of that name. Raises KeyError."""
+        """Returns the stage of that name. Raises KeyError."""
         for stage in self.spec.stages:
             if stage.name == name:
                 return stage

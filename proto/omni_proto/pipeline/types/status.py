@@ -1,6 +1,6 @@
-"""The status of an OmniPipeline: what the operator writes, and nobody else.
+"""The status of an OmniPipeline, which only the operator writes.
 
-It has no defaults: what the API server filled in would look to the operator like somebody else's change.
+It has no defaults: values that the API server filled in would look to the operator like another writer's change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Condition(ConfigModel):
     type: Annotated[str, StringConstraints(min_length=1, max_length=316, pattern=r"^[A-Z][A-Za-z0-9]*$")]
     """Ready, Progressing or Degraded."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition holds."""
     observed_generation: Generation | None = None
     """The metadata.generation that the condition is about."""
     last_transition_time: Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
@@ -44,28 +44,28 @@ class StageStatus(ConfigModel):
     name: StageName
     """Name of the stage."""
     replicas: Count | None = None
-    """Pods that there should be."""
+    """Desired number of pods."""
     ready_replicas: Count | None = None
-    """Pods that take requests."""
+    """Number of pods that accept requests."""
     revision: Annotated[str, StringConstraints(max_length=63)] | None = None
     """Revision of the pods that serve."""
     endpoint: Annotated[str, StringConstraints(max_length=512)] | None = None
     """Address of the stage inside the cluster."""
     message: Annotated[str, StringConstraints(max_length=MAX_STAGE_MESSAGE)] | None = None
-    """What keeps the stage from being ready, and the next step; empty when nothing does."""
+    """What prevents the stage from being ready, and the next step; otherwise empty."""
 
 
 class PipelineStatus(ConfigModel):
-    """What is, as the operator last saw it."""
+    """The state of the pipeline, as the operator last saw it."""
 
     observed_generation: Generation | None = None
     """The metadata.generation that the status is about."""
     conditions: Annotated[list[Condition], Field(max_length=16, json_schema_extra=list_map("type"))] = Field(
         default_factory=list
     )
-    """Ready: requests are served by every stage. Progressing: a change is on its way. Degraded: something failed."""
+    """Ready: every stage serves requests. Progressing: a change is being rolled out. Degraded: something failed."""
     ready_stages: Annotated[str, StringConstraints(max_length=16)] | None = None
-    """Stages that are ready, of all: 2/3."""
+    """Number of ready stages, of all stages, e.g. 2/3."""
     stages: Annotated[list[StageStatus], Field(max_length=MAX_STATUS_STAGES, json_schema_extra=list_map("name"))] = (
         Field(default_factory=list)
     )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!omni_proto/stage/v1/tensors.proto\x12\x13omni_proto.stage.v1\"X\n\x0cTensorPrompt\x12\x14\n\x0csource_stage\x18\x01 \x01(\t\x12\x32\n\x07tensors\x18\x02 \x03(\x0b\x32!.omni_proto.stage.v1.TensorHeader\"l\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.omni_proto.stage.v1.DType\x12\x11\n\trow_shape\x18\x03 \x03(\r\x12\x10\n\x08max_rows\x18\x04 \x01(\x04\"i\n\x0bTensorChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrow_offset\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"]\n\x0cTensorSchema\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x30\n\x07tensors\x18\x03 \x03(\x0b\x32\x1f.omni_proto.stage.v1.TensorSpec\"m\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.omni_proto.stage.v1.DType\x12\x11\n\trow_shape\x18\x03 \x03(\r\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\nB(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!omni_proto/stage/v1/tensors.proto\x12\x13omni_proto.stage.v1\"X\n\x0cTensorPrompt\x12\x14\n\x0csource_stage\x18\x01 \x01(\t\x12\x32\n\x07tensors\x18\x02 \x03(\x0b\x32!.omni_proto.stage.v1.TensorHeader\"l\n\x0cTensorHeader\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.omni_proto.stage.v1.DType\x12\x11\n\trow_shape\x18\x03 \x03(\r\x12\x10\n\x08max_rows\x18\x04 \x01(\x04\"i\n\x0bTensorChunk\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrow_offset\x18\x02 \x01(\x04\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\x0c\n\x04\x64\x61ta\x18\x0f \x01(\x0c\"@\n\x0cTensorChunks\x12\x30\n\x06\x63hunks\x18\x01 \x03(\x0b\x32 .omni_proto.stage.v1.TensorChunk\"]\n\x0cTensorSchema\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x30\n\x07tensors\x18\x03 \x03(\x0b\x32\x1f.omni_proto.stage.v1.TensorSpec\"m\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x05\x64type\x18\x02 \x01(\x0e\x32\x1a.omni_proto.stage.v1.DType\x12\x11\n\trow_shape\x18\x03 \x03(\r\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t*\xcf\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x01\x12\x11\n\rDTYPE_FLOAT16\x10\x02\x12\x11\n\rDTYPE_FLOAT32\x10\x03\x12\x11\n\rDTYPE_FLOAT64\x10\x04\x12\x0e\n\nDTYPE_INT8\x10\x05\x12\x0f\n\x0b\x44TYPE_INT16\x10\x06\x12\x0f\n\x0b\x44TYPE_INT32\x10\x07\x12\x0f\n\x0b\x44TYPE_INT64\x10\x08\x12\x0f\n\x0b\x44TYPE_UINT8\x10\t\x12\x0e\n\nDTYPE_BOOL\x10\nB(Z&omnipipeline.io/proto/stage/v1;stagev1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,16 +32,18 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omni_proto.stage.v1.tensors
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'Z&omnipipeline.io/proto/stage/v1;stagev1'
-  _globals['_DTYPE']._serialized_start=572
-  _globals['_DTYPE']._serialized_end=779
+  _globals['_DTYPE']._serialized_start=638
+  _globals['_DTYPE']._serialized_end=845
   _globals['_TENSORPROMPT']._serialized_start=58
   _globals['_TENSORPROMPT']._serialized_end=146
   _globals['_TENSORHEADER']._serialized_start=148
   _globals['_TENSORHEADER']._serialized_end=256
   _globals['_TENSORCHUNK']._serialized_start=258
   _globals['_TENSORCHUNK']._serialized_end=363
-  _globals['_TENSORSCHEMA']._serialized_start=365
-  _globals['_TENSORSCHEMA']._serialized_end=458
-  _globals['_TENSORSPEC']._serialized_start=460
-  _globals['_TENSORSPEC']._serialized_end=569
+  _globals['_TENSORCHUNKS']._serialized_start=365
+  _globals['_TENSORCHUNKS']._serialized_end=429
+  _globals['_TENSORSCHEMA']._serialized_start=431
+  _globals['_TENSORSCHEMA']._serialized_end=524
+  _globals['_TENSORSPEC']._serialized_start=526
+  _globals['_TENSORSPEC']._serialized_end=635
 # @@protoc_insertion_point(module_scope)

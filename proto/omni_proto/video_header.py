@@ -1,0 +1,284 @@
+"""Reads the header of a video without decoding it: MP4, QuickTime, WebM and Matroska.
+
+The cost is bounded: at most MAX_SECTIONS boxes or elements are visited, and none is read whole. Standard library only.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from omni_proto.errors import OmniProtoError
+
+MAX_SECTIONS: Final = 4096
+MAX_TRACKS: Final = 16
+FRAMES_PER_SECOND: Final = 2
+"""Rate at which frames are sampled for the model."""
+FRAMES_PER_GRID: Final = 2
+"""Frames that become one grid of tokens: a second of video."""
+MIN_FRAMES: Final = 4
+MAX_FRAMES: Final = 768
+FRAME_PIXELS: Final = (128 * 32 * 32, 768 * 32 * 32)
+"""Least and most pixels of a frame for the model. Frames are scaled to this range as they are decoded."""
+SOUND_RATE_HZ: Final = 16_000
+
+_BRANDED: Final = b"ftyp"
+_EBML: Final = b"\x1a\x45\xdf\xa3"
+
+
+class VideoHeaderError(OmniProtoError, ValueError):
+    """The bytes are not a video of a supported format, or its header makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """Header of an MP4, WebM or Matroska file with at least one picture track, of which the first counts."""
+
+    media_type: str
+    width: int
+    height: int
+    seconds: float
+    """The longest of the durations that the file and its tracks state."""
+    has_sound: bool
+    tracks: int
+    frames: int = 0
+    """Frames of the picture track; 0 if the header does not state them (WebM, Matroska)."""
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one frame as it is encoded."""
+        return self.width * self.height
+
+    @property
+    def kept_frames(self) -> int:
+        """Frames that are kept for the model, at most."""
+        return sample_count(self.frames or MAX_FRAMES, self.seconds)
+
+    @property
+    def sound_samples(self) -> int:
+        """Most audio samples at SOUND_RATE_HZ. Includes half a second more than the header states, because the audio
+        track may begin or end late."""
+        return int((self.seconds + 0.5) * SOUND_RATE_HZ) if self.has_sound else 0
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Most bytes once decoded: 3 per pixel of each kept frame in its scaled size, and 4 per audio sample."""
+        least, most = FRAME_PIXELS
+        return 3 * self.kept_frames * min(max(self.pixels, least), most) + 4 * self.sound_samples
+
+
+def sample_count(frames: int, seconds: float) -> int:
+    """Returns how many of a video's frames are kept: two a second, at least 4, at most 768, always even.
+
+    Equals `smart_nframes` of qwen_omni_utils and sample_frames of transformers' Qwen2VLVideoProcessor. A video of a
+    single frame gives 0.
+    """
+    even_most = min(MAX_FRAMES, frames) // 2 * 2
+    wanted = min(max(seconds * FRAMES_PER_SECOND, MIN_FRAMES), even_most, frames)
+    return int(wanted // 2 * 2)
+
+
+def sniff_video(data: bytes | bytearray | memoryview) -> str | None:
+    """Returns the media type by the first 64 bytes, or None if it is unknown."""
+    head = bytes(data[:12])
+    if head[4:8] == _BRANDED:
+        return "video/quicktime" if head[8:12] == b"qt  " else "video/mp4"
+    if head[:4] == _EBML:
+        return "video/webm" if b"webm" in bytes(data[:64]) else "video/x-matroska"
+    return None
+
+
+def read_video_header(data: bytes | bytearray | memoryview) -> VideoHeader:
+    """Returns the header of a whole video file. Raises VideoHeaderError, whose message quotes no content."""
+    kind = sniff_video(data)
+    view = memoryview(data)
+    try:
+        if kind in ("video/mp4", "video/quicktime"):
+            return _finish(kind, _read_boxes(view))
+        if kind is not None:
+            return _finish(kind, _read_elements(view))
+    except (struct.error, IndexError) as error:
+        raise VideoHeaderError(f"the header of the {kind} is cut off") from error
+    raise VideoHeaderError("the bytes are no MP4, WebM or Matroska")
+
+
+@dataclass(slots=True)
+class _Track:
+    kind: str = ""
+    """"picture", "audio" or "other"; empty until it is known."""
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    frames: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    seconds: float = 0.0
+    is_fragmented: bool = False
+    tracks: list[_Track] = field(default_factory=list)
+    timescale: int = 1
+    """Ticks per second of the track that is being read."""
+
+    def begin_track(self) -> _Track:
+        if len(self.tracks) == MAX_TRACKS:
+            raise VideoHeaderError(f"the video has more than {MAX_TRACKS} tracks; save it with picture and audio alone")
+        self.tracks.append(_Track())
+        return self.tracks[-1]
+
+    @property
+    def track(self) -> _Track:
+        if not self.tracks:
+            raise VideoHeaderError("the video describes a track outside of one")
+        return self.tracks[-1]
+
+
+def _finish(media_type: str, file: _File) -> VideoHeader:
+    pictures = [track for track in file.tracks if track.kind == "picture"]
+    if not pictures:
+        raise VideoHeaderError("the file has no picture track; send audio as WAV or FLAC")
+    first = pictures[0]
+    seconds = max(file.seconds, *(track.seconds for track in file.tracks))
+    if file.is_fragmented or not seconds:
+        raise VideoHeaderError(
+            "the video does not say how long it is; write it whole: ffmpeg -i IN -c copy -movflags +faststart OUT.mp4"
+        )
+    if not first.width or not first.height:
+        raise VideoHeaderError("the video does not say how large its picture is")
+    if not 0 < seconds < 1 << 31:
+        raise VideoHeaderError("the video's length makes no sense")
+    return VideoHeader(
+        media_type,
+        first.width,
+        first.height,
+        seconds,
+        any(track.kind == "audio" for track in file.tracks),
+        len(file.tracks),
+        first.frames,
+    )
+
+
+_CONTAINERS: Final = frozenset({b"moov", b"trak", b"mdia", b"minf", b"stbl"})
+
+
+def _read_boxes(view: memoryview) -> _File:
+    file = _File()
+    for kind, body in _boxes(view):
+        if kind == b"trak":
+            file.begin_track()
+        elif kind == b"mvex":
+            file.is_fragmented = True
+        elif kind == b"mvhd":
+            scale, duration = _read_duration(body)
+            file.seconds = duration / scale
+        elif kind == b"mdhd":
+            scale, duration = _read_duration(body)
+            file.track.seconds = duration / scale
+        elif kind == b"hdlr":
+            (handler,) = struct.unpack_from(">4s", body, 8)
+            # In QuickTime a track has a second handler, for its data.
+            if not file.tracks or file.track.kind:
+                continue
+            file.track.kind = {b"vide": "picture", b"soun": "audio"}.get(handler, "other")
+        elif kind == b"stsd" and file.track.kind == "picture":
+            file.track.width, file.track.height = struct.unpack_from(">HH", body, 8 + 32)
+        elif kind in (b"stsz", b"stz2"):
+            (file.track.frames,) = struct.unpack_from(">I", body, 8)
+    return file
+
+
+def _boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yields the kind and content of each box; the boxes inside a container follow it."""
+    open_ends = [(0, len(view))]
+    for _ in range(MAX_SECTIONS):
+        while open_ends and open_ends[-1][0] + 8 > open_ends[-1][1]:
+            open_ends.pop()
+        if not open_ends:
+            return
+        position, end = open_ends.pop()
+        size, kind = struct.unpack_from(">I4s", view, position)
+        begin = position + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", view, begin)
+            begin += 8
+        until = end if size == 0 else position + size
+        if until < begin:
+            raise VideoHeaderError("a box of the video is smaller than its own header")
+        # A box that is cut off may hold the samples; the decoder checks those.
+        until = min(until, end)
+        open_ends.append((until, end))
+        yield kind, view[begin:until]
+        if kind in _CONTAINERS:
+            open_ends.append((begin, until))
+    raise VideoHeaderError(f"the video has more than {MAX_SECTIONS} sections; save it again without its metadata")
+
+
+def _read_duration(body: memoryview) -> tuple[int, int]:
+    """Returns the ticks per second and the duration in ticks, 0 if it is unknown."""
+    form = ">IQ" if body[0] == 1 else ">II"
+    scale, duration = struct.unpack_from(form, body, 20 if body[0] == 1 else 12)
+    if not scale:
+        raise VideoHeaderError("the video's clock does not run")
+    unknown = (1 << 64 if body[0] == 1 else 1 << 32) - 1
+    return scale, 0 if duration == unknown else duration
+
+
+_SEGMENT, _INFO, _SCALE, _DURATION = 0x18538067, 0x1549A966, 0x2AD7B1, 0x4489
+_TRACKS, _ENTRY, _TYPE, _VIDEO, _WIDTH, _HEIGHT = 0x1654AE6B, 0xAE, 0x83, 0xE0, 0xB0, 0xBA
+_CLUSTER: Final = 0x1F43B675
+_NESTED: Final = frozenset({_SEGMENT, _INFO, _TRACKS, _ENTRY, _VIDEO})
+
+
+def _read_elements(view: memoryview) -> _File:
+    file = _File()
+    scale, duration = 1_000_000, 0.0
+    for kind, body in _elements(view):
+        if kind == _ENTRY:
+            file.begin_track()
+        elif kind == _TYPE:
+            file.track.kind = {1: "picture", 2: "audio"}.get(_number(body), "other")
+        elif kind == _WIDTH:
+            file.track.width = _number(body)
+        elif kind == _HEIGHT:
+            file.track.height = _number(body)
+        elif kind == _SCALE:
+            scale = _number(body)
+        elif kind == _DURATION:
+            (duration,) = struct.unpack(">f" if len(body) == 4 else ">d", body[:8])
+    if duration != duration or duration < 0:
+        raise VideoHeaderError("the video's length makes no sense")
+    file.seconds = duration * scale / 1e9
+    return file
+
+
+def _elements(view: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yields the id and content of each element up to the first cluster; nested elements follow their parent."""
+    position = 0
+    for _ in range(MAX_SECTIONS):
+        if position >= len(view):
+            return
+        kind, position = _variable(view, position, keep_marker=True)
+        size, position = _variable(view, position, keep_marker=False)
+        if kind == _CLUSTER:
+            return
+        yield kind, view[position : position + min(size, len(view))]
+        if kind not in _NESTED:
+            position += size
+    raise VideoHeaderError(f"the video has more than {MAX_SECTIONS} sections; save it again without its metadata")
+
+
+def _variable(view: memoryview, position: int, *, keep_marker: bool) -> tuple[int, int]:
+    """Returns the number of 1 to 8 bytes at position, and the position after it."""
+    length = 9 - view[position].bit_length()
+    if length > 8 or position + length > len(view):
+        raise VideoHeaderError("an element of the video has no length")
+    value = int.from_bytes(view[position : position + length], "big")
+    return value if keep_marker else value & ~(1 << 7 * length), position + length
+
+
+def _number(body: memoryview) -> int:
+    if len(body) > 8:
+        raise VideoHeaderError("a number in the video's header is too long")
+    return int.from_bytes(body, "big")
