@@ -1,6 +1,8 @@
-"""A light client of the Kubernetes API server, for programs that watch much and write little: plain JSON, watches whose
-lists replace, server-side apply, and a Lease. It knows nothing of OmniPipelines.
+"""A light client of the Kubernetes API server, for programs that watch many objects and write few.
 
-    reflector --> client --> transport --> connection          what comes: wire, seen
-        +-------> store                                        what is compared and decided: matching, lease, pacing
+It uses plain JSON, server-side apply, a Lease, and watches that begin with a list which replaces the stored objects. It
+does not depend on OmniPipelines.
+
+    reflector --> client --> transport --> connection          parsing of responses: wire, seen
+        +-------> store                                        comparison and decisions: matching, lease, pacing
 """

@@ -1,6 +1,7 @@
 """The verbs of the API server: reads, lists and watches; writes by server-side apply.
 
-Each write passes the gate (leadership) first, each call but watches, lists and the lease's the rate limit.
+Each write first passes the leadership check. The rate limit applies to all calls except watches, lists and those of the
+lease.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from omni_kube.wire import Page, WatchEvent, parse_event, parse_page
 
 LIST_TIMEOUT_S: Final = 60.0
 CONCURRENT_CALLS: Final = 8
-"""Calls at the same time, watches, lists and the lease apart."""
+"""Calls at the same time, not counting watches, lists and the lease."""
 PAGE_SIZE: Final = 64
-"""Objects of a page, each of up to 1.5 MiB."""
+"""Objects in a page of a list, each of up to 1.5 MiB."""
 CONCURRENT_PAGES: Final = 2
-"""Pages in work at a time; two, so that a kind that the server is slow on does not hold up all others."""
+"""Pages that are processed at the same time. Two, so that one kind with slow lists does not delay all others."""
 METADATA_PAGE_SIZE: Final = 250
-"""Of pages that hold metadata alone: up to 256 KiB of annotations each."""
+"""Objects in a page that holds only metadata: up to 256 KiB of annotations each."""
 WATCH_SLACK_S: Final = 15.0
-"""How much later than asked for the server may end a watch before the connection counts as dead."""
+"""How long after the requested end of a watch its connection still counts as alive."""
 
 RETRY_PAUSES_S: Final = (0.1, 0.4)
-"""Pauses before a call that may be repeated is made again, within the same reconcile."""
+"""Pauses before the retries of an idempotent call within one reconcile."""
 LONGEST_PAUSE_S: Final = 2.0
-"""A server that asks for more is asked again by the queue, which meanwhile works on something else."""
+"""If the server requests a longer pause, the call fails, and the queue retries the reconcile later."""
 
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
 _MERGE = "application/merge-patch+json"
@@ -52,7 +53,7 @@ _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=
 
 
 class ApiClient:
-    """The API server. Methods raise ApiError subclasses; `kind` arguments give group, version and plural."""
+    """Client of the API server. Methods raise ApiError subclasses; `kind` arguments give group, version and plural."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class ApiClient:
         limiter: RateLimiter,
         may_write: Callable[[], float] = lambda: REQUEST_TIMEOUT_S,
     ) -> None:
-        """may_write is called right before every write: how many seconds it may take; or it raises what should keep it
-        from being sent."""
+        """may_write is called right before every write. It returns how many seconds the write may take, or raises an
+        error, and then the write is not sent."""
         self.transport = transport
-        """What calls go through; whoever made it closes it."""
+        """Sends the calls. This client does not close it."""
         self._limiter = limiter
         self._may_write = may_write
         # Each connection costs a TLS handshake, as much CPU as ten calls.
@@ -82,7 +83,7 @@ class ApiClient:
         size = METADATA_PAGE_SIZE if kind.metadata_only else PAGE_SIZE
         params = {"limit": str(size)} | ({"labelSelector": selector} if selector else {})
         while True:
-            # Held until the page is taken in: a dozen kinds are listed at the start.
+            # Held until the caller has processed the page: a dozen kinds are listed at the start.
             async with self._pages:
                 page = await self.transport.read(
                     partial(parse_page, kind=kind),
@@ -118,14 +119,14 @@ class ApiClient:
         ) as response:
             if response.status >= 300:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
-            yield WatchEvent("BOOKMARK", version)  # the connection stands
+            yield WatchEvent("BOOKMARK", version)  # the watch is established
             async for text in iter_lines(response.content):
                 yield parse_event(text, kind, path)
 
     async def apply(self, kind: ObjectKind, manifest: Manifest, uid: str) -> Manifest:
-        """Server-side apply of a whole object, forced: it must be ours. Returns it as it is now.
+        """Apply a whole object server-side and by force, so it must belong to the caller. Returns the updated object.
 
-        Raises ConflictError if the object of that name is gone, or another one than uid.
+        Raises ConflictError if no object with that name exists, or if it has another uid.
         """
         metadata = {**manifest["metadata"], "uid": uid}
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -134,10 +135,10 @@ class ApiClient:
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY), (ConflictError,))
 
     async def apply_new(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Server-side apply of an object that must not exist. Raises ConflictError if the name is taken by anything.
+        """Create an object by server-side apply. Raises ConflictError if any object has the name.
 
-        A resource version in an applied object is a precondition of the update (Kubernetes API concepts, "Resource
-        versions"), and of no consequence where the apply creates. No object ever has version 1: etcd starts with it.
+        A resource version in an applied object is a precondition if the object exists (Kubernetes API concepts,
+        "Resource versions") and is ignored if it does not. No object ever has version 1, because etcd starts with it.
         """
         metadata = {**manifest["metadata"], "resourceVersion": "1"}
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -145,9 +146,9 @@ class ApiClient:
         return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _APPLY))
 
     async def merge(self, kind: ObjectKind, manifest: Manifest, change: Manifest, uid: str) -> Manifest:
-        """JSON merge patch of an object that is ours: a list in change replaces the live one as a whole.
+        """Send a JSON merge patch of the caller's own object: a list in change replaces the live list as a whole.
 
-        Raises ConflictError if the object of that name is another one than uid.
+        Raises ConflictError if the object with that name has another uid.
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"])
@@ -156,9 +157,10 @@ class ApiClient:
             return await self._repeat(lambda: self._write("patch", "PATCH", path, body, _MERGE))
 
     async def apply_status(self, kind: ObjectKind, manifest: Manifest) -> Manifest:
-        """Server-side apply of the status subresource.
+        """Apply the status subresource server-side.
 
-        With a resourceVersion in metadata it raises ConflictError for a later or another object (a uid is ignored).
+        With a resourceVersion in metadata, raises ConflictError if the object has changed or has been replaced. (The
+        API server ignores a uid here.)
         """
         metadata = manifest["metadata"]
         path = kind.path(metadata["namespace"], metadata["name"]) + "/status"
@@ -167,9 +169,10 @@ class ApiClient:
     async def delete(
         self, kind: ObjectKind, namespace: str, name: str, *, uid: str, version: str | None = None
     ) -> Manifest | None:
-        """Delete an object of that uid (and version), what it owns in the background; None if it is gone already.
+        """Delete an object that has that uid (and version). What it owns is deleted in the background.
 
-        Raises ConflictError if another object has the name, or the object has changed.
+        Returns the API server's response, None if the object no longer exists. Raises ConflictError if another object
+        has the name, or the object has changed.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {
@@ -200,9 +203,9 @@ class ApiClient:
         return any(resource.get("name") == kind.plural for resource in document.get("resources", ()))
 
     async def _repeat(self, call: Callable[[], Awaitable[Manifest]], also: tuple[type[ApiError], ...] = ()) -> Manifest:
-        """Make a call that does no harm when it is carried out twice; again after a fault of the server, or `also`.
+        """Make an idempotent call, with retries after errors of the server and after those in `also`.
 
-        One fault in a hundred calls must not throw a reconcile of fifty of them back to its start.
+        If one call in a hundred fails, a reconcile of fifty calls must not start over because of it.
         """
         pauses_s = iter(RETRY_PAUSES_S)
         while True:
@@ -238,7 +241,7 @@ class ApiClient:
 
 @contextmanager
 def _as_conflict() -> Iterator[None]:
-    """The API server calls a change of the uid invalid where the name has another object by now."""
+    """Raise ConflictError where the API server reports a changed uid as invalid: another object has the name now."""
     try:
         yield
     except InvalidError as error:

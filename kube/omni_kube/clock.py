@@ -1,7 +1,7 @@
-"""What time it is by the API server's clock, which writes the times that decisions compare with.
+"""The API server's clock. Decisions compare with timestamps that the API server wrote.
 
-Our own may be an hour ahead: live pods would then count as lost long before their time. Sans-IO: our side is a
-monotonic clock, passed in.
+The local clock may be an hour ahead, and live pods would then count as lost too early. Sans-IO: callers pass in the
+local monotonic time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from email.utils import parsedate_to_datetime
 
 
 class ServerClock:
-    """Set by the Date header of answers; never ahead of the server, and behind it by a second and an answer's way."""
+    """A clock set by the Date header of responses.
+
+    It is never ahead of the server, and behind it by at most a second and the latency of a response.
+    """
 
     def __init__(self) -> None:
         self._header = ""
@@ -19,8 +22,8 @@ class ServerClock:
         self._heard = 0.0
 
     def hear(self, header: str, monotonic: float) -> None:
-        """An answer came with that Date header ("" for none). One that is no date is passed over."""
-        # Of answers with one date the first is nearest to it.
+        """Set the clock by the Date header of a response ("" if it has none). A malformed date is ignored."""
+        # Dates have whole seconds: of the responses with the same date, the first is the most precise.
         if not header or header == self._header:
             return
         try:
@@ -31,7 +34,7 @@ class ServerClock:
         self._date = date if date.tzinfo else date.replace(tzinfo=UTC)
 
     def now(self, monotonic: float) -> datetime:
-        """Returns the time; our own clock's until the server has answered."""
+        """Returns the server's time; the local time until the first response."""
         if self._date is None:
             return datetime.now(UTC)
         return self._date + timedelta(seconds=monotonic - self._heard)

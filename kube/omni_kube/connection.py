@@ -1,4 +1,4 @@
-"""The way to the API server: address, certificates and tokens by the official client, HTTP by aiohttp.
+"""The connection to the API server: address, certificates and tokens from the official client, HTTP by aiohttp.
 
 `kubernetes.aio` reads kubeconfig files, exec plugins and in-cluster tokens and refreshes them; its typed calls cost
 twice the CPU of plain JSON, so the calls themselves are made in `transport.py`. kopf gets a session of the same kind.
@@ -19,7 +19,7 @@ from omni_kube.errors import CredentialsError
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 90.0
-"""For how long an idle connection is kept; longer than the pause between two requests of a watch."""
+"""How long an idle connection is kept; longer than the pause between two requests of a watch."""
 
 
 class Connection:
@@ -32,19 +32,19 @@ class Connection:
 
     @property
     def server(self) -> str:
-        """Returns the base URL of the API server, without a final slash."""
+        """Base URL of the API server, without a final slash."""
         return str(self._configuration.host).rstrip("/")
 
     def new_session(self, on_response: Callable[[str, int], None] | None = None) -> aiohttp.ClientSession:
-        """Returns a session that brings the credentials to every request.
+        """Returns a session that adds the credentials to every request.
 
-        on_response is called with path and query, and the status, of every answer.
+        on_response is called for every response, with the path and query of the request and the HTTP status.
         """
 
         async def authenticate(
             request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
         ) -> aiohttp.ClientResponse:
-            # Asked for every request: service account tokens change every hour.
+            # Read again for every request: service account tokens change every hour.
             token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
             if token:
                 request.headers["Authorization"] = token
@@ -66,7 +66,7 @@ class Connection:
 
 
 async def load_connection(kubeconfig: Path | None, caller: str) -> Connection:
-    """Read the credentials: of the file if one is given, else of the pod, else of the default kubeconfig.
+    """Read the credentials from the given file, else from the pod, else from the default kubeconfig.
 
     Raises CredentialsError.
     """

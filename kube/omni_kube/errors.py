@@ -1,4 +1,4 @@
-"""Errors of calls to the API server: one root; every answer of the API server owns how it is retried.
+"""Errors of calls to the API server, with one root class. Each class defines how the call is retried.
 
 A leaf: imports the standard library only.
 """
@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 MAX_MESSAGE_CHARACTERS = 500
-"""Most characters of an API server's message that are kept: it may quote a whole object."""
+"""Length to which an API server's message is cut: it may quote a whole object."""
 
 
 class KubeError(Exception):
@@ -19,7 +19,7 @@ class KubeError(Exception):
 
 
 class CredentialsError(KubeError):
-    """The credentials of the API server cannot be read. str() says which and why."""
+    """The credentials of the API server cannot be read. str() names them and the cause."""
 
 
 class NotLeaderError(KubeError):
@@ -27,16 +27,16 @@ class NotLeaderError(KubeError):
 
 
 class RetryClass(StrEnum):
-    """When it makes sense to try again."""
+    """When to retry after an error."""
 
     SOON = "soon"
-    """Something else wrote in between: the next reconcile shows it."""
+    """Another client has written in between: the next reconcile reads the change."""
     LATER = "later"
-    """The server is busy, faulty or away: with growing pauses."""
+    """The server is busy, faulty or unreachable: retry with growing pauses."""
     SLOWLY = "slowly"
-    """The server refuses: tried again with long pauses, for someone may change the cluster."""
+    """The server refuses the call: retry with long pauses, because someone may change the cluster."""
     NEVER = "never"
-    """There is nothing to do until an event says otherwise."""
+    """Do not retry until an event reports a change."""
 
 
 class ApiError(KubeError):
@@ -49,19 +49,19 @@ class ApiError(KubeError):
     ) -> None:
         super().__init__(f"{call}: {status or reason} {message}" if call else message)
         self.message = message
-        """What the server said, cut to MAX_MESSAGE_CHARACTERS."""
+        """The server's message, cut to MAX_MESSAGE_CHARACTERS."""
         self.status = status
-        """HTTP status; 0 if no answer came."""
+        """HTTP status; 0 without a response."""
         self.reason = reason
         """Kubernetes' reason, e.g. Invalid; empty if none was given."""
         self.retry_after_s = retry_after_s
-        """Pause that the server asks for, in seconds."""
+        """Pause that the server requests, in seconds."""
         self.call = call
         """Verb, kind and name of the object."""
 
 
 class InvalidError(ApiError):
-    """400, 413, 415, 422: the object is refused as it is."""
+    """400, 413, 415, 422: the server rejects the object as invalid."""
 
 
 class UnauthorizedError(ApiError):
@@ -75,7 +75,7 @@ class ForbiddenError(ApiError):
 
 
 class BeingTerminatedError(ForbiddenError):
-    """403: the namespace is going away, and all of this with it."""
+    """403: the namespace and everything in it is being deleted."""
 
     retry = RetryClass.NEVER
 
@@ -87,7 +87,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """409: another version, another uid, or it exists already."""
+    """409: the object has another version or another uid, or exists already."""
 
     retry = RetryClass.SOON
 
@@ -99,19 +99,19 @@ class GoneError(ApiError):
 
 
 class TooManyRequestsError(ApiError):
-    """429: the server asks for a pause."""
+    """429: the server requests a pause."""
 
     retry = RetryClass.LATER
 
 
 class ServerError(ApiError):
-    """5xx: a fault of the server."""
+    """5xx: the server failed."""
 
     retry = RetryClass.LATER
 
 
 class UnreachableError(ServerError):
-    """No answer: refused, cut or too slow. A write may have been carried out."""
+    """No response: the connection was refused or lost, or timed out. A write may have been carried out."""
 
 
 _CLASSES: dict[int, type[ApiError]] = {
@@ -129,9 +129,10 @@ _CLASSES: dict[int, type[ApiError]] = {
 
 
 def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | None = None, call: str = "") -> ApiError:
-    """Returns the error for an answer of the API server.
+    """Returns the error for a response of the API server.
 
-    body is a Status object, as text or decoded; anything else is taken as a message. retry_after is a header's value.
+    body is a Status object, as text or decoded; any other text is used as the message. retry_after is the value of
+    that header.
     """
     document = _parse_status(body) if isinstance(body, bytes) else dict(body)
     message = str(document.get("message") or "no message")[:MAX_MESSAGE_CHARACTERS]
@@ -141,7 +142,7 @@ def api_error(status: int, body: bytes | Mapping[str, Any], retry_after: str | N
     if kind is ForbiddenError and _is_terminating(details, message):
         kind = BeingTerminatedError
     if status == 500 and "failed to create typed patch object" in message:
-        kind = InvalidError  # so server-side apply answers to a field that it does not know
+        kind = InvalidError  # server-side apply answers 500 to an unknown field
     pause = _parse_seconds(retry_after) if retry_after else _parse_seconds(details.get("retryAfterSeconds"))
     return kind(message, status=status, reason=str(document.get("reason") or ""), retry_after_s=pause, call=call)
 
@@ -150,7 +151,7 @@ def _parse_status(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except ValueError:
-        # A proxy in between answers with text of its own.
+        # A proxy in between may respond with its own text.
         return {"message": body[:MAX_MESSAGE_CHARACTERS].decode("utf-8", "replace")}
     return document if isinstance(document, dict) else {}
 

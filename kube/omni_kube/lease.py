@@ -1,9 +1,9 @@
-"""One writer at a time: the process that holds a coordination Lease may write; the others watch and wait.
+"""Leader election by a coordination Lease: the process that holds the Lease may write; the others only watch.
 
-The protocol is client-go's: a candidate takes the Lease over when its record has not changed for the record's
-duration *by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops writing
-RENEW_DEADLINE_S after the last one that succeeded, which is before anyone may take over; writes that are under way then
-are given up before that.
+The protocol is client-go's. A candidate takes the Lease over when its record has not changed for the record's duration
+*by the candidate's own clock*, so clocks need not agree. A leader whose renewals fail stops sending writes
+renew_deadline_s after the last successful renewal, before another process may take over. Writes in flight at that
+moment time out before the takeover too.
 """
 
 from __future__ import annotations
@@ -30,30 +30,33 @@ class LeaseTimes:
     """Times of the election, in seconds; client-go's defaults."""
 
     duration_s: int = 15
-    """For how long others leave a record alone that does not change."""
+    """How long a record must stay unchanged before another process may take the Lease over."""
     renew_deadline_s: float = 10.0
-    """For how long a leader writes after its last renewal."""
+    """How long a leader may send writes after its last renewal."""
     retry_s: float = 2.0
-    """Pause between two attempts, of leader and candidates alike."""
+    """Pause between two attempts, for the leader and for candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A record of the Lease and when it was first seen so."""
+    """A record of the Lease, and when this version of it was first seen."""
 
     lease: Manifest | None
     since: float
-    """Own clock, in seconds."""
+    """By the local monotonic clock, in seconds."""
 
     def updated(self, lease: Manifest | None, now: float) -> Sighting:
-        """Returns the sighting after another read; since moves only when the record has changed."""
+        """Returns the sighting after another read; `since` changes only when the record has changed."""
         if self.lease is not None and lease is not None and _version(self.lease) == _version(lease):
             return self
         return Sighting(lease, now)
 
 
 def may_hold(sighting: Sighting, identity: str, now: float) -> bool:
-    """Returns whether a candidate or leader may write itself into the Lease: it has none, ours, or a silent holder."""
+    """Returns whether a process may write itself into the Lease.
+
+    It may if the Lease does not exist, has no holder, is held by this identity, or has expired.
+    """
     if sighting.lease is None:
         return True
     spec = sighting.lease.get("spec") or {}
@@ -65,7 +68,7 @@ def may_hold(sighting: Sighting, identity: str, now: float) -> bool:
 def build_lease(
     lease: Manifest | None, *, name: str, namespace: str, identity: str, duration_s: int, now: datetime
 ) -> Manifest:
-    """Returns the Lease held by identity ("" gives it up), following on the one seen last."""
+    """Returns the Lease as the successor of `lease`, the one last seen, held by identity ("" releases it)."""
     old: dict[str, Any] = (lease or {}).get("spec") or {}
     time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     moved = (old.get("holderIdentity") or "") != identity
@@ -83,7 +86,7 @@ def build_lease(
 
 
 class Leadership:
-    """Runs the election; `ensure` is the gate in front of every write."""
+    """Runs the election. `ensure` is called before every write."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Leadership:
     ) -> None:
         """on_change is called when leadership is won (True) and lost (False).
 
-        Calls go past ApiClient's rate limit and its gate, which depends on them.
+        Calls use the transport directly, without ApiClient's rate limit and leadership check, which depends on them.
         """
         self._transport = transport
         self._name = name
@@ -107,20 +110,20 @@ class Leadership:
         self._times = times or LeaseTimes()
         self._valid_until = float("-inf")
         self._announced = False
-        self._current = False  # whether the sighting is our own last write
+        self._current = False  # whether the sighting is this process's own last write
         self._sighting = Sighting(None, 0.0)
         self.won = asyncio.Event()
         """Set while leading."""
 
     @property
     def is_leader(self) -> bool:
-        """Returns whether this process may write now: by the clock, even if the loop below is stuck."""
+        """Whether this process may write now. Judged by the clock, so that it is right even if `run` is stuck."""
         return asyncio.get_running_loop().time() < self._valid_until
 
     def ensure(self) -> float:
-        """Returns for how many seconds a write that is sent now may be under way. Raises NotLeaderError.
+        """Returns how many seconds a write that is sent now may take. Raises NotLeaderError.
 
-        It must have ended when somebody else may take over: the record's duration after the last renewal.
+        The write must end before another process may take over, which is the record's duration after the last renewal.
         """
         left_s = self._valid_until - asyncio.get_running_loop().time()
         if left_s <= 0:
@@ -128,16 +131,16 @@ class Leadership:
         return left_s + self._times.duration_s - self._times.renew_deadline_s
 
     async def run(self) -> None:
-        """Take part until cancelled."""
+        """Take part in the election until cancelled."""
         failures = 0
         while True:
             try:
-                # A call that hangs must leave time for another one before leadership runs out.
+                # A call that hangs must leave time for another attempt before leadership expires.
                 async with asyncio.timeout(self._times.renew_deadline_s / 2):
                     await self._step()
                 failures = 0
             except (ApiError, TimeoutError) as error:
-                if not isinstance(error, ConflictError):  # someone else was faster: the next read shows who
+                if not isinstance(error, ConflictError):  # another process was faster: the next read shows which
                     failures += 1
                     level = logging.WARNING if failures == 1 else logging.DEBUG
                     _log.log(level, "lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
@@ -146,7 +149,7 @@ class Leadership:
             await self._pause(self._times.retry_s if self._current or not failures else self._times.retry_s / 4)
 
     async def release(self) -> None:
-        """Give the Lease up, if held, so that a successor need not wait for it to expire."""
+        """Release the Lease if it is held, so that a successor need not wait for it to expire."""
         if not self.is_leader:
             return
         self._valid_until = float("-inf")
@@ -157,7 +160,7 @@ class Leadership:
             _log.warning("lease %s/%s could not be given up: %s", self._namespace, self._name, error)
 
     async def _pause(self, pause_s: float) -> None:
-        """Until the next attempt; leadership that runs out meanwhile is announced."""
+        """Wait until the next attempt; announce the loss of leadership if it expires meanwhile."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s * random.uniform(1.0, 1.2)  # noqa: S311
         if self._announced and self._valid_until < until:
@@ -171,13 +174,13 @@ class Leadership:
             self._sighting = self._sighting.updated(await self._read(), loop.time())
         if not may_hold(self._sighting, self._identity, loop.time()):
             return
-        # From before the request: it may take effect the moment it is sent.
+        # Taken before the request, because the renewal may take effect as soon as it is sent.
         asked_at = loop.time()
         lease = await self._write(self._build(self._identity))
         self._sighting = Sighting(lease, loop.time())
         self._current = True
-        # What ran out meanwhile was lost, however soon it is won again: writes were refused, and only a notice
-        # brings them back.
+        # If leadership expired meanwhile, announce the loss even though it is won again at once: writes were refused,
+        # and only the notice of winning repeats them.
         self._announce()
         self._valid_until = asked_at + self._times.renew_deadline_s
 

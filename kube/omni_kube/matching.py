@@ -1,8 +1,8 @@
-"""Whether a live object still holds everything that was applied: the comparison that spares needless writes.
+"""Compares a live object with the desired manifest, so that unchanged objects need no write.
 
-The API server adds defaults, status and other managers' fields, and spells quantities its own way, so equality is too
-much to ask: the desired manifest must be a *subset* of the live object. A field that we no longer want is not seen
-here; a hash of what was last applied, kept with the object, shows that.
+The API server adds defaults, status and the fields of other managers, and normalises quantities, so the two are never
+equal. The desired manifest must be a *subset* of the live object. This comparison cannot detect a field that is no
+longer desired; the hash of the last applied manifest, kept in an annotation of the object, does.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ LIST_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists that the API server merges by key (`x-kubernetes-list-map-keys`): order and foreign entries do not matter."""
+"""Lists that the API server merges by key (`x-kubernetes-list-map-keys`): order and other managers' entries do not
+matter."""
 _PORT_KEYS: Final = ("containerPort", "port")
-"""`ports` is keyed by one of these and the protocol in containers and Services, and is a plain list elsewhere."""
+"""In containers and Services, `ports` is keyed by one of these and the protocol. Elsewhere it is a plain list."""
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "hard", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 _RULES: Final = frozenset({"ingress", "egress"})
@@ -44,7 +45,7 @@ _SUFFIXES: Final[Mapping[str, Fraction]] = {
 
 
 def parse_quantity(value: object) -> Fraction | None:
-    """The exact value of a Kubernetes quantity, None if it is none."""
+    """Returns the exact value of a Kubernetes quantity, None if value is not a quantity."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = _QUANTITY.match(str(value).strip())
@@ -55,30 +56,32 @@ def parse_quantity(value: object) -> Fraction | None:
 
 
 def find_difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
-    """Path of the first field of desired that live lacks or holds differently, e.g.
-    `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live."""
+    """Returns the path of the first field of desired that live lacks or that differs in live.
+
+    For example `spec.template.spec.containers[name=stage].image`; None if desired is a subset of live.
+    """
     path = _differ_map(desired, live, _Place())
     return None if path is None else (".".join(path).replace(".[", "[") or "(object)")
 
 
 def is_subset(desired: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Whether live holds everything that desired asks for."""
+    """Returns whether live contains everything in desired."""
     return find_difference(desired, live) is None
 
 
 class _Place(NamedTuple):
-    """Where in an object a value is, as far as that changes how it is compared."""
+    """The position of a value in an object, as far as the comparison depends on it."""
 
     name: str = ""
     """Name of the field."""
     parent: str = ""
-    """Name of the field around it."""
+    """Name of the enclosing field."""
     in_rules: bool = False
-    """Whether it is in rules of a NetworkPolicy."""
+    """Whether it is in the rules of a NetworkPolicy."""
 
 
 _Path = tuple[str, ...]
-"""From the value down to the difference; built only once there is one."""
+"""Names of the fields from a value down to the difference."""
 
 
 def _differ(desired: Any, live: Any, place: _Place) -> _Path | None:
@@ -148,7 +151,7 @@ def _key(item: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 def _equal_scalar(desired: Any, live: Any) -> bool:
-    # Python takes True for 1. An int and its text differ: targetPort 50051 is a number, "50051" the name of a port.
+    # In Python True == 1. An int and its text differ: targetPort 50051 is a number, "50051" the name of a port.
     if isinstance(desired, bool) or isinstance(live, bool):
         return desired is live
     if isinstance(desired, int | float) and isinstance(live, int | float):

@@ -1,7 +1,7 @@
-"""Kubernetes objects as plain JSON: what names them, what is read of any of them, their canonical form.
+"""Kubernetes objects as plain JSON: their keys, accessors for fields that all kinds share, and a canonical form.
 
-Objects stay as the API server takes and gives them: building typed models of the client library costs several times
-the CPU of the call itself.
+Objects keep the API server's JSON form: building the client library's typed models costs several times the CPU of the
+call itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ObjectKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObjectKind:
-    """A kind of object, and how the API server is asked for it."""
+    """A kind of object, and how to request it from the API server."""
 
     kind: str
     api_version: str
@@ -47,7 +47,7 @@ class ObjectKind:
     optional: bool = False
     """Whether a cluster may lack this API."""
     metadata_only: bool = False
-    """Whether lists and watches ask for metadata alone: the rest may be a megabyte, and is read where it matters."""
+    """Whether lists and watches request only metadata: the rest may be a megabyte, and is read only where needed."""
 
     @property
     def group(self) -> str:
@@ -62,12 +62,12 @@ class ObjectKind:
 
 
 def parse_version(text: str) -> int:
-    """Returns a resource version as a number; 0 if it is none."""
+    """Returns a resource version as a number; 0 if text is not a number."""
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def version_of(manifest: Manifest) -> int:
-    """Returns the resource version of an object as a number; 0 if it is none."""
+    """Returns the resource version of an object as a number; 0 if it is absent or not a number."""
     return parse_version(manifest.get("metadata", {}).get("resourceVersion", ""))
 
 
@@ -102,12 +102,12 @@ def is_terminating(manifest: Manifest) -> bool:
 
 
 def parse_time(text: str) -> datetime:
-    """Returns a time of the API (RFC 3339)."""
+    """Returns the time in a timestamp of the API (RFC 3339)."""
     return datetime.fromisoformat(text)
 
 
 def canonical_json(value: Any) -> str:
-    """Returns JSON text that is equal for equal values: keys sorted, no blanks, ASCII."""
+    """Returns JSON text that is equal for equal values: keys sorted, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

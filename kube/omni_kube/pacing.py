@@ -1,4 +1,4 @@
-"""The pace of calls to the API server: how many a second, and how long to wait after failures."""
+"""Rate limit of calls to the API server, and pauses after failures."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class RateLimiter:
         self._next = float("-inf")  # when the calls admitted so far would have been due at the even rate
 
     def reserve(self, now: float) -> float:
-        """Returns the seconds that the next call has to wait; it counts as made."""
+        """Reserve the next call. Returns the seconds that it must wait."""
         self._next = max(self._next, now - self._ahead_s)
         wait = max(0.0, self._next - now)
         self._next += self._interval_s
         return wait
 
     async def acquire(self) -> None:
-        """Wait for the next call's turn."""
+        """Wait until the next call is allowed."""
         wait = self.reserve(asyncio.get_running_loop().time())
         if wait > 0:
             await asyncio.sleep(wait)
@@ -38,6 +38,6 @@ class Backoff:
 
     def pause(self, failures: int) -> float:
         """Returns the seconds to wait after that many failures in a row (from 1)."""
-        # The exponent is bounded: 2**1100 is no float.
+        # The exponent is bounded: 2.0**1100 overflows.
         longest = min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 32))
         return longest * random.uniform(0.75, 1.0)  # noqa: S311

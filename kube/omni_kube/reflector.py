@@ -1,8 +1,8 @@
 """Keeps one collection of the store equal to the API server's: list, then watch, and a new list when the watch is lost.
 
-A list replaces: what it lacks was deleted while nobody watched. (kopf's own watches only report what exists after a
-relist, so an object deleted during an outage would never come back.) Nothing ends a reflector: neither a forbidden list
-nor a server that is away.
+A list replaces the stored collection: objects that it lacks were deleted while no watch was open. (After a relist,
+kopf's own watches report only existing objects, so the deletion of an object during an outage would never be noticed.)
+A reflector never ends by itself: it retries even if the list is forbidden or the server is unreachable.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from omni_kube.pacing import Backoff
 from omni_kube.store import Store
 
 WATCH_TIMEOUT_S = 60.0
-"""A watch is renewed after this, so the time of the last answer shows whether it is alive."""
+"""A watch is renewed after this time, so the time of the last response shows whether it is alive."""
 SHORTEST_WATCH_S = 1.0
-"""A watch that ended sooner is not asked for again at once."""
+"""After a watch that ended sooner, the reflector pauses before the next one."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Reflector:
         watch_timeout_s: float = WATCH_TIMEOUT_S,
         backoff: Backoff | None = None,
     ) -> None:
-        """on_change gets the roots that a change concerns."""
+        """on_change is called with the roots that a change affects."""
         self.kind = kind
         self.namespace = namespace
         self.synced = asyncio.Event()
@@ -58,12 +58,12 @@ class Reflector:
 
     @property
     def name(self) -> str:
-        """Kind, and namespace if it is one."""
+        """The kind, followed by the namespace if the reflector is limited to one."""
         return f"{self.kind.kind}/{self.namespace}" if self.namespace else self.kind.kind
 
     @property
     def age_s(self) -> float:
-        """Seconds since the API server last said anything about this collection."""
+        """Seconds since the API server last sent anything about this collection."""
         return asyncio.get_running_loop().time() - self._last_seen
 
     async def run(self) -> None:
@@ -84,7 +84,7 @@ class Reflector:
             except ApiError as error:
                 failures += 1
                 pause = max(self._backoff.pause(failures), error.retry_after_s or 0.0)
-                # One line an outage, not one an attempt.
+                # One warning for each outage, not for each attempt.
                 _log.log(
                     logging.WARNING if failures == 1 else logging.DEBUG,
                     "watch of %s failed, again in %.1f s: %s", self.name, pause, error,
@@ -111,7 +111,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Take in events until the server ends the watch. Returns the version to continue from."""
+        """Apply events to the store until the server ends the watch. Returns the version to continue from."""
         events = self._client.watch(self.kind, self.namespace, version, self._watch_timeout_s, self._selector)
         async with aclosing(events):
             async for event in events:

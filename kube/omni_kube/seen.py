@@ -1,6 +1,6 @@
-"""Objects as watches and lists bring them: their identity and whom they belong to, the rest decoded only if changed.
+"""Objects from watches and lists: identity and owner are decoded at once, the rest only if the object has changed.
 
-The start of a pipeline makes some sixty events, a third of them echoes of our own writes.
+The start of a pipeline causes some sixty events. A third of them are echoes of the operator's own writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Owner(msgspec.Struct):
 
 
 class _Metadata(msgspec.Struct):
-    """What of an object's metadata says who it is; the rest is passed over."""
+    """The fields of an object's metadata that identify it; other fields are not decoded."""
 
     name: str = ""
     namespace: str = ""
@@ -45,26 +45,26 @@ class Controller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An object that a watch, a list or an answer brought."""
+    """An object from a watch, a list or a response."""
 
     key: ObjectKey
     version: int
     controller: Controller | None
     labels: Mapping[str, str]
     created: str
-    """When it was created, as the API server writes it; empty if it does not say."""
+    """Creation timestamp in the API server's format; empty if absent."""
     decode: Callable[[], Manifest]
-    """Returns the whole object, with apiVersion and kind."""
+    """Returns the object with apiVersion and kind, without managedFields."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Returns a decoded object. Raises msgspec.ValidationError for metadata that no API server sends."""
+        """Returns a decoded object as Seen. Raises msgspec.ValidationError for malformed metadata."""
         metadata = msgspec.convert(manifest["metadata"], _Metadata)
         return cls._of(manifest["kind"], metadata, lambda: manifest)
 
     @classmethod
     def read(cls, raw: msgspec.Raw, kind: ObjectKind) -> Self:
-        """Returns an object of a kind from JSON; items of lists do not name their kind. Raises msgspec.DecodeError."""
+        """Returns an object from JSON. kind is given because items of lists omit it. Raises msgspec.DecodeError."""
         members = _MEMBERS.decode(raw)
         metadata = _METADATA.decode(_metadata_of(members))
         return cls._of(kind.kind, metadata, partial(_decode_members, kind, members))
@@ -88,10 +88,10 @@ class Root:
 
     kind: str
     label: str
-    """Label by which an object names the one that it belongs to, if none of that kind controls it."""
+    """Label that names an object's root, used if no object of the root's kind controls it."""
 
     def find(self, seen: Seen) -> NamespacedName | None:
-        """Returns the root that an object is or belongs to, None if it belongs to none."""
+        """Returns the root that an object is or belongs to, None if there is none."""
         namespace = seen.key.namespace
         if seen.key.kind == self.kind:
             return NamespacedName(namespace, seen.key.name)
@@ -113,6 +113,10 @@ def _metadata_of(members: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
 
 
 def _decode_members(kind: ObjectKind, members: Mapping[str, msgspec.Raw]) -> Manifest:
-    # Lists do not name the kind, and answers of metadata alone name another one.
-    manifest = {name: msgspec.json.decode(member) for name, member in members.items()}
+    # Items of lists omit the kind, and responses with only metadata have another kind (PartialObjectMetadata).
+    manifest = {name: msgspec.json.decode(member) for name, member in members.items() if name != "metadata"}
+    metadata = _MEMBERS.decode(members["metadata"])
+    # A third of an object with several writers: the record of who wrote which field, which nothing here reads.
+    metadata.pop("managedFields", None)
+    manifest["metadata"] = {name: msgspec.json.decode(member) for name, member in metadata.items()}
     return manifest | {"apiVersion": kind.api_version, "kind": kind.kind}

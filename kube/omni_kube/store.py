@@ -1,12 +1,12 @@
-"""A picture of the cluster: what is read of every watched object, as JSON bytes, by the root that it belongs to.
+"""A cache of the watched objects: the fields that are used of each object, as JSON bytes, by the root it belongs to.
 
-Two sources write here: watches, in the order of the API server's versions, and the answers to our own writes, which
-may overtake the watch or fall behind it. Versions decide: an event that is not newer than the copy changes nothing
-(so the echo of our own write wakes nobody), and the answer to a write that the watch has already passed is dropped
-(the object may be gone again by then).
+Two sources write here: watches, in the order of the API server's versions, and the responses to our own writes, which
+may arrive before or after the corresponding events. Versions decide. An event that is not newer than the copy changes
+nothing, so the echo of an own write causes no reconcile. The response to a write that the watch has already passed is
+dropped, because the object may have been deleted since.
 
-Resource versions are compared as integers, within one collection only: so Kubernetes defines them since 1.35
-(KEP-5504), and so etcd has always made them.
+Resource versions are compared as integers, and only within one collection: Kubernetes defines this order since 1.35
+(KEP-5504), and etcd has always produced it.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far the watch of one collection is."""
+    """Progress of the watch of one collection."""
 
     version: int = 0
     touched: set[ObjectKey] | None = None
-    """What was put or removed since a list began that is not complete yet."""
+    """Objects that were put or removed since an unfinished list began; None while no list is in progress."""
 
 
 class Store:
-    """Watched objects. Collections are named by kind and by the namespace that their watch is for ("" is all)."""
+    """Watched objects. A collection is identified by its kind and the namespace of its watch ("" is all)."""
 
     def __init__(self, root: Root, keep: Callable[[Manifest], Manifest] = lambda manifest: manifest) -> None:
-        """root is the kind that others belong to; keep returns what is to be kept of an object that comes."""
+        """root is the kind that other objects belong to. keep returns the part of a received object to store."""
         self._root = root
         self._keep = keep
         self._entries: dict[ObjectKey, _Entry] = {}
@@ -53,27 +53,27 @@ class Store:
         return len(self._entries)
 
     def get(self, key: ObjectKey) -> Manifest | None:
-        """Returns a fresh copy of what is kept of an object, None if it is not known."""
+        """Returns a new copy of the stored part of an object, None if the object is not stored."""
         entry = self._entries.get(key)
         return msgspec.json.decode(entry.body) if entry else None
 
     def of_root(self, root: NamespacedName) -> Iterator[Manifest]:
-        """Yields fresh copies of all objects that belong to a root, itself included, in no order."""
+        """Yields new copies of all objects that belong to a root, including the root, in no particular order."""
         for key in tuple(self._by_root.get(root, ())):
             yield msgspec.json.decode(self._entries[key].body)
 
     def shorten(self, key: ObjectKey, version: int, keep: Callable[[Manifest], Manifest]) -> None:
-        """Keep less of an object from now on, if it is still at that version: what keep returns of the copy."""
+        """Replace the stored copy of an object by keep(copy), if the copy still has that version."""
         entry = self._entries.get(key)
         if entry is not None and entry.version == version:
             entry.body = msgspec.json.encode(keep(msgspec.json.decode(entry.body)))
 
     def has(self, key: ObjectKey) -> bool:
-        """Returns whether an object is known."""
+        """Returns whether an object is stored."""
         return key in self._entries
 
     def rank(self, root: NamespacedName, limit: int) -> int:
-        """Returns how many roots of a root's namespace are older; 0 while there are no more than limit in all."""
+        """Returns how many roots in the same namespace are older; 0 if the namespace has at most limit roots."""
         created = self._created.get(root.namespace, {})
         if len(created) <= limit or root.name not in created:
             return 0
@@ -81,11 +81,11 @@ class Store:
         return sum((time, name) < own for name, time in created.items())
 
     def keys(self, kind: str) -> list[ObjectKey]:
-        """Returns all objects of a kind, in the order in which they came."""
+        """Returns the keys of all objects of a kind, in the order in which they were stored."""
         return [key for key in self._entries if key.kind == kind]
 
     def put_seen(self, seen: Seen, scope: str = "") -> set[NamespacedName]:
-        """Take in an object from a watch. Returns the roots that it concerns: none if nothing new was said."""
+        """Store an object from a watch. Returns the roots that it affects: none if the object is not newer."""
         self._advance(seen.key.kind, scope, seen.version)
         entry = self._entries.get(seen.key)
         if entry is not None and seen.version <= entry.version:
@@ -93,7 +93,7 @@ class Store:
         return self._put(seen, scope)
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
-        """Take in an object from the answer to one of our writes or reads. Returns whether it was new."""
+        """Store an object from the response to an own write or read. Returns whether it was newer."""
         seen = Seen.of(manifest)
         progress = self._progress[seen.key.kind, scope]
         entry = self._entries.get(seen.key)
@@ -103,7 +103,7 @@ class Store:
         return True
 
     def remove_seen(self, seen: Seen, scope: str = "") -> set[NamespacedName]:
-        """Take out an object that a watch reports as deleted, or no longer selected. Returns the roots concerned."""
+        """Remove an object that a watch reports as deleted or no longer selected. Returns the affected roots."""
         self._advance(seen.key.kind, scope, seen.version)
         entry = self._entries.get(seen.key)
         if entry is None or seen.version < entry.version:
@@ -111,16 +111,16 @@ class Store:
         return self._remove(seen.key, scope)
 
     def remove_deleted(self, key: ObjectKey, scope: str = "") -> None:
-        """Forget an object that is known to be gone: by the answer to one of our calls."""
+        """Remove an object after the response to an own call showed that it no longer exists."""
         self._remove(key, scope)
 
     def begin_list(self, kind: str, scope: str = "") -> Listing:
-        """A list of a collection is about to be asked for: give its items and its end to the Listing."""
+        """Begin a list of a collection, before it is requested. Pass its items and its end to the returned Listing."""
         self._progress[kind, scope].touched = set()
         return Listing(self, kind, scope)
 
     def advance(self, kind: str, scope: str, version: int) -> None:
-        """A bookmark: the watch of a collection has told everything up to version."""
+        """Note a bookmark: the watch of a collection has reported all changes up to version."""
         self._advance(kind, scope, version)
 
     def _advance(self, kind: str, scope: str, version: int) -> None:
@@ -155,10 +155,10 @@ class Store:
 
 
 class Listing:
-    """Makes a collection equal to a list, page by page: deletions that no watch reported are found at its end.
+    """Makes a collection equal to a list, page by page, including deletions that no watch reported.
 
-    Copies that the list lacks go. What was put or removed since the list began and is newer than it stays so.
-    Versions may have gone back (a restored etcd): the list wins.
+    At the end, stored objects that the list lacks are removed. Changes made since the list began that are newer than
+    the list are kept. If versions have gone back (a restored etcd), the list wins.
     """
 
     def __init__(self, store: Store, kind: str, scope: str) -> None:
@@ -168,7 +168,7 @@ class Listing:
         self._present: set[ObjectKey] = set()
 
     def put(self, seen: Seen, list_version: int) -> set[NamespacedName]:
-        """An item of a list that is complete at list_version. Returns the roots that it concerns."""
+        """Store an item of a list whose resource version is list_version. Returns the roots that it affects."""
         self._present.add(seen.key)
         entry = self._store._entries.get(seen.key)
         if self._is_newer(seen.key, list_version) or (entry is not None and entry.version == seen.version):
@@ -176,7 +176,7 @@ class Listing:
         return self._store._put(seen, self._scope)
 
     def end(self, list_version: int) -> set[NamespacedName]:
-        """The list is complete. Returns the roots that have lost an object."""
+        """Complete the list. Returns the roots that have lost an object."""
         concerned: set[NamespacedName] = set()
         for key in list(self._store._entries):
             in_collection = key.kind == self._kind and self._scope in ("", key.namespace)
@@ -188,7 +188,7 @@ class Listing:
         return concerned
 
     def _is_newer(self, key: ObjectKey, list_version: int) -> bool:
-        """Whether something newer than the list said how the object is, or that it is gone."""
+        """Returns whether a change or a deletion of the object since the list began is newer than the list."""
         touched = self._store._progress[self._kind, self._scope].touched
         entry = self._store._entries.get(key)
         return touched is not None and key in touched and (entry is None or entry.version > list_version)

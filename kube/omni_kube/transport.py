@@ -1,6 +1,7 @@
-"""Requests to the API server and their answers as plain JSON; every failure is a class of errors.py.
+"""Requests to the API server and their responses as plain JSON. Every failure raises a class of errors.py.
 
-JSON by msgspec: that of the standard library was a quarter of all work. Each call is counted by verb and code.
+JSON is decoded by msgspec: the standard library's decoder took a quarter of the CPU time. Each call is counted by verb
+and code.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from omni_kube.errors import UnreachableError, api_error
 from omni_kube.objects import Manifest
 
 REQUEST_TIMEOUT_S: Final = 15.0
-"""Longest time of a call that is neither a watch nor a list."""
+"""Timeout of a call that is neither a watch nor a list."""
 TIMEOUT: Final = "Timeout"
-"""Reason of an UnreachableError that took its whole time: it is not repeated at once."""
+"""Reason of the UnreachableError of a call that timed out: such a call is not retried at once."""
 JSON: Final = "application/json"
 
 _Answer = TypeVar("_Answer")
@@ -32,7 +33,7 @@ class CallMetrics(Protocol):
     """Counts calls."""
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
-        """One call of an RBAC verb: its HTTP status, "timeout" or "unreachable", known after so many seconds."""
+        """Count one call of an RBAC verb. code is the HTTP status, "timeout" or "unreachable", known after seconds."""
 
 
 class Transport:
@@ -43,9 +44,9 @@ class Transport:
         self._metrics = metrics
         self._session: aiohttp.ClientSession | None = None
         self.caller = connection.caller
-        """The name under which fields are owned."""
+        """Field manager: the name under which fields are owned."""
         self.clock = ServerClock()
-        """The API server's."""
+        """The API server's clock."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -53,7 +54,7 @@ class Transport:
             await self._session.close()
 
     async def call(self, verb: str, method: str, path: str, **arguments: Any) -> Manifest:
-        """Returns the answer to `read` as JSON."""
+        """Returns the response to a request as JSON; arguments are those of `read`."""
         document: Manifest = await self.read(msgspec.json.decode, verb, method, path, **arguments)
         return document
 
@@ -70,7 +71,10 @@ class Transport:
         accept: str = JSON,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> _Answer:
-        """Returns what `decode` makes of the answer. A ValueError of it is an UnreachableError: no API server spoke."""
+        """Returns the response's body, decoded by `decode`.
+
+        If decode raises ValueError, the response did not come from an API server, and UnreachableError is raised.
+        """
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         data = None if body is None else msgspec.json.encode(body)
         headers = {"Accept": accept} | ({"Content-Type": content_type} if data is not None else {})
@@ -86,7 +90,7 @@ class Transport:
     async def request(
         self, verb: str, method: str, path: str, **arguments: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yields an answer while its body can be read, whatever its status. arguments are aiohttp's."""
+        """Yields a response of any status, open so that its body can be read. arguments are those of aiohttp."""
         if self._session is None:
             self._session = self._connection.new_session()
         counted, began = False, time.monotonic()

@@ -1,4 +1,4 @@
-"""Pages of lists and lines of watches, as the API server sends them. What is no such thing raises ValueError."""
+"""Parses pages of lists and lines of watches from the API server. Malformed input raises ValueError."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omni_kube.seen import Seen, read_version
 
 
 class Page(NamedTuple):
-    """A part of a list."""
+    """A page of a list."""
 
     items: list[Seen]
     version: str
     """Resource version of the whole list."""
     rest: str
-    """What to ask for the next part with; empty of the last."""
+    """The `continue` token that requests the next page; empty for the last page."""
 
 
 class WatchEvent(NamedTuple):
@@ -27,9 +27,9 @@ class WatchEvent(NamedTuple):
     type: str
     """ADDED, MODIFIED, DELETED or BOOKMARK."""
     version: str
-    """Resource version up to which the watch has told everything."""
+    """Resource version up to which the watch has reported all changes."""
     seen: Seen | None = None
-    """The object; None of a bookmark."""
+    """The object; None for a bookmark."""
 
 
 class _Line(msgspec.Struct):
@@ -52,14 +52,17 @@ _LIST = msgspec.json.Decoder(_List)
 
 
 def parse_page(content: bytes, kind: ObjectKind) -> Page:
-    """A page of a list of a kind. Raises msgspec.DecodeError, a ValueError."""
+    """Returns a page of a list of a kind. Raises msgspec.DecodeError, which is a ValueError."""
     page = _LIST.decode(content)
     items = [Seen.read(item, kind) for item in page.items or ()]
     return Page(items, page.metadata.resourceVersion, page.metadata.rest)
 
 
 def parse_event(line: bytes, kind: ObjectKind, path: str) -> WatchEvent:
-    """A line of the watch of a path. Raises ApiError for what it reports, and msgspec.DecodeError, a ValueError."""
+    """Returns the event in a line of the watch of a path.
+
+    Raises ApiError for an event of type ERROR, and msgspec.DecodeError, which is a ValueError.
+    """
     event = _LINE.decode(line)
     if event.type == "ERROR":
         status = msgspec.json.decode(event.object)
