@@ -52,7 +52,7 @@ async def run_operator(settings: OperatorSettings) -> int:
 
 
 async def _start(controller: Controller, stop: asyncio.Event) -> bool:
-    """Start the controller; False if the process is to stop before that is done."""
+    """Start the controller. Returns False if the process is asked to stop before the start is complete."""
     starting = asyncio.ensure_future(controller.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ async def _start(controller: Controller, stop: asyncio.Event) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. Returns the exit code."""
+    """Run the operator from the command line. Returns the exit code."""
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
         configure_operator_logging(settings.log_format, settings.log_level)

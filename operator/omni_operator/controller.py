@@ -1,10 +1,10 @@
-"""Puts the process together: watches fill the store and name pipelines to the queue, workers reconcile them.
+"""Connects the parts of the process: watches fill the store and queue pipelines, and workers reconcile them.
 
     kopf's watch of OmniPipelines --+
     reflectors of children, pods --+--> store, queue --> workers --> Reconciler --> API server
     resync, won leadership --------+
 
-Workers start once every cache is full, and write only while this process holds the lease.
+Workers start once every first list is complete, and write only while this process holds the lease.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from omni_operator.state.observe import new_store
 
 RECONCILE_TIMEOUT_S: Final = 120.0
 EDIT_PAUSE_S: Final = 0.05
-"""Time in which edits of a pipeline itself are collected."""
+"""Debounce time after an edit of the pipeline itself."""
 RESYNC_SPREAD_S: Final = 30.0
-"""A resync names pipelines to the queue evenly over this time."""
+"""A resync queues all pipelines, spread evenly over this time."""
 
 _log = logging.getLogger(__name__)
 
 
 class Controller:
-    """One operator process. `start`, then events by `pipeline_seen`, then `stop`."""
+    """One operator process. Call `start`, then `pipeline_seen` for each event, then `stop`."""
 
     def __init__(self, settings: OperatorSettings, connection: Connection) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._started = False
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        """Done when a part of the process ended that never should."""
+        """Completed when a task that should run forever has ended."""
 
     async def start(self) -> None:
         """Bind the ports, wait until the API server knows OmniPipelines, start everything. Raises SettingsError."""
@@ -104,7 +104,7 @@ class Controller:
         self._started = True
 
     async def stop(self) -> None:
-        """End all work and give the lease up. May be called twice."""
+        """End all work and release the lease. May be called twice."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -115,14 +115,14 @@ class Controller:
         await self._transport.close()
 
     def new_kopf_session(self) -> kopf.AiohttpSession:
-        """Returns credentials for kopf's own calls; it asks again when they are refused."""
+        """Returns credentials for kopf's own calls. kopf calls this again when they are refused."""
         session = self._connection.new_session(self._watches.kopf_heard)
         return kopf.AiohttpSession(server=self._connection.server, aiohttp_session=session)
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """An OmniPipeline from kopf's watch (or, with type None, from its list)."""
+        """Store an OmniPipeline from kopf's watch (or, with type None, from its list), and queue what it affects."""
         concerned = self._watches.take_pipeline(event_type, manifest)
-        # Somebody waits for an edit; of children, several change at a time.
+        # A shorter debounce than for children: a user waits for the effect, and children change several at a time.
         self._enqueue(concerned, min(EDIT_PAUSE_S, self._settings.debounce_s))
         self._note_conditions(NamespacedName(manifest["metadata"]["namespace"], manifest["metadata"]["name"]))
 
@@ -145,7 +145,7 @@ class Controller:
             async with asyncio.timeout(RECONCILE_TIMEOUT_S):
                 report = await self._reconciler.reconcile(key, self._queue.failures(key))
         except NotLeaderError:
-            self._queue.done(key)  # winning the lease names all pipelines again
+            self._queue.done(key)  # winning the lease queues all pipelines again
             return
         except (ApiError, TimeoutError) as error:
             asked_for_s = error.retry_after_s if isinstance(error, ApiError) else None
@@ -153,7 +153,7 @@ class Controller:
             level = logging.WARNING if self._queue.failures(key) in (1, 5) else logging.INFO
             _log.log(level, "failed, again in %.1f s: %s", pause, error or "took too long")
         except Exception:  # noqa: BLE001
-            # A fault in a decision must not take the other pipelines down; it is loud and tried again.
+            # A bug in a decision must not stop the other pipelines: it is logged, and this pipeline is retried.
             result, pause = "error", self._queue.retry(key)
             _log.exception("internal error, again in %.1f s", pause)
         else:
@@ -177,7 +177,7 @@ class Controller:
             if self._store.has(ObjectKey(PIPELINE_KIND, *key)):
                 self._queue.add(key, delay_s)
             else:
-                # Children without their pipeline: the garbage collector's.
+                # The pipeline was deleted: the garbage collector deletes its children.
                 self._queue.forget(key)
                 self._conditions.pop(key, None)
 
@@ -203,7 +203,7 @@ class Controller:
             self._enqueue_all()
 
     def _check_alive(self) -> list[str]:
-        # Before the watches start there is nothing to hear.
+        # Before the watches start there are no events to wait for.
         stuck_s = self._queue.stuck_s() if self._leadership.is_leader else 0.0
         return check_alive(self._watches.ages(), stuck_s) if self._started else []
 

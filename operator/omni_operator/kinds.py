@@ -8,7 +8,7 @@ from omni_kube.objects import Manifest, ObjectKind
 from omni_proto.pipeline import API_VERSION
 
 FIELD_MANAGER: Final = "omnipipeline-operator"
-"""Name under which the operator owns fields (server-side apply), and value of app.kubernetes.io/managed-by."""
+"""The operator's field manager (server-side apply), and the value of app.kubernetes.io/managed-by."""
 
 PIPELINE_KIND: Final = "OmniPipeline"
 PIPELINES: Final = ObjectKind(PIPELINE_KIND, API_VERSION, "omnipipelines")
@@ -23,14 +23,14 @@ CHILD_KINDS: Final = (
     ObjectKind("PodDisruptionBudget", "policy/v1", "poddisruptionbudgets"),
     ObjectKind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", optional=True),
 )
-"""Every kind that the operator writes, each after what it needs."""
+"""Every kind that the operator writes. Each follows the kinds that it depends on."""
 KIND_BY_NAME: Final = {kind.kind: kind for kind in CHILD_KINDS}
 
 PODS: Final = ObjectKind("Pod", "v1", "pods")
 REPLICA_SETS: Final = ObjectKind("ReplicaSet", "apps/v1", "replicasets")
 ENDPOINT_SLICES: Final = ObjectKind("EndpointSlice", "discovery.k8s.io/v1", "endpointslices")
 WATCHED_KINDS: Final = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
-"""What reflectors keep in the store, besides the pipelines themselves."""
+"""Kinds that reflectors keep in the store, in addition to OmniPipelines."""
 EVENTS: Final = ObjectKind("Event", "v1", "events")
 
 
@@ -42,5 +42,5 @@ class ChildKey(NamedTuple):
 
 
 def key_of(manifest: Manifest) -> ChildKey:
-    """Returns kind and name of an object whose kind is filled in (list items of the API lack it)."""
+    """Returns kind and name of an object. Its kind must be set, although the API omits it in items of lists."""
     return ChildKey(manifest["kind"], manifest["metadata"]["name"])

@@ -1,7 +1,7 @@
-"""Names and labels of everything that belongs to a pipeline: the one place that puts them together.
+"""Names and labels of everything that belongs to a pipeline. No other module composes them.
 
-A revision's objects carry its hash in their names, so that two revisions stand side by side and an upstream is
-configured with the address of a downstream of its own revision.
+The names of a revision's objects contain the revision's hash. So two revisions can exist side by side, and an upstream
+stage is configured with the address of a downstream stage of its own revision.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from omni_proto.pod_contract import DOMAIN, GRPC_PORT, PIPELINE_LABEL, REVISION_
 MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 
 DESIRED_HASH_ANNOTATION: Final = f"{DOMAIN}/desired-hash"
-"""On every child: hash of the manifest that the operator last applied, without this annotation."""
+"""On every child: hash of the manifest that the operator last applied, computed without this annotation."""
 CONFIG_HASH_ANNOTATION: Final = f"{DOMAIN}/config-hash"
-"""On pods: hash of the stage file; a new one rolls the pods."""
+"""On pods: hash of the stage file. A changed hash replaces the pods in a rolling update."""
 
 NO_REVISION: Final = "none"
-"""Revision that the stable Services select while nothing serves: no pod carries it."""
+"""Revision that the stable Services select while nothing serves: no pod has this label value."""
 
 REVISION_LENGTH: Final = 7
 CONTENT_HASH_LENGTH: Final = 10
-"""Of the names of immutable objects: ConfigMaps and ControllerRevisions."""
+"""Length of the hash in the names of immutable objects (ConfigMaps and ControllerRevisions)."""
 
 STAGE_CONTAINER: Final = "stage"
 """Container that runs the stage server."""
@@ -32,68 +32,78 @@ FETCH_CONTAINER: Final = "fetch-model"
 
 
 def entry_service_name(pipeline: str) -> str:
-    """The stable Service of a pipeline: what clients call."""
+    """Returns the name of the pipeline's stable Service, which clients call."""
     return pipeline
 
 
 def headless_service_name(pipeline: str) -> str:
-    """The stable Service without a cluster IP: for clients that balance by themselves."""
+    """Returns the name of the stable Service without a cluster IP, for clients that balance load themselves."""
     return f"{pipeline}-headless"
 
 
 def service_account_name(pipeline: str) -> str:
-    """The ServiceAccount of a pipeline's pods. The suffix keeps a pipeline named `default` off a namespace's own."""
+    """Returns the name of the ServiceAccount of a pipeline's pods.
+
+    The suffix prevents that a pipeline named `default` uses the namespace's default ServiceAccount.
+    """
     return f"{pipeline}-stages"
 
 
 def revision_name(pipeline: str, revision: str) -> str:
-    """What belongs to one revision as a whole: its PodMonitor."""
+    """Returns the name of an object that belongs to one revision as a whole: its PodMonitor."""
     return f"{pipeline}-{revision}"
 
 
 def snapshot_name(pipeline: str, revision: str, spec_hash: str) -> str:
-    """The ControllerRevision that keeps a revision's spec. Its data cannot be changed, so its hash is in the name."""
+    """Returns the name of the ControllerRevision that keeps a revision's spec.
+
+    The data of a ControllerRevision is immutable, so the name contains the hash of the spec.
+    """
     return f"{revision_name(pipeline, revision)}-{spec_hash}"
 
 
 def stage_name(pipeline: str, stage: str, revision: str) -> str:
-    """What belongs to one stage of one revision: Deployment, headless Service, PodDisruptionBudget, NetworkPolicy.
+    """Returns the name of the objects of one stage of one revision.
 
-    At most 62 characters (MAX_JOINED_NAME of pipeline/rules/graph.py), so that it fits a Service's name.
+    These are its Deployment, headless Service, PodDisruptionBudget and NetworkPolicy. The name has at most 62
+    characters (MAX_JOINED_NAME of pipeline/rules/graph.py), so that it is valid for a Service.
     """
     return f"{pipeline}-{stage}-{revision}"
 
 
 def config_map_name(pipeline: str, stage: str, revision: str, config_hash: str) -> str:
-    """The immutable ConfigMap of one stage file."""
+    """Returns the name of the immutable ConfigMap of one stage file."""
     return f"{stage_name(pipeline, stage, revision)}-{config_hash}"
 
 
 def stage_target(pipeline: str, stage: str, revision: str, namespace: str, cluster_domain: str) -> str:
-    """gRPC target by which the upstream of a stage calls it; the final dot spares the resolver its search list."""
+    """Returns the gRPC target at which a stage's upstream calls it.
+
+    The final dot makes the name absolute, so that the resolver skips its search list.
+    """
     return f"dns:///{stage_name(pipeline, stage, revision)}.{namespace}.svc.{cluster_domain}.:{GRPC_PORT}"
 
 
 def pipeline_url(pipeline: str, namespace: str, *, tls: bool = False) -> str:
-    """status.url: where clients in the cluster reach the pipeline, and whether over TLS."""
+    """Returns status.url: the address for clients in the cluster. The scheme shows whether the pipeline uses TLS."""
     return f"{'grpcs' if tls else 'grpc'}://{entry_service_name(pipeline)}.{namespace}.svc:{GRPC_PORT}"
 
 
 def stage_selector(pipeline: str, stage: str, revision: str) -> dict[str, str]:
-    """Labels of the pods of one stage of one revision: the selector of its Deployment, which cannot be changed."""
+    """Returns the labels that select the pods of one stage of one revision: its Deployment's immutable selector."""
     return {PIPELINE_LABEL: pipeline, STAGE_LABEL: stage, REVISION_LABEL: revision}
 
 
 def entry_selector(pipeline: str, serving: str | None) -> dict[str, str]:
-    """Selector of the stable Services: pods of the serving revision's entry stage; None selects no pod.
+    """Returns the selector of the stable Services: pods of the serving revision's entry stage; None selects no pod.
 
-    By role, not by the stage's name, which another revision may have changed.
+    It selects by role, not by the stage's name, because another revision may have another name for its entry stage.
     """
     return {PIPELINE_LABEL: pipeline, ROLE_LABEL: "entry", REVISION_LABEL: serving or NO_REVISION}
 
 
 def serving_revision(selector: dict[str, str]) -> str | None:
-    """The revision in the selector of a live stable Service; None if it selects none."""
+    """Returns the revision in the selector of a live stable Service; None if it selects no revision."""
     revision = selector.get(REVISION_LABEL, NO_REVISION)
     return None if revision == NO_REVISION else revision
 
@@ -101,7 +111,7 @@ def serving_revision(selector: dict[str, str]) -> str | None:
 def child_labels(
     pipeline: str, *, stage: str | None = None, revision: str | None = None, role: str | None = None
 ) -> dict[str, str]:
-    """Labels of a child: of the whole pipeline, of one revision, or of one stage of it."""
+    """Returns the labels of a child of the whole pipeline, of one revision, or of one stage of a revision."""
     labels = {
         "app.kubernetes.io/name": "omnipipeline",
         "app.kubernetes.io/instance": pipeline,

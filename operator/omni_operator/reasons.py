@@ -1,6 +1,6 @@
-"""Every reason that a condition can have, each with what one sees, what it means and what to do.
+"""Every reason that a condition can have, each with its symptom and its remedy.
 
-The table in docs/status.md is this one; a test holds them equal.
+The table in docs/status.md is generated from this one; a test checks that they are equal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Reason(StrEnum):
-    """Reason of a condition, in one word for programs."""
+    """Reason of a condition: one machine-readable word."""
 
     # Ready=True
     ALL_STAGES_READY = "AllStagesReady"
@@ -67,7 +67,7 @@ class Explanation:
     conditions: str
     """The conditions that can have the reason, e.g. `Ready=False, Degraded=True`."""
     symptom: str
-    """What one sees."""
+    """What the user observes."""
     remedy: str
     """What to do."""
 
@@ -184,7 +184,7 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
     Reason.CONTAINER_NOT_STARTED: Explanation(
         _FAILS,
         "The container runtime cannot start a container.",
-        "Run Run Run kubectl describe pod; check runtimeClassName and image.",
+        "Run kubectl describe pod; check runtimeClassName and image.",
     ),
     Reason.VOLUMES_NOT_READY: Explanation(
         _FAILS,
@@ -245,11 +245,11 @@ EXPLANATIONS: Final[dict[Reason, Explanation]] = {
         "Check kubectl describe pod and kubectl logs.",
     ),
 }
-"""Of every reason."""
+"""The explanation of every reason."""
 
 
 def render_table() -> str:
-    """The table of docs/status.md, in Markdown."""
+    """Returns the table of docs/status.md, in Markdown."""
     rows = [
         f"| `{reason}` | {item.conditions} | {item.symptom} | {item.remedy} |" for reason, item in EXPLANATIONS.items()
     ]

@@ -1,6 +1,6 @@
-"""One reconcile of one pipeline: observe, decide, write. Idempotent; all that it knows is what the API says.
+"""One reconcile of one pipeline: observe, decide, write. It is idempotent, and its only state is in the Kubernetes API.
 
-`_pass` reads as numbered steps; every decision in it is a pure function of another module.
+`_pass` is a sequence of numbered steps. Every decision in it is a pure function in another module.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from omni_operator.status.verdicts import ChildError
 from omni_proto.pipeline import PipelineError
 
 MAX_PASSES: Final = 5
-"""Passes of one reconcile: each writes what the one before made possible, or starts from a fresher pipeline."""
+"""Most passes of one reconcile. Each continues after the writes of the previous one, or with a newer pipeline."""
 CONFLICT_RECHECK_S: Final = 30.0
-"""Pause before a name that is taken is checked again: no watch reports when a foreign object goes."""
+"""Pause before a name that is taken is checked again: no watch reports when another owner's object is deleted."""
 LIMIT_RECHECK_S: Final = 60.0
-"""Pause before a pipeline beyond the limit of its namespace is checked again: others may be gone by then."""
+"""Pause before a pipeline beyond its namespace's limit is checked again: others may have been deleted by then."""
 REPORTED_FAILURES: Final = 4
-"""Failures in a row after which the status reports even errors that may pass by themselves."""
+"""Consecutive failures after which the status reports even transient errors."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a reconcile came to."""
+    """The result of a reconcile."""
 
     result: str
     """unchanged, changed, conflict, error or gone."""
     retry: bool = False
-    """Whether it failed and has to be tried again with growing pauses."""
+    """Whether it failed and must be retried with growing pauses."""
     again_after_s: float | None = None
-    """When to reconcile again though nothing may have changed by then; with retry, the least pause."""
+    """Seconds after which to reconcile again even if no event arrives; with retry, the shortest pause."""
     progressed: bool = False
-    """With retry: whether it came further than the time before."""
+    """With retry: whether it got further than the previous reconcile."""
 
 
 class Reconciler:
-    """The shell around the decisions: one for the process, `reconcile` for one pipeline at a time."""
+    """Performs the I/O around the decisions. A process has one; `reconcile` runs for one pipeline at a time."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Reconciler:
         metrics: Metrics,
         scope_of: Callable[[str], str],
     ) -> None:
-        """scope_of gives the collection of the store that a namespace is watched by."""
+        """scope_of returns the scope of the watch that covers a namespace."""
         self._settings = settings
         self._client = client
         self._clock = clock
@@ -88,24 +88,24 @@ class Reconciler:
         self._metrics = metrics
         self._scope_of = scope_of
         self._status_written: dict[NamespacedName, float] = {}
-        # Pipelines of which a child's name was found taken: their missing children are asked for before they are
-        # created. A restart forgets them and finds out again.
+        # Pipelines for which the name of a child is taken by another object. Their missing children are requested by
+        # name before they are created. After a restart the operator finds such names again.
         self._taken: set[NamespacedName] = set()
         self._verified = Verified()
         self._events = EventGate()
         self.pod_monitors = False
-        """Whether the cluster has PodMonitors, and they are wanted."""
+        """Whether the cluster has PodMonitors and the settings enable them."""
 
     async def reconcile(self, key: NamespacedName, failures: int = 0) -> Report:
         """Bring one pipeline closer to its spec and its status up to date. Raises ApiError, NotLeaderError.
 
-        failures: how often this has failed in a row.
+        failures: number of consecutive failures before this call.
         """
         changed = False
         for is_last in (*[False] * (MAX_PASSES - 1), True):
             observed = observe_pipeline(self._store, key)
             if observed is None or "deletionTimestamp" in observed.pipeline["metadata"]:
-                # Its children are the garbage collector's.
+                # The garbage collector deletes its children.
                 self._status_written.pop(key, None)
                 self._taken.discard(key)
                 return Report("gone")
@@ -117,15 +117,15 @@ class Reconciler:
         return Report("changed", again_after_s=self._settings.debounce_s)
 
     async def _pass(self, key: NamespacedName, observed: Observed, failures: int, is_last: bool) -> Report | bool:
-        """One pass over what was observed. Returns its Report; or, before another pass, whether it wrote."""
+        """Run one pass on the observed state. Returns its Report, or, if another pass must follow, whether it wrote."""
         now = self._clock.now(time.monotonic())
         scope = self._scope_of(key.namespace)
-        # 1. Observe: done, but for children that no watch shows.
+        # 1. Observe: done by the caller, except for children that no watch reports.
         if self._store.rank(key, self._settings.max_pipelines) >= self._settings.max_pipelines:
             refused = compute_too_many_status(observed, self._settings.max_pipelines, now)
             report = await self._publish(key, observed, refused, now, "error")
             return replace(report, again_after_s=LIMIT_RECHECK_S)
-        # 2. Parse the spec. One that an older CRD let in changes nothing.
+        # 2. Parse the spec. For an invalid one (accepted by an older CRD) nothing is changed.
         try:
             pipeline = parse_live_pipeline(observed.pipeline)
         except PipelineError as error:
@@ -163,7 +163,7 @@ class Reconciler:
             if outcome.taken:
                 self._taken.add(key)
             if (outcome.error is None or outcome.taken) and not is_last:
-                # No event reports our own writes, and they may make further ones possible.
+                # The queue gets no event for the operator's own writes, and they may make further writes possible.
                 return True
         # 8. and 9. Status and events.
         errors = describe_failure(outcome, failures)
@@ -172,7 +172,7 @@ class Reconciler:
         return _schedule(report, decision, outcome, now)
 
     def _slim(self, observed: Observed) -> None:
-        """Keep what was found to be as it should be as hashes."""
+        """Shorten the stored children that were found to match the desired state: keep only their hashes."""
         for key, child in observed.children.items():
             if can_slim(child) and self._verified.holds(child):
                 name = ObjectKey(key.kind, observed.namespace, key.name)
@@ -186,12 +186,13 @@ class Reconciler:
             pod_monitors=self.pod_monitors,
             pod_monitor_labels=self._settings.pod_monitor_labels,
             hub_endpoint=self._settings.hub_endpoint,
+            otlp_endpoint=self._settings.otlp_endpoint,
         )
 
     async def _is_fresh(self, key: NamespacedName, observed: Observed) -> bool:
-        """Returns whether the pipeline, past every cache, is still the one that was decided upon.
+        """Returns whether the pipeline on the API server is still the one that the decision was made for.
 
-        Without it a pipeline that was deleted while its watch was cut would get its children back.
+        Without this check, a pipeline that was deleted while its watch was interrupted would get its children back.
         """
         live = await observe_live_pipeline(self._client, key)
         scope = self._scope_of(key.namespace)
@@ -211,7 +212,7 @@ class Reconciler:
     async def _publish(
         self, key: NamespacedName, observed: Observed, status: dict[str, Any], now: datetime, result: str
     ) -> Report:
-        """Write the status if it differs, and Events. A change of numbers only waits for others to join it."""
+        """Write the status if it differs, and Events. A change of numbers only is delayed, to combine several."""
         before = live_status(observed)
         if before == status:
             return Report(result)
@@ -233,7 +234,7 @@ class Reconciler:
 
 
 def describe_failure(outcome: Outcome, failures: int) -> list[ChildError]:
-    """Returns what the status reports of a failed write: refusals at once, passing errors if they last."""
+    """Returns what the status reports of a failed write: refusals at once, transient errors only if they last."""
     error = outcome.error
     if error is None or error.retry is RetryClass.NEVER:
         return []

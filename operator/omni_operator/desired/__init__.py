@@ -1,4 +1,4 @@
-"""Desired state: pure builders from a pipeline to manifests, one kind of child a file. No client, no clock, no I/O."""
+"""Desired state: pure functions that build manifests from a pipeline, one file for each kind, without any I/O."""
 
 from omni_operator.desired.assemble import build_revision_set, build_shared
 

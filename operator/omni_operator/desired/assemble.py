@@ -24,10 +24,10 @@ from omni_proto.stage_config import Listen, ServerTls, StageConfig
 
 
 def build_shared(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
-    """Children of the pipeline as a whole: its ServiceAccount and its stable Services.
+    """Returns the children of the pipeline as a whole: its ServiceAccount and its stable Services.
 
-    The Services select the entry stage of the serving revision, which speaks TLS or not; None means that nothing
-    serves yet.
+    The Services select the entry stage of the serving revision; None means that nothing serves yet. tls: whether that
+    stage uses TLS.
     """
     return [build_service_account(owner), *build_entry_services(owner, serving, tls=tls)]
 
@@ -39,9 +39,9 @@ def build_revision_set(
     owner: Owner,
     settings: BuildSettings,
 ) -> list[Manifest]:
-    """Returns every child of one revision, for the pipeline as that revision has it (the resource, or a snapshot).
+    """Returns every child of one revision. pipeline is the resource, or the snapshot of an older revision.
 
-    replicas: pods of each stage (rollout/replicas.py decides them).
+    replicas: number of pods for each stage (decided in rollout/replicas.py).
     """
     pinned = pin_images(pipeline, settings.default_image)
     children = [build_controller_revision(pinned, revision, owner)]
@@ -64,10 +64,10 @@ def build_revision_set(
 
 
 def compile_configs(pipeline: OmniPipeline, revision: str, owner: Owner, settings: BuildSettings) -> list[StageConfig]:
-    """The stage files of a revision, in the order of the graph: addresses of that revision, paths as in its pods.
+    """Returns the stage files of a revision in the order of the graph, with its addresses and the paths in its pods.
 
-    Whoever edits the resource may list stages in any order (server-side apply by two managers does): files do not show
-    it, so no pod restarts for it.
+    The files do not depend on the order of stages in the resource, which can change (server-side apply by two managers
+    changes it), so a new order restarts no pod.
     """
 
     def target_for(stage: Stage) -> str:

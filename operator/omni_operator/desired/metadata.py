@@ -1,4 +1,4 @@
-"""Metadata that every child carries, and the seal that says what the operator last applied."""
+"""Metadata of every child, and the annotation with the hash of what the operator last applied (the seal)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HASH_LENGTH = 16
 
 
 def build_child(kind: str, name: str, owner: Owner, labels: dict[str, str], content: Manifest) -> Manifest:
-    """A sealed child: kind, metadata with owner and labels, and its content (spec, data ...)."""
+    """Returns a sealed child: kind, metadata with owner and labels, and content (spec, data ...)."""
     metadata: Manifest = {"name": name, "namespace": owner.namespace, "labels": labels}
     if owner.uid:
         metadata["ownerReferences"] = [_owner_reference(owner)]
@@ -20,7 +20,7 @@ def build_child(kind: str, name: str, owner: Owner, labels: dict[str, str], cont
 
 
 def seal(manifest: Manifest) -> Manifest:
-    """The manifest with the annotation that holds its hash. With an unchanged hash nothing was added or removed."""
+    """Returns the manifest with an annotation that holds its hash. An equal hash means an equal desired manifest."""
     metadata = manifest["metadata"]
     annotations = {
         key: value for key, value in metadata.get("annotations", {}).items() if key != DESIRED_HASH_ANNOTATION
@@ -37,6 +37,6 @@ def _owner_reference(owner: Owner) -> Manifest:
         "name": owner.name,
         "uid": owner.uid,
         "controller": True,
-        # A deletion in the foreground waits until the pods are gone.
+        # So that a foreground deletion waits until the pods have ended.
         "blockOwnerDeletion": True,
     }

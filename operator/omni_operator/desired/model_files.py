@@ -1,4 +1,4 @@
-"""Where a stage finds the checkpoint: in the image, on a claim, or downloaded into a cache by an init container.
+"""Location of a stage's checkpoint: in the image, on a claim, or downloaded into a cache by an init container.
 
 file:///PATH        no volume; PATH is in the image
 pvc://CLAIM/PATH    the claim at /models, read-only
@@ -19,26 +19,26 @@ from omni_proto.pipeline.types.kubernetes import SecretKeyReference
 MODELS_MOUNT: Final = "/models"
 MODELS_VOLUME: Final = "models"
 CACHE_GIB_PER_GPU: Final = 200
-"""Bound of a pod's own cache: no GPU of today holds more weights. A CPU stage counts as one GPU."""
+"""Size limit of a pod's own cache: no current GPU holds more weights. A CPU stage counts as one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFetch:
-    """A download that has to be done before the stage server starts."""
+    """A download that must complete before the stage server starts."""
 
     uri: str
     revision: str
     component: str
-    """Whose weights are fetched."""
+    """Component whose weights are downloaded."""
     destination: str
     commit_file: str
-    """Keeps the commit that the revision meant, so that stages which share a cache never mix two commits."""
+    """File with the commit that the revision resolved to, so that stages that share a cache never mix two commits."""
     token: SecretKeyReference | None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The checkpoint of one stage, as its pods see it."""
+    """The checkpoint of one stage in its pods."""
 
     path: str
     """Directory of the checkpoint in the stage's container."""
@@ -48,18 +48,18 @@ class ModelFiles:
 
 
 def locate_model(pipeline: OmniPipeline, stage: Stage) -> ModelFiles:
-    """Where pods of the stage find the checkpoint."""
+    """Returns the location of the checkpoint in pods of the stage."""
     model = pipeline.spec.model
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return ModelFiles(path=rest)
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
-        # Read-only as a volume too: kubelet then leaves the owner of its files alone.
+        # The volume is read-only too, not only its mount, so that kubelet does not change the owner of its files.
         source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         return ModelFiles(path=f"{MODELS_MOUNT}/{path}".rstrip("/"), volume=source)
     revision = model.revision or DEFAULT_MODEL_REVISION
-    # The prefix keeps a revision named ".." inside, and distinct from the names of organisations.
+    # With the prefix, a revision named ".." stays inside the directory, and no revision equals a model's name.
     root = f"{MODELS_MOUNT}/{rest}/rev-{revision.replace('/', '--')}"
     destination = f"{root}/{stage.component.replace('/', '--')}"
     fetch = ModelFetch(

@@ -1,7 +1,7 @@
-"""Revisions: what two stages must agree on to talk, as a hash; and the snapshot that keeps a revision's spec.
+"""Revisions: a hash of everything that two stages must agree on to communicate, and the snapshot of a revision's spec.
 
-compat = hash(image, model uri and revision, graph, every stage's component, dtype, quantization), from the resource
-alone. Pods of one revision call pods of that revision only, so a chain never mixes contracts. See docs/adr.
+compat = hash(image, model uri and revision, graph, every stage's component, dtype, quantization), computed from the
+resource alone. Pods call only pods of their own revision, so a chain never mixes contracts. See docs/adr.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ _HF_SCHEME: Final = "hf://"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A revision as its ControllerRevision keeps it."""
+    """A revision as stored in its ControllerRevision."""
 
     revision: str
     pipeline: OmniPipeline
-    """With the image of every stage filled in; its generation is the one that was snapshot."""
+    """Has the image of every stage set. Its generation is that of the pipeline when the snapshot was made."""
 
 
 def image_of(pipeline: OmniPipeline, stage: Stage, default_image: str) -> str:
-    """Image of a stage: its own, else the pipeline's, else the operator's."""
+    """Returns the image of a stage: its own, else the pipeline's, else the operator's."""
     return stage.image or pipeline.spec.defaults.image or default_image
 
 
 def model_revision_of(pipeline: OmniPipeline) -> str:
-    """Revision of an hf:// checkpoint that is asked for; "" for other schemes, which have none."""
+    """Returns the requested revision of an hf:// checkpoint; "" for other schemes, which have none."""
     model = pipeline.spec.model
     return (model.revision or DEFAULT_MODEL_REVISION) if model.uri.startswith(_HF_SCHEME) else ""
 
 
 def compute_revision(pipeline: OmniPipeline, default_image: str) -> str:
-    """The pipeline's revision: 7 hexadecimal characters, equal for specs whose stages can talk to one another.
+    """Returns the pipeline's revision: 7 hexadecimal characters, equal for specs whose stages are compatible.
 
-    The order of stages, and everything that one pod can have otherwise than its neighbours (replicas, resources,
-    limits, placement), does not count. What a stage returns to the client does: its upstream answers for it.
+    It does not depend on the order of stages, nor on settings that may differ between stages that communicate
+    (replicas, resources, limits, placement). It depends on what a stage returns to the client, because the upstream
+    stage relays it.
     """
     return content_hash(_contract(pipeline, default_image), REVISION_LENGTH)
 
 
 def pin_images(pipeline: OmniPipeline, default_image: str) -> OmniPipeline:
-    """The same pipeline with defaults.image set, so that another default image of the operator does not change it."""
+    """Returns the pipeline with defaults.image set, so that it no longer depends on the operator's default image."""
     if pipeline.spec.defaults.image is not None:
         return pipeline
     defaults = pipeline.spec.defaults.model_copy(update={"image": default_image})
@@ -56,19 +57,19 @@ def pin_images(pipeline: OmniPipeline, default_image: str) -> OmniPipeline:
 
 
 def dump_spec(pipeline: OmniPipeline) -> dict[str, Any]:
-    """The spec as JSON: what was set, defaults of later versions left out."""
+    """Returns the spec as JSON, with only the fields that were set: defaults may differ in later versions."""
     spec: dict[str, Any] = pipeline.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return spec
 
 
 def revision_of(controller_revision: Manifest, pipeline: str) -> str:
-    """The revision that a ControllerRevision of the pipeline keeps: by its name, which nobody can change."""
+    """Returns the revision of a ControllerRevision of the pipeline, from its name, which is immutable."""
     name: str = controller_revision["metadata"]["name"]
     return name.removeprefix(f"{pipeline}-").partition("-")[0]
 
 
 def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
-    """The snapshot in a ControllerRevision of the pipeline. Raises PipelineError if its spec is no longer valid."""
+    """Returns the snapshot in a ControllerRevision. Raises PipelineError if its spec is no longer valid."""
     metadata = controller_revision["metadata"]
     document = {
         "apiVersion": API_VERSION,
@@ -85,9 +86,9 @@ def read_snapshot(controller_revision: Manifest, pipeline: str) -> Snapshot:
 
 
 def latest_snapshots(controller_revisions: Iterable[Manifest], pipeline: str) -> dict[str, Manifest]:
-    """By revision, the pipeline's ControllerRevision with the highest number.
+    """Returns the pipeline's ControllerRevision with the highest number, by revision.
 
-    There may be two: one is written before the one that it replaces is pruned.
+    A revision may have two, because a new one is written before the old one is pruned.
     """
     ordered = sorted(controller_revisions, key=lambda item: (int(item["revision"]), item["metadata"]["name"]))
     return {revision_of(item, pipeline): item for item in ordered}
@@ -114,5 +115,5 @@ def _contract(pipeline: OmniPipeline, default_image: str) -> dict[str, Any]:
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    # A field that is added later hashes as before where it is not set.
+    # So that a field that is added later does not change the hash of specs that do not set it.
     return {key: value for key, value in values.items() if value is not None}

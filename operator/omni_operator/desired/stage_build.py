@@ -1,4 +1,4 @@
-"""One stage of one revision, with all that its children are made from."""
+"""One stage of one revision, with all inputs of the builders of its children."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class StageBuild:
     """Input of the builders of a stage's children."""
 
     pipeline: OmniPipeline
-    """As the revision has it, images filled in."""
+    """The pipeline of that revision, with images set."""
     stage: Stage
     config: StageConfig
-    """What the stage server reads."""
+    """Content of the stage file, which the stage server reads."""
     revision: str
     owner: Owner
     settings: BuildSettings
     model: ModelFiles
     replicas: int
-    """Pods wanted now: the stage's, or fewer while it is suspended or retired."""
+    """Number of pods to run now: that in the spec, or fewer while the stage is suspended or retired."""
 
     @property
     def name(self) -> str:
@@ -61,8 +61,13 @@ class StageBuild:
 
     @property
     def tls(self) -> EntryTls | None:
-        """The certificate that the stage shows; only the entry has one."""
+        """TLS settings of the stage; only the entry stage has them."""
         return None if self.stage.inputs else self.pipeline.spec.entry.tls
+
+    @property
+    def collector(self) -> str | None:
+        """OpenTelemetry collector to which the stage sends spans; None: it sends none."""
+        return self.pipeline.spec.tracing.otlp_endpoint or self.settings.otlp_endpoint
 
     @cached_property
     def config_text(self) -> str:

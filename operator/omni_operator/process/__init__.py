@@ -1,1 +1,1 @@
-"""What makes the decisions a process: settings, watches, the queue, health, metrics, logs, kopf."""
+"""The process around the decisions: settings, watches, the queue, health, metrics, logs, kopf."""

@@ -1,8 +1,8 @@
-"""What kopf calls: the login, and the watch of OmniPipelines, which feeds the store and the queue.
+"""Handlers that kopf calls: the login, and the events of OmniPipelines, which go to the store and the queue.
 
-Only `on.event` is used: it leaves no annotation and no finalizer on any object. kopf brings the process (signals, exit)
-and the watch with re-authentication; which pipelines exist is checked against a list at every resync, for kopf does
-not report deletions that happened while it was not connected.
+Of kopf's event handlers only `on.event` is used, because it adds no annotation and no finalizer to any object. kopf
+manages the process (signals, exit) and a watch with re-authentication. It does not report deletions that happened while
+it was disconnected, so every resync compares the pipelines with a list.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WATCH_TIMEOUT_S = 60
 
 
 class EndlessBackoffs:
-    """Pauses before kopf's next attempt, in seconds, without end: a finite list ends the process on its last one."""
+    """Infinite sequence of pauses before kopf's next attempt, in seconds. After a finite one, kopf ends the process."""
 
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
@@ -33,36 +33,36 @@ class EndlessBackoffs:
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Keeps no last-handled state and computes none: kopf would copy every object several times for a diff that
-    no handler asks for."""
+    """Neither stores nor computes a last-handled state. Otherwise kopf copies every object several times, for a diff
+    that no handler uses."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
-        """Nothing of the object counts."""
+        """Returns an empty essence: no field of the object is compared."""
         return cast(kopf.BodyEssence, {})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Nothing was kept."""
+        """Returns None: no essence was stored."""
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Nothing is kept."""
+        """Do nothing: no essence is stored."""
 
 
 class PipelineWatcher(Protocol):
-    """Whom the handlers report to."""
+    """Receives what the handlers get from kopf."""
 
     def new_kopf_session(self) -> kopf.AiohttpSession:
-        """Credentials for kopf's own calls."""
+        """Returns credentials for kopf's own calls."""
 
     def pipeline_seen(self, event_type: str | None, manifest: dict[str, Any]) -> None:
-        """An event of kopf's watch; type None is an item of its list."""
+        """Process an event of kopf's watch; type None is an item of its list."""
 
     async def stop(self) -> None:
-        """The process ends."""
+        """End all work, because the process ends."""
 
 
 def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
-    """kopf's settings: no peering (leadership is a Lease), no events of its own, no scanning of CRDs."""
+    """Returns kopf's settings: no peering (a Lease decides leadership), no Events by kopf, no scanning of CRDs."""
     result = kopf.OperatorSettings()
     result.peering.standalone = True
     result.posting.enabled = False
@@ -74,7 +74,7 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
     result.watching.client_timeout = WATCH_TIMEOUT_S + 15
     result.watching.connect_timeout = 5
     result.watching.chunk_size = 500
-    # A limit would be on objects, not on work: an idle worker keeps its slot for idle_timeout.
+    # A limit would count objects instead of running work: an idle worker keeps its slot for idle_timeout.
     result.queueing.worker_limit = None
     result.queueing.idle_timeout = 1.0
     result.persistence.diffbase_storage = NoDiffBase()
@@ -83,7 +83,7 @@ def build_kopf_settings(settings: OperatorSettings) -> kopf.OperatorSettings:
 
 
 def build_registry(watcher: PipelineWatcher, stop: asyncio.Event) -> kopf.OperatorRegistry:
-    """kopf's handlers, in a registry of their own; stop is set when kopf ends."""
+    """Returns a new registry with kopf's handlers. They set stop when kopf ends."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -97,14 +97,14 @@ def build_registry(watcher: PipelineWatcher, stop: asyncio.Event) -> kopf.Operat
     @kopf.on.cleanup(registry=registry)
     async def clean_up(**_: object) -> None:
         await watcher.stop()
-        # kopf handles signals itself, and its task that waits for the flag would hold up the exit for 5 s.
+        # kopf handles signals itself. Its task that waits for this flag would otherwise delay the exit by 5 s.
         stop.set()
 
     return registry
 
 
 async def run_kopf(settings: OperatorSettings, watcher: PipelineWatcher, stop: asyncio.Event) -> None:
-    """Run kopf until SIGTERM, SIGINT or stop. Raises what ended it otherwise."""
+    """Run kopf until SIGTERM, SIGINT or stop. Raises the error if anything else ended it."""
     await kopf.operator(
         registry=build_registry(watcher, stop),
         settings=build_kopf_settings(settings),

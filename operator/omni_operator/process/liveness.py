@@ -1,7 +1,7 @@
-"""Health of the process, over HTTP: /healthz fails when a watch is silent or work stuck, /readyz until caches fill.
+"""Health over HTTP: /healthz fails if a watch is silent or work is stuck, /readyz until the caches are filled.
 
-A watch is asked for again every minute, so one that has said nothing for three is dead, whatever its connection
-claims: a restart reads credentials and addresses again.
+A watch is renewed every minute, so one that has received nothing for three minutes is dead, even if its connection is
+still open. The restart then reads credentials and addresses again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from omni_proto.bounded_connections import BACKLOG, BoundedConnections, open_lis
 
 LONGEST_SILENCE_S = 180.0
 LONGEST_WORK_S = 180.0
-"""One reconcile of a pipeline is cut off well before that, by a limit of its own."""
+"""Well above the time limit of one reconcile (RECONCILE_TIMEOUT_S)."""
 
 
 def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
-    """What is wrong with the process, empty if nothing is."""
+    """Returns the problems of the process; empty if there are none."""
     problems = [
         f"watch of {name}: nothing heard for {age_s:.0f} s (limit {LONGEST_SILENCE_S:.0f} s)"
         for name, age_s in sorted(watch_ages.items())
@@ -35,12 +35,12 @@ def check_alive(watch_ages: Mapping[str, float], stuck_s: float) -> list[str]:
 
 
 def check_ready(unsynced: Sequence[str]) -> list[str]:
-    """What the process still waits for, empty if nothing."""
+    """Returns what the process still waits for before it is ready; empty if it is ready."""
     return [f"not listed yet: {', '.join(sorted(unsynced))}"] if unsynced else []
 
 
 class HttpEndpoints:
-    """Two plain HTTP servers, within bounds: health and metrics; on all addresses, IPv4 and IPv6."""
+    """Two HTTP servers, for health and metrics, with bounded connections, on all IPv4 and IPv6 addresses."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class HttpEndpoints:
         self._servers: list[asyncio.Server] = []
 
     async def start(self, health_port: int, metrics_port: int, address_file: Path | None) -> None:
-        """Bind both ports; write them as JSON to address_file, whole or not at all. Raises SettingsError."""
+        """Bind both ports and write them as JSON to address_file, atomically. Raises SettingsError."""
         health = web.Application()
         for path in self._checks:
             health.router.add_get(path, self._check)
@@ -68,7 +68,7 @@ class HttpEndpoints:
             os.replace(temporary, address_file)
 
     async def stop(self) -> None:
-        """Close both."""
+        """Close both servers."""
         for server in self._servers:
             server.close()
         for runner in self._runners:
@@ -99,6 +99,6 @@ class HttpEndpoints:
 
 
 def _last(response: web.Response) -> web.Response:
-    """The response as the last one of its connection: connections live for one answer."""
+    """Returns the response, marked so that the server closes the connection after it."""
     response.force_close()
     return response

@@ -1,5 +1,6 @@
-"""omni_operator_*: the operator's metrics. docs/observability.md lists them; `python -m observability` writes
-that list. Labels are bounded: fixed words, RBAC verbs, HTTP statuses, watches, and the pipelines that there are."""
+"""omni_operator_*: the operator's metrics. `python -m observability` writes their list in docs/observability.md.
+Label values are bounded: fixed words, RBAC verbs, HTTP statuses, watches, and the existing pipelines.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class ConditionSample:
 
 
 def condition_samples(pipeline: Manifest) -> tuple[ConditionSample, ...]:
-    """The conditions of a live pipeline; Ready is Unknown if it has none."""
+    """Returns the conditions of a live pipeline. A condition that it lacks is Unknown."""
     metadata = pipeline["metadata"]
     found = {item.get("type"): item for item in (pipeline.get("status") or {}).get("conditions") or ()}
     return tuple(
@@ -60,19 +61,19 @@ class Readings:
     """Values that are read when the metrics are scraped."""
 
     watch_ages: Callable[[], Mapping[str, float]]
-    """Seconds since each watch heard something."""
+    """Seconds since each watch received anything."""
     conditions: Callable[[], Iterable[ConditionSample]]
     queue_length: Callable[[], int]
-    """Pipelines that wait."""
+    """Pipelines that wait for a reconcile."""
     longest_due_s: Callable[[], float]
-    """For how long a pipeline has been due or in work, at most."""
+    """The longest time that a pipeline has been due or in work."""
 
 
 class Metrics:
-    """All counters of one process, in a registry of their own."""
+    """All metrics of one process, in their own registry."""
 
     def __init__(self, version: str = "") -> None:
-        disable_created_metrics()  # a series of its own for each counter, which nobody reads
+        disable_created_metrics()  # otherwise each counter has a second series, which nothing reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         Info("omni_operator", "The operator's version.", registry=self.registry).info({"version": version})
@@ -117,33 +118,33 @@ class Metrics:
         self._leader = Gauge("omni_operator_leader", "1 while this process may write.", registry=self.registry)
 
     def count_call(self, verb: str, code: str, seconds: float) -> None:
-        """One call to the API server."""
+        """Count one call to the API server."""
         self._calls.labels(verb, code).inc()
         self._call_duration.labels(verb).observe(seconds)
 
     def observe_reconcile(self, result: str, seconds: float) -> None:
-        """One reconcile of one pipeline."""
+        """Record one reconcile of one pipeline."""
         self._reconciles.labels(result).inc()
         self._duration.observe(seconds)
 
     def count_noop_apply(self) -> None:
-        """An apply that did not change the resource version."""
+        """Count an apply that did not change the resource version."""
         self._noops.inc()
 
     def count_status_write(self) -> None:
-        """A status was written."""
+        """Count a write of a status."""
         self._status_writes.inc()
 
     def set_leader(self, leader: bool) -> None:
-        """Whether this process may write."""
+        """Record whether this process may write."""
         self._leader.set(leader)
 
     def add_readings(self, readings: Readings) -> None:
-        """Read these when the metrics are scraped."""
+        """Add values that are read when the metrics are scraped."""
         self.registry.register(_Gauges(readings))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All metrics as text, and its content type, in the format that an Accept header prefers."""
+        """Returns all metrics in the format that the Accept header prefers, and the content type."""
         encode, content_type = choose_encoder(accept)
         return bytes(encode(self.registry)), str(content_type)
 
@@ -177,7 +178,7 @@ class _Gauges(Collector):  # type: ignore[misc]  # prometheus_client is untyped 
 
 def _collect_pipelines(samples: list[ConditionSample]) -> Iterable[Metric]:
     counts = dict.fromkeys(("True", "False", "Unknown"), 0)
-    # Not `namespace`: the scrape's label of that name is the operator's own, and wins.
+    # Not `namespace`: Prometheus sets that label to the operator's own namespace when it scrapes.
     labels = ["pipeline_namespace", "pipeline", "condition", "reason"]
     conditions = GaugeMetricFamily(
         "omni_operator_pipeline_condition", "1 if the pipeline's condition is True, else 0.", labels=labels

@@ -1,6 +1,6 @@
-"""What a log line of the operator is about: the pipeline in work, and its generation.
+"""Adds the pipeline in work, and its generation, to every log line of the operator.
 
-The pipeline rides in a context variable that the shell sets, so that code below need not pass it on.
+The pipeline is in a context variable, so that functions need not pass it as an argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _subject: ContextVar[dict[str, object]] = ContextVar("omni_operator_subject", de
 
 @contextmanager
 def log_subject(namespace: str, name: str, generation: int | None = None) -> Iterator[None]:
-    """Lines from within are about this pipeline."""
+    """Add this pipeline to all log lines that are written within the context."""
     subject: dict[str, object] = {"namespace": namespace, "name": name}
     if generation is not None:
         subject["generation"] = generation
@@ -29,5 +29,5 @@ def log_subject(namespace: str, name: str, generation: int | None = None) -> Ite
 
 
 def configure_operator_logging(log_format: LogFormat, level: str, stream: TextIO | None = None) -> None:
-    """Send every logger of the process to stream (stderr); see configure_logging."""
+    """Write the lines of every logger of the process to stream (default: stderr); see configure_logging."""
     configure_logging(LineFormatter(log_format, about=_subject.get), level, stream)

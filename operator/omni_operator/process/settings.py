@@ -1,9 +1,10 @@
 """Settings of the operator process: flags, each with an environment variable of the same name; read once at the start.
 
-`--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are the same; a flag wins. Each setting is set once, in OperatorSettings.
+`--api-qps 50` and `OMNI_OPERATOR_API_QPS=50` are equivalent; a flag takes precedence. Each setting is defined once, in
+OperatorSettings.
 
-By hand and not by pydantic-settings 2.16: its errors name neither the flag nor the variable that is wrong, and where a
-flag's name is not its field's (`debounce_s`) the variable loses its prefix, so that one that is set is ignored.
+pydantic-settings 2.16 is not used for two reasons. Its errors do not name the wrong flag or variable. And if a flag's
+name differs from its field's (`debounce_s`), it looks for the variable without the prefix, so the variable is ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from omni_operator.desired.build_settings import DEFAULT_IMAGE
 from omni_proto.logs import LogFormat
+from omni_proto.pipeline.types.resource import OTLP_PATTERN
 
 ENV_PREFIX: Final = "OMNI_OPERATOR_"
 SERVICE_ACCOUNT_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -33,15 +35,15 @@ _HTTP_URL: Final = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 
 
 class SettingsError(Exception):
-    """A setting, or what it names, is wrong. str() names the setting, the value and what is possible."""
+    """A setting, or the object it refers to, is wrong. str() names the setting, its value and the allowed values."""
 
 
 class _WrongValue(ValueError):
-    """What is wrong with a value, as the end of a sentence that begins with the setting and its value."""
+    """A value is wrong. str() completes a sentence that begins with the name of the setting."""
 
 
 _Reader: TypeAlias = Callable[[str], object]
-"""Returns the value that a text stands for. Raises _WrongValue."""
+"""Parses the text of a setting and returns its value. Raises _WrongValue."""
 
 
 def _number(kind: type[int] | type[float], least: float, most: float, unit: str = "") -> _Reader:
@@ -85,7 +87,7 @@ def _split_namespaces(text: str) -> tuple[str, ...]:
 
 
 def _labels(text: str) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE,KEY=VALUE as pairs, in the order of their keys."""
+    """Returns the pairs of KEY=VALUE,KEY=VALUE, sorted by key."""
     parts = [part for part in text.split(",") if part]
     for part in parts:
         if not _LABEL.fullmatch(part):
@@ -100,13 +102,13 @@ def _switch(text: str) -> bool:
 
 
 def _setting(default: Any, help_text: str, read: _Reader = str, **more: str) -> Any:
-    """Returns a field with what its flag needs. more: `name` of the flag, if not the field's; action="switch"."""
+    """Returns a field with the metadata of its flag. more: `name` if the flag's differs from the field's; `action`."""
     return field(default=default, metadata={"help": help_text, "read": read, **more})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """What the process was started with. Flags are named like fields, without the unit."""
+    """Settings that the process was started with. Flags have the names of fields, without the unit."""
 
     kubeconfig: Path | None = _setting(None, "credentials; default: the pod's, else the default kubeconfig", Path)
     namespaces: tuple[str, ...] = _setting(
@@ -123,6 +125,11 @@ class OperatorSettings:
         None,
         "URL of a mirror of the model hub; default: the public hub",
         _text(_HTTP_URL, "is wrong: it must be an http or https URL"),
+    )
+    otlp_endpoint: str | None = _setting(
+        None,
+        "OpenTelemetry collector of pipelines that name none; default: no traces",
+        _text(re.compile(OTLP_PATTERN.strip("^$")), "is wrong: it must be http://HOST:PORT or https://HOST:PORT"),
     )
     pod_monitors: bool = _setting(True, "write PodMonitors where the cluster has that API", _switch, action="switch")
     pod_monitor_labels: tuple[tuple[str, str], ...] = _setting(

@@ -1,7 +1,7 @@
-"""The watches of one process: they fill the store, and say which pipelines a change concerns.
+"""The watches of one process: they fill the store and report which pipelines a change affects.
 
-kopf watches OmniPipelines; reflectors watch what belongs to them. kopf's watch does not report every deletion, so the
-pipelines are also compared with a list now and then.
+kopf watches OmniPipelines; reflectors watch the objects that belong to them. kopf's watch does not report every
+deletion, so every resync also compares the pipelines with a list.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from omni_operator.kinds import PIPELINE_KIND, PIPELINES, WATCHED_KINDS
 from omni_proto.pod_contract import PIPELINE_LABEL
 
 API_POLL_S: Final = 2.0
-"""Pause between two questions whether the API server knows OmniPipelines yet."""
+"""Interval at which to check whether the API server knows OmniPipelines."""
 
 _log = logging.getLogger(__name__)
 
 
 class Watches:
-    """Everything that is watched, by scope: a namespace, or "" for all of them."""
+    """All watches, by scope: a namespace, or "" for all namespaces."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Watches:
         on_change: Callable[[Iterable[NamespacedName]], None],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """namespaces: those to watch, none is all. on_change gets the pipelines that a change concerns; spawn runs a
-        task for as long as the process lives."""
+        """namespaces to watch; empty means all. on_change is called with the pipelines that a change affects. spawn
+        runs a task until the process ends."""
         self._client = client
         self._store = store
         self._scopes = tuple(namespaces) or ("",)
@@ -47,14 +47,14 @@ class Watches:
         self._spawn = spawn
         self._reflectors: list[Reflector] = []
         now = asyncio.get_running_loop().time()
-        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last heard something
+        self._pipelines_heard = dict.fromkeys(self._scopes, now)  # when kopf's watches last received anything
 
     def scope_of(self, namespace: str) -> str:
-        """Returns the scope that a namespace is watched by."""
+        """Returns the scope of the watch that covers a namespace."""
         return "" if self._scopes == ("",) else namespace
 
     async def start(self) -> None:
-        """Wait until the API server knows OmniPipelines, then watch every kind that each cluster has."""
+        """Wait until the API server knows OmniPipelines, then watch every kind that is not optional."""
         await self._wait_for_api()
         for kind in WATCHED_KINDS:
             if not kind.optional:
@@ -70,7 +70,7 @@ class Watches:
         return [reflector.name for reflector in self._reflectors if not reflector.synced.is_set()]
 
     async def discover_optional(self) -> bool:
-        """Watch optional kinds that the cluster has by now. Returns whether there were any new ones."""
+        """Watch optional kinds that the cluster has and that are not watched yet. Returns whether there were any."""
         found = False
         watched = {reflector.kind for reflector in self._reflectors}
         for kind in WATCHED_KINDS:
@@ -86,9 +86,9 @@ class Watches:
         return found
 
     def take_pipeline(self, event_type: str | None, manifest: Manifest) -> set[NamespacedName]:
-        """Take in an OmniPipeline from kopf's watch (or, with type None, from its list).
+        """Store an OmniPipeline from kopf's watch (or, with type None, from its list), or remove a deleted one.
 
-        Returns the pipelines that it concerns.
+        Returns the pipelines that it affects.
         """
         scope = self.scope_of(manifest["metadata"]["namespace"])
         self._pipelines_heard[scope] = asyncio.get_running_loop().time()
@@ -97,7 +97,7 @@ class Watches:
         return take(Seen.of(manifest), scope)
 
     def kopf_heard(self, path: str, status: int) -> None:
-        """An answer to a call of kopf's: a watch that was accepted is alive."""
+        """Note a response to one of kopf's calls: a successful one shows that the watch is alive."""
         if f"/{PIPELINES.plural}?" not in path or status >= 300:
             return
         for scope in self._scopes:
@@ -105,7 +105,7 @@ class Watches:
                 self._pipelines_heard[scope] = asyncio.get_running_loop().time()
 
     def ages(self) -> dict[str, float]:
-        """Returns the seconds since each watch last heard something, by its name."""
+        """Returns the seconds since each watch last received anything, by its name."""
         now = asyncio.get_running_loop().time()
         ages = {
             f"{PIPELINE_KIND}/{scope}" if scope else PIPELINE_KIND: now - heard
@@ -114,7 +114,7 @@ class Watches:
         return ages | {reflector.name: reflector.age_s for reflector in self._reflectors}
 
     async def sweep(self) -> None:
-        """Bring the store's pipelines in line with a list, scope by scope."""
+        """Make the stored pipelines equal to a list, scope by scope."""
         for scope in self._scopes:
             try:
                 await self._sweep(scope)

@@ -1,10 +1,10 @@
-"""Keys to reconcile: each at most once waiting and once in work, with a collecting pause and growing pauses on failure.
+"""Queue of keys to reconcile. Each key is waiting at most once and in work at most once.
 
-Level-triggered: a key says that something about a pipeline may have changed, never what. A key that is added while in
-work is worked on once more afterwards.
+Keys are debounced, and a key that fails is retried with growing pauses. The queue is level-triggered: a key means that
+something about a pipeline may have changed, but not what. A key that is added while in work is processed once more.
 
-Fair by group (a tenant, say): those with ready keys take turns, and none has all workers, so whoever has thousands of
-keys makes them wait, and nobody else's.
+The queue is fair between groups of keys (e.g. tenants): groups with ready keys are served round-robin, and none can use
+all workers. So a group with thousands of keys delays its own keys and not those of other groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_kube.pacing import Backoff
 Key = TypeVar("Key", bound=Hashable)
 
 SHORTEST_PAUSE_S = 1.0
-"""Least pause after a failure when something new about the key comes."""
+"""Shortest pause after a failure, used when a new event for the key arrives."""
 
 
 _NONE = object()
@@ -28,7 +28,7 @@ _NONE = object()
 
 @dataclass(frozen=True, slots=True)
 class _Timer:
-    """When a key gets ready. Handles do not say: uvloop's call_at gives a plain one when it is due at once."""
+    """When a key becomes ready. Stored, because uvloop's call_at may return a handle without that time."""
 
     due: float
     handle: asyncio.Handle
@@ -45,12 +45,12 @@ class WorkQueue(Generic[Key]):
         group_of: Callable[[Key], Hashable] = lambda key: None,
         most_of_group: int | None = None,
     ) -> None:
-        """most_of_group: keys of a group that may be in work at a time."""
+        """most_of_group: how many keys of a group may be in work at the same time."""
         self._debounce_s = debounce_s
         self._backoff = backoff or Backoff()
         self._group_of = group_of
         self._most_of_group = most_of_group
-        # Groups in the order of their turns, keys of each in order; value: since when.
+        # Groups in round-robin order, and the keys of each in order; the value is when the key became ready.
         self._ready: dict[Hashable, dict[Key, float]] = {}
         self._busy: dict[Key, float] = {}
         self._busy_of_group: Counter[Hashable] = Counter()
@@ -62,7 +62,7 @@ class WorkQueue(Generic[Key]):
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
-        """Keys that wait, those on a timer included."""
+        """Returns the number of waiting keys, including those on a timer."""
         return sum(map(len, self._ready.values())) + len(self._timers)
 
     @property
@@ -71,7 +71,7 @@ class WorkQueue(Generic[Key]):
         return len(self._busy)
 
     def add(self, key: Key, delay_s: float | None = None) -> None:
-        """Have key worked on, after delay_s (default: the collecting pause), or sooner if it waits for less already."""
+        """Queue key, ready after delay_s (default: the debounce time), or earlier if it is already due earlier."""
         if key in self._busy:
             self._again.add(key)
             return
@@ -91,12 +91,12 @@ class WorkQueue(Generic[Key]):
         self._not_before.pop(key, None)
         now = asyncio.get_running_loop().time()
         if not self._ready and not self._busy:
-            self._progress = now  # nothing was owed before
+            self._progress = now  # no key was due before
         self._ready.setdefault(self._group_of(key), {})[key] = now
         self._wakeup.set()
 
     async def get(self) -> Key:
-        """The next key, now in work: done() or retry() must follow."""
+        """Wait for the next key and return it, now in work. The caller must call done() or retry() afterwards."""
         while (group := self._next_group()) is _NONE:
             self._wakeup.clear()
             await self._wakeup.wait()
@@ -116,17 +116,17 @@ class WorkQueue(Generic[Key]):
         return _NONE
 
     def done(self, key: Key, again_after_s: float | None = None) -> None:
-        """Key was worked on well; reconcile it again after again_after_s, if given, even if nothing happens."""
+        """Mark key as processed. If again_after_s is given, queue it again after that time even without an event."""
         self._failures.pop(key, None)
         self._release(key, again_after_s)
 
     def retry(self, key: Key, at_least_s: float = 0.0, *, progressed: bool = False) -> float:
-        """Key failed: again after its next pause, or at_least_s if that is longer. Returns the pause in seconds.
+        """Retry a key that failed, after its next pause or at_least_s if that is longer. Returns the pause in seconds.
 
-        One that progressed begins again with the shortest pause.
+        If it progressed, its pauses start again with the shortest one.
 
-        Something new about the key shortens the pause, to a second or at_least_s: it may be what repairs it, but a key
-        that fails on every try must not spin.
+        A new event for the key shortens the pause to SHORTEST_PAUSE_S or at_least_s, because the event may be the fix.
+        The pause is not shorter, so that a key that always fails does not cause a busy loop.
         """
         failures = self._failures[key] = (0 if progressed else self._failures.get(key, 0)) + 1
         pause = max(self._backoff.pause(failures), at_least_s)
@@ -135,11 +135,11 @@ class WorkQueue(Generic[Key]):
         return pause
 
     def failures(self, key: Key) -> int:
-        """Failures of key in a row."""
+        """Returns the number of consecutive failures of key."""
         return self._failures.get(key, 0)
 
     def forget(self, key: Key) -> None:
-        """Drop what waits for key, and its failures: it is gone."""
+        """Remove a key that no longer exists, with its timers and failures."""
         self._failures.pop(key, None)
         self._again.discard(key)
         self._not_before.pop(key, None)
@@ -153,22 +153,23 @@ class WorkQueue(Generic[Key]):
             timer.handle.cancel()
 
     def longest_due_s(self) -> float:
-        """For how long the oldest key has been in work, or ready with nobody taking it; 0 if there is none."""
+        """Returns how long the oldest key has been in work or ready, in seconds; 0 if there is none."""
         ready = [next(iter(keys.values())) for keys in self._ready.values()]
         since = min((*self._busy.values(), *ready), default=None)
         return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
     def stuck_s(self) -> float:
-        """For how long nothing has come of the work that there is: a key in work, or ready keys and none done.
+        """Returns how long the queue has made no progress, in seconds.
 
-        However many keys wait, and however long: a backlog that shrinks is no fault.
+        This is the longest time that a key has been in work, or, if keys are ready, the time since a key was last
+        completed. It does not depend on how many keys wait or how long: a backlog that shrinks is no problem.
         """
         now = asyncio.get_running_loop().time()
         busy = max((now - since for since in self._busy.values()), default=0.0)
         return max(busy, now - self._progress if self._ready else 0.0)
 
     def begin(self) -> None:
-        """Work begins only now, as with leadership: what has waited before is nobody's fault."""
+        """Measure stuck_s from now, because work begins only now (leadership was won)."""
         self._progress = asyncio.get_running_loop().time()
 
     def _release(self, key: Key, delay_s: float | None) -> None:
@@ -178,7 +179,7 @@ class WorkQueue(Generic[Key]):
         if not self._busy_of_group[group]:
             del self._busy_of_group[group]
         self._progress = asyncio.get_running_loop().time()
-        self._wakeup.set()  # its group may have been full
+        self._wakeup.set()  # its group may have reached most_of_group before
         if delay_s is not None:
             self.add(key, delay_s)
         if key in self._again:

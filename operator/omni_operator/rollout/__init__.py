@@ -1,1 +1,1 @@
-"""How what is desired gets into the cluster: which revisions, how many replicas, which writes in which order."""
+"""Brings the desired state into the cluster: which revisions, how many replicas, which writes in which order."""

@@ -1,7 +1,7 @@
-"""Carries a plan out: applies in the plan's order, then prunes. Ends at the first failure.
+"""Executes a plan: applies in the plan's order, then prunes. Stops at the first failure.
 
-What comes later in a plan builds on what comes before (a Deployment on its ConfigMap, the switch of the entry Service
-on everything), so nothing is written past a failure. The next reconcile starts over from what is there then.
+Later writes of a plan depend on earlier ones (a Deployment on its ConfigMap, the switch of the entry Service on
+everything), so nothing is written after a failure. The next reconcile starts from the state that it then observes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class ApplyMetrics(Protocol):
     """Counts writes that were not needed."""
 
     def count_noop_apply(self) -> None:
-        """An apply that did not change the object."""
+        """Count an apply that did not change the object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What carrying out a plan came to."""
+    """The result of executing a plan."""
 
     applied: int = 0
     pruned: int = 0
     error: ApiError | None = None
-    """What ended it early."""
+    """The error that ended it early."""
     failed: str = ""
-    """The object that it failed on, e.g. `Deployment tiny-thinker-1a2b3c4`."""
+    """The object whose write failed, e.g. `Deployment tiny-thinker-1a2b3c4`."""
     taken: bool = False
-    """Whether it failed on a child that was not seen, but exists: labels are missing, or it is somebody else's."""
+    """Whether it failed on a child that exists but was not observed: it lacks labels, or has another owner."""
 
     @property
     def writes(self) -> int:
@@ -58,10 +58,11 @@ async def apply_plan(
     verified: Verified,
     metrics: ApplyMetrics,
 ) -> Outcome:
-    """Apply and prune in the plan's order, taking the answers into the store. Raises NotLeaderError.
+    """Apply and prune in the plan's order, and put the responses into the store. Raises NotLeaderError.
 
-    Children to apply that were seen are ours, and applied to that very object. The others are only ever created, so
-    that nobody else's object that has the name is touched; unknown are those of which asking failed, and how.
+    Children in `seen` belong to the pipeline, and are applied to exactly that object (same uid). All others are only
+    created, so that another owner's object with the name is never changed. unknown: children whose lookup by name
+    failed, with the error.
     """
     applied = pruned = 0
     key: ChildKey | None = None
@@ -110,8 +111,8 @@ async def _apply_child(
     except InvalidError:
         if key.kind != "Service" or before is None:
             raise
-        # A port whose number somebody edited is another port to server-side apply, which adds ours beside it, and then
-        # their names collide.
+        # If somebody edited a port's number, server-side apply treats it as another port and adds the desired one, and
+        # the two have the same name, which is invalid. So the list of ports is replaced first.
         await client.merge(KIND_BY_NAME[key.kind], manifest, {"spec": {"ports": manifest["spec"]["ports"]}}, uid)
         after = await client.apply(KIND_BY_NAME[key.kind], manifest, uid)
     if before is not None and version_of(before) == version_of(after):

@@ -1,8 +1,9 @@
-"""The decisions of one reconcile in their order: revision, rollout, desired children, plan.
+"""The decisions of one reconcile, in order: revision, rollout, desired children, plan.
 
     pipeline, observed, settings, time --> Decision
 
-Pure, but for remembering the sets that were built last: building one costs ten times the rest.
+Pure functions, with caches for parsed specs and built manifests: a starting pipeline is reconciled about ten times, and
+parsing and building cost ten times as much as the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from omni_kube.objects import Manifest, controller_uid
 from omni_operator.desired import build_revision_set, build_shared
@@ -26,12 +29,12 @@ from omni_proto.pipeline.read.load import spec_too_large
 from omni_proto.pipeline.rules.component_checks import check_components
 
 REMEMBERED_SETS: Final = 64
-"""Built sets that are kept, some 200 KiB each."""
+"""Size of each cache; a built set has some 200 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one reconcile found to be right."""
+    """What one reconcile decided."""
 
     pipeline: OmniPipeline
     target: str
@@ -47,7 +50,7 @@ def decide(
     now: datetime,
     verified: Verified | None = None,
 ) -> Decision:
-    """The writes that bring the observed state one safe step closer to the pipeline's spec; see compute_plan."""
+    """Returns the decision whose plan moves the observed state one safe step towards the spec; see compute_plan."""
     target = compute_revision(pipeline, settings.default_image)
     snapshots = read_snapshots(observed, target)
     rollout = decide_rollout(pipeline, target, snapshots, observed, now)
@@ -58,9 +61,9 @@ def decide(
 def build_desired(
     pipelines: Mapping[str, OmniPipeline], rollout: Rollout, observed: Observed, settings: BuildSettings
 ) -> list[Manifest]:
-    """Every child that must exist now: what revisions share, and the parts of them that the rollout asks for."""
+    """Returns every child that must exist now: the shared ones, and for each revision those that the rollout needs."""
     owner = Owner(name=observed.name, namespace=observed.namespace, uid=observed.uid)
-    desired = build_shared(owner, rollout.serving, tls=rollout.serving_tls)
+    desired = [*_build_shared(owner, rollout.serving, rollout.serving_tls)]
     for part in rollout.parts:
         key = _SetKey.of(pipelines[part.revision], part.revision, part.replicas, owner, settings)
         desired += [child for child in _build_set(key) if part.wants(child)]
@@ -69,7 +72,7 @@ def build_desired(
 
 @dataclass(frozen=True)
 class _SetKey:
-    """All that a revision's set is made from, with an equality that does not depend on objects being the same."""
+    """All inputs of a revision's set, compared by value and not by identity. Key of a cache."""
 
     spec: str
     revision: str
@@ -87,21 +90,26 @@ class _SetKey:
         owner: Owner,
         settings: BuildSettings,
     ) -> _SetKey:
-        # What was set counts, not only what it comes to: a snapshot leaves out what was not.
+        # Fields that are set to their default count too, because the snapshot contains exactly the fields that are set.
         spec = pipeline.model_dump_json(exclude_unset=True)
         return cls(spec, revision, tuple(sorted(replicas.items())), owner, settings, pipeline)
 
 
 @lru_cache(maxsize=REMEMBERED_SETS)
 def _build_set(key: _SetKey) -> tuple[Manifest, ...]:
-    """Returns the children of a revision. Most reconciles of a pipeline that starts need the same set."""
+    """Returns the children of a revision. Cached: most reconciles of a starting pipeline need the same set."""
     return tuple(build_revision_set(key.pipeline, key.revision, dict(key.replicas), key.owner, key.settings))
 
 
-def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
-    """Returns the typed form of a live OmniPipeline, whose components can do what it asks of them.
+@lru_cache(maxsize=REMEMBERED_SETS)
+def _build_shared(owner: Owner, serving: str, tls: bool) -> tuple[Manifest, ...]:
+    return tuple(build_shared(owner, serving, tls=tls))
 
-    Raises PipelineError: an older CRD let it in, or a newer one.
+
+def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
+    """Returns the typed form of a live OmniPipeline, after a check that its components support what it requests.
+
+    Raises PipelineError if it is invalid: an older or newer CRD may have accepted it.
     """
     metadata = manifest["metadata"]
     spec, source = manifest.get("spec"), f"{metadata['namespace']}/{metadata['name']}"
@@ -113,16 +121,22 @@ def parse_live_pipeline(manifest: Manifest) -> OmniPipeline:
         "metadata": {key: metadata[key] for key in ("name", "namespace", "generation") if key in metadata},
         "spec": spec,
     }
-    pipeline = type_document(document, source)
+    return _type_checked(msgspec.json.encode(document), source)
+
+
+@lru_cache(maxsize=REMEMBERED_SETS)
+def _type_checked(document: bytes, source: str) -> OmniPipeline:
+    """Returns the typed form of a JSON document. Cached: models are frozen, so reconciles can share one."""
+    pipeline = type_document(msgspec.json.decode(document), source)
     if problems := check_components(pipeline):
         raise PipelineError(source, problems)
     return pipeline
 
 
 def read_snapshots(observed: Observed, target: str) -> dict[str, OmniPipeline]:
-    """Specs of revisions other than the target, by revision, as their ControllerRevisions keep them.
+    """Returns the specs of revisions other than the target, by revision, from their ControllerRevisions.
 
-    One whose spec cannot be read is left out: the rollout then leaves the live children of that revision alone.
+    A revision whose spec cannot be read is omitted: the rollout then does not change that revision's live children.
     """
     kept = [
         child

@@ -1,4 +1,4 @@
-"""Compares what must exist with what exists, and orders the writes that are left: none where nothing differs."""
+"""Compares the desired children with the live ones and orders the necessary writes: none where nothing differs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omni_proto.pipeline import KIND
 _APPLY_RANK: Final = {kind.kind: rank for rank, kind in enumerate(CHILD_KINDS)}
 _UNREAD: Final = "unread"
 _PRUNE_LAST: Final = "ControllerRevision"
-"""It keeps the spec of what is being pruned: a reconcile that is cut short must still know it."""
+"""It holds the spec of the set that is being pruned, which is still needed if a reconcile is interrupted."""
 
 
 class Prune(NamedTuple):
-    """A child to delete, if it is still the very object that was seen."""
+    """A child to delete, on condition that it is still exactly the observed object."""
 
     key: ChildKey
     uid: str
@@ -30,11 +30,11 @@ class Prune(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An object that has the name of a child and is not ours; it is never touched."""
+    """An object that has the name of a child but does not belong to the pipeline; the operator never changes it."""
 
     key: ChildKey
     owner: str
-    """Who controls it, e.g. `Deployment web`; empty if nobody does."""
+    """Its controller, e.g. `Deployment web`; empty if it has none."""
     leftover: bool = False
     """Whether it belongs to a deleted pipeline of the same name: the garbage collector is about to remove it."""
 
@@ -44,19 +44,19 @@ class Plan:
     """The writes of one reconcile, in order: applies, then prunes."""
 
     apply: tuple[Manifest, ...] = ()
-    """Children to apply: what others need before them, the stable Services last of all, so that a switch comes when
-    everything that it leads to is there."""
+    """Children to apply, each after those that it depends on. The stable Services are last, so that they switch to a
+    revision only when all its objects exist."""
     prune: tuple[Prune, ...] = ()
     """Children to delete."""
     conflicts: tuple[Conflict, ...] = ()
     """Names that are taken."""
     waiting: tuple[ChildKey, ...] = ()
-    """Children that are being deleted, to be applied again when they are gone."""
+    """Children that are being deleted, to be applied again when they no longer exist."""
     unread: tuple[ChildKey, ...] = ()
-    """Children of which only the metadata is known, which is as it should be: the rest has to be read."""
+    """Children of which only the metadata is stored. It matches; the rest must be read and compared."""
     why: tuple[str, ...] = ()
-    """For each apply, what differs: `missing`, `desired` (we want something else now) or the path of a changed field.
-    For logs."""
+    """The difference for each apply, for logs: `missing`, `desired` (the desired manifest has changed) or the path of a
+    field that was changed in the live object."""
 
     @property
     def is_empty(self) -> bool:
@@ -65,10 +65,11 @@ class Plan:
 
 
 class Verified:
-    """Versions of live objects that were found to hold all of what is desired: comparing is most of a reconcile's work.
+    """Versions of live objects that were found to match the desired state.
 
-    A desired hash stands for what was compared, uid and resource version for what it was compared with, so an entry
-    never turns wrong. An object has one entry; the oldest are forgotten.
+    A cache, because comparing is most of a reconcile's work. An entry has the hash of the desired manifest, and the uid
+    and resource version of the live object that matched it, so it never becomes invalid. An object has one entry; the
+    oldest entries are evicted.
     """
 
     def __init__(self, limit: int = 100_000) -> None:
@@ -80,13 +81,13 @@ class Verified:
         return self._held.get(uid) == (wanted, version)
 
     def add_applied(self, manifest: Manifest, live: Manifest) -> None:
-        """Note the answer to an apply: it holds what was applied, or what admission made of that."""
+        """Add the object from the response to an apply: it matches what was applied, as changed by admission."""
         metadata = live["metadata"]
         wanted = manifest["metadata"]["annotations"][DESIRED_HASH_ANNOTATION]
         self.add((wanted, metadata["uid"], metadata["resourceVersion"]))
 
     def add(self, key: tuple[str, str, str]) -> None:
-        """Note a desired hash, and the uid and resource version of the object that holds it."""
+        """Add a desired hash with the uid and resource version of the object that matches it."""
         wanted, uid, version = key
         self._held.pop(uid, None)
         self._held[uid] = (wanted, version)
@@ -94,7 +95,7 @@ class Verified:
             del self._held[next(iter(self._held))]
 
     def holds(self, live: Manifest) -> bool:
-        """Whether a live object was found to hold what its own desired hash says."""
+        """Returns whether a live object was found to match the manifest of its own desired-hash annotation."""
         metadata = live["metadata"]
         wanted = (metadata.get("annotations") or {}).get(DESIRED_HASH_ANNOTATION, "")
         return (wanted, metadata.get("uid", ""), metadata.get("resourceVersion", "")) in self
@@ -106,11 +107,11 @@ def compute_plan(
     keep: Collection[ChildKey] = (),
     verified: Verified | None = None,
 ) -> Plan:
-    """The writes that make the children equal to desired.
+    """Returns the plan of the writes that make the children equal to desired.
 
-    A child is skipped if its desired-hash annotation is ours (so nothing was added or removed on our side) and desired
-    is a subset of it (so nobody changed it). keep names children that may not be pruned (Rollout.keep). What verified
-    knows is not compared again.
+    A child is skipped if its desired-hash annotation equals that of desired (so the desired manifest has not changed)
+    and desired is a subset of it (so nobody has changed the object). keep: children that must not be pruned
+    (Rollout.keep). Versions in verified are not compared again.
     """
     apply: list[tuple[Manifest, str]] = []
     conflicts: list[Conflict] = []
@@ -170,25 +171,27 @@ def _conflict(live: Manifest, pipeline: str) -> Conflict:
 
 
 def _prunes(retained: set[ChildKey], observed: Observed) -> tuple[Prune, ...]:
-    used = set(_used_config_maps(observed))
     found = [
         Prune(key, child["metadata"]["uid"], child["metadata"]["resourceVersion"])
         for key, child in observed.children.items()
         if key not in retained
         and controller_uid(child) == observed.uid
         and "deletionTimestamp" not in child["metadata"]
-        and not (key.kind == "ConfigMap" and key.name in used)
     ]
-    # What runs goes first, what it needs after it.
+    if any(item.key.kind == "ConfigMap" for item in found):
+        # Only in this case, because the search walks every pod and ReplicaSet, and usually there is nothing to prune.
+        used = set(_used_config_maps(observed))
+        found = [item for item in found if not (item.key.kind == "ConfigMap" and item.key.name in used)]
+    # Workloads are deleted before the objects that they depend on.
     return tuple(
         sorted(found, key=lambda item: (item.key.kind == _PRUNE_LAST, -_APPLY_RANK[item.key.kind], item.key.name))
     )
 
 
 def _used_config_maps(observed: Observed) -> Iterator[str]:
-    """Names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
+    """Yields the names of ConfigMaps that a pod, a ReplicaSet with replicas or a live Deployment mounts or reads.
 
-    The live Deployment counts as it was seen: this reconcile may have changed it, and its pods not yet.
+    The Deployment is the observed one: this reconcile may have changed it since, but its pods are not replaced yet.
     """
     for pod in observed.pods:
         yield from _config_maps_of(pod["spec"])

@@ -1,8 +1,9 @@
-"""How many pods each stage of a revision has: the one place that decides it.
+"""Decides how many pods each stage of a revision has. No other module does.
 
-Two numbers for each stage. The *goal* is what it comes to: availability and conditions are judged by it. *Now* is what
-its Deployment asks for in this reconcile, on the way there. A set ends from the entry downwards: requests in flight
-still need the stages below, so a stage stays as it is until no pod of the one above is left.
+There are two numbers for each stage. *goal* is the final number, by which availability and conditions are judged. *now*
+is the number in the Deployment after this reconcile, a step towards the goal. A set is scaled down from the entry stage
+downstream: requests in flight still need the downstream stages, so a stage keeps its replicas until its upstream stage
+has no pods.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from omni_proto.pipeline import OmniPipeline, order_stages
 
 
 class Fate(Enum):
-    """What is to become of a revision's set."""
+    """What happens to a revision's set."""
 
     RUN = "run"
-    """It serves, or is to serve."""
+    """It serves, or will serve."""
     SUSPEND = "suspend"
     """Its pods end and none starts; every stage keeps a Deployment."""
     RETIRE = "retire"
-    """Another revision serves: it ends and is pruned."""
+    """Another revision serves, so this set is scaled down and pruned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,14 @@ class Replicas:
 
 
 def fate_of(pipeline: OmniPipeline) -> Fate:
-    """Returns what the spec asks for the revision that it makes."""
+    """Returns the fate that the spec requests for its own revision."""
     return Fate.SUSPEND if pipeline.spec.suspend else Fate.RUN
 
 
 def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) -> Replicas:
     """Returns the replicas of a revision's stages.
 
-    pipeline is the spec as that revision has it. None if it is lost: such a set cannot be built, and stays as it is.
+    pipeline is the spec of that revision, None if it is lost: such a set cannot be built, so it keeps its replicas.
     """
     if pipeline is None:
         as_is = {name: stage.replicas for name, stage in live.stages.items()}
@@ -51,18 +52,18 @@ def decide_replicas(pipeline: OmniPipeline | None, live: LiveSet, fate: Fate) ->
     if fate is Fate.RUN:
         return Replicas(asked, asked)
     none = dict.fromkeys(asked, 0)
-    # To suspend starts no pods either: a stage without a Deployment gets one without replicas.
+    # Suspending must not start pods: a stage without a Deployment gets one with 0 replicas.
     absent = none if fate is Fate.SUSPEND else asked
     return Replicas(none, _drain(pipeline, live, absent))
 
 
 def first_replicas(pipeline: OmniPipeline) -> Mapping[str, int]:
-    """Returns the replicas of a pipeline's own revision where nothing of it exists yet."""
+    """Returns the replicas of a pipeline's own revision if none of its objects exist yet."""
     return decide_replicas(pipeline, LiveSet(""), fate_of(pipeline)).now
 
 
 def _drain(pipeline: OmniPipeline, live: LiveSet, absent: Mapping[str, int]) -> dict[str, int]:
-    """Returns the next step on the way to none. absent: replicas of stages that have no Deployment."""
+    """Returns the replicas of the next step towards zero. absent: replicas of stages that have no Deployment."""
     replicas: dict[str, int] = {}
     for stage in order_stages(pipeline):
         above = stage.inputs[0].source if stage.inputs else None

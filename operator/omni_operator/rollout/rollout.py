@@ -1,13 +1,13 @@
-"""How a pipeline gets from the revision that serves to the one that is asked for, decided again in every reconcile.
+"""Moves a pipeline from the serving revision to the requested one (the target). Decided again in every reconcile.
 
-A revision is a complete set of stages that talk to one another only. All that a decision needs is in the API: which
-sets exist, and which of them the entry Service selects. So a restarted operator decides as the old one would have.
+A revision is a complete set of stages that call only one another. All inputs of a decision are in the API: which sets
+exist, and which of them the entry Service selects. So a restarted operator decides as the previous one would have.
 
-    build     the set of the target, beside the one that serves (BlueGreen), or after it has gone (Recreate)
+    build     build the target's set beside the serving one (BlueGreen), or after it has ended (Recreate)
     switch    the entry Service selects the target once every stage of it is available
-    retire    a set that neither serves nor is the target ends from the entry downwards: a stage is scaled to zero when
-              no pod of the stage above is left, for requests in flight still need it; when no pod is left at all, the
-              set is pruned
+    retire    a set that neither serves nor is the target is scaled down from the entry stage downstream: a stage is
+              scaled to zero when its upstream stage has no pods, because requests in flight still need it; when no
+              pod is left, the set is pruned
 
 See docs/adr for the table of cases.
 """
@@ -34,28 +34,28 @@ _POD_BEARING: Final = frozenset({"Deployment", "PodDisruptionBudget"})
 
 
 class Phase(StrEnum):
-    """Where a rollout stands."""
+    """The phase of a rollout."""
 
     COMPLETE = "Complete"
-    """One set, the target's, and all of it is available."""
+    """Only the target's set exists, and all of it is available."""
     INCOMPLETE = "Incomplete"
-    """One set, the target's, whose pods are as they should be but not all available."""
+    """Only the target's set exists, with current pods, but not all of them are available."""
     STARTING = "Starting"
-    """The target's set starts, and no other serves meanwhile."""
+    """The target's set starts, and no other set serves meanwhile."""
     UPDATING = "Updating"
-    """Pods of the target's set are replaced in place, by ones of the same revision."""
+    """Pods of the target's set are replaced in place by pods of the same revision."""
     ROLLING_OUT = "RollingOut"
     """The target's set starts while another one serves."""
     NEEDS_CAPACITY = "NeedsCapacity"
-    """The target's set cannot start beside the one that serves: the cluster has no room for both."""
+    """The target's set cannot start beside the one that serves: the cluster lacks the capacity for both."""
     WAITING = "Waiting"
-    """Recreate: the target's set starts when the old one has ended."""
+    """Recreate: the target's set starts after the old one has ended."""
     DRAINING = "Draining"
-    """The target serves; requests to an old set end."""
+    """The target serves; an old set completes its requests."""
     SUSPENDING = "Suspending"
     """Pods end, and none will start."""
     SUSPENDED = "Suspended"
-    """No pod runs, as asked for."""
+    """No pod runs, as requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,48 +64,48 @@ class RevisionPart:
 
     revision: str
     replicas: Mapping[str, int]
-    """Replicas that the Deployment of each stage asks for now."""
+    """Replicas in the Deployment of each stage now."""
     stages: frozenset[str] | None = None
     """Stages that have a Deployment; None: all."""
 
     def wants(self, manifest: Manifest) -> bool:
-        """Whether a child that was built for the revision belongs to what must exist now."""
+        """Returns whether a child that was built for the revision must exist now."""
         stage = manifest["metadata"]["labels"].get(STAGE_LABEL)
         return self.stages is None or stage in self.stages or manifest["kind"] not in _POD_BEARING
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What must exist now, and what serves."""
+    """The decision on what must exist now and what serves."""
 
     target: str
-    """The revision that the spec asks for."""
+    """The revision of the spec."""
     serving: str
     """The revision that the stable Services must select."""
     parts: tuple[RevisionPart, ...]
-    """What must exist: the set that serves, the target's unless it has to wait, and sets that retire."""
+    """The sets that must exist: the serving one, the target's unless it must wait, and those that retire."""
     phase: Phase
     goals: Mapping[str, Mapping[str, int]]
-    """Replicas that the stages of the serving revision and of the target are to come to, by revision and stage."""
+    """Final replicas of the serving revision and of the target, by revision and stage."""
     sets: Mapping[str, LiveSet]
-    """The revisions that exist: what this was decided by."""
+    """The revisions that exist: the input of this decision."""
     keep: frozenset[ChildKey] = frozenset()
-    """Live children to leave as they are: of a serving revision whose spec is lost, so that they cannot be built."""
+    """Live children to leave unchanged: those of a serving revision whose spec is lost, which cannot be built."""
     waiting_for: tuple[str, ...] = ()
     """Stages that the phase waits for, as `STAGE (REVISION)`: to become available, or to end."""
     serving_tls: bool = False
     """Whether clients reach the serving revision over TLS."""
     recheck_at: datetime | None = None
-    """When to reconcile again though nothing may have changed by then: a pod then counts as lost, or as stuck."""
+    """When to reconcile again even without an event, because a pod may then count as lost or stuck."""
 
 
 def decide_rollout(
     pipeline: OmniPipeline, target: str, snapshots: Mapping[str, OmniPipeline], observed: Observed, now: datetime
 ) -> Rollout:
-    """What must exist now so that the pipeline moves one safe step towards its target.
+    """Returns what must exist now, so that the pipeline moves one safe step towards its target.
 
-    pipeline is the spec that is asked for and target its revision; snapshots holds the specs of other revisions as
-    their ControllerRevisions keep them (one of the target is ignored).
+    pipeline is the current spec, and target its revision. snapshots has the specs of other revisions, from their
+    ControllerRevisions (a snapshot of the target is ignored).
     """
     sets = compute_live_sets(observed, now)
     view = RolloutView({**snapshots, target: pipeline}, target, observed, sets, live_serving_revision(observed), now)
@@ -117,7 +117,7 @@ def decide_rollout(
         if revision not in view.pipelines:
             keep |= _children_of(view, revision) if revision in (serving, view.selected) else set()
         elif revision == serving or (revision == view.selected and view.can_serve(revision)):
-            # Not before the switch is in the API does the set that served begin to end.
+            # The set that served is scaled down only after the API shows the switch.
             parts.append(RevisionPart(revision, view.replicas(revision, Fate.RUN).now))
         elif not view.is_empty(revision):
             ending = view.replicas(revision, Fate.RETIRE).now
@@ -132,7 +132,7 @@ def decide_rollout(
         sets=sets,
         keep=frozenset(keep),
         waiting_for=_waiting_for(view, phase),
-        # Of a spec that is lost nothing is known; the next one is the best guess.
+        # If the serving revision's spec is lost, assume the TLS setting of the current spec.
         serving_tls=view.pipelines.get(serving, pipeline).spec.entry.tls is not None,
         recheck_at=_recheck_at(view),
     )
@@ -146,20 +146,21 @@ def _choose_serving(view: RolloutView) -> str:
         return target
     if selected is not None and selected in view.others and _is_worth_keeping(view, selected):
         return selected
-    # The set that is selected does not serve, or is gone. Another one may: the selector was edited by hand, or the
-    # target broke before the old set began to end.
+    # The selected set does not serve or no longer exists. Another one may serve: the selector was edited by hand, or
+    # the target failed before the old set was scaled down.
     return next((revision for revision in reversed(view.others) if view.is_available(revision)), target)
 
 
 def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
-    """Whether a set that is selected, but is not the target, shall continue serving until the target can.
+    """Returns whether a selected set that is not the target should keep serving until the target can serve.
 
-    Not if it never came up (a wrong image, say) and requests cannot even enter it, or the target needs its room: there
-    is nothing to protect, and the correction would wait for the mistake forever.
+    It should not if the set never became available (e.g. because of a wrong image) and either its entry stage is
+    missing or the target needs its capacity. Such a set serves nothing, and the corrected target would wait forever for
+    the failed set.
     """
     pipeline = view.pipelines.get(revision)
     if pipeline is None or pipeline.spec.suspend:
-        # A lost spec cannot be healed, and a suspended set is not to be started.
+        # A set with a lost spec cannot be repaired, and a suspended set must not be started.
         return view.can_serve(revision)
     missing = view.never_came_up(revision)
     if order_stages(pipeline)[0].name in missing:
@@ -168,7 +169,7 @@ def _is_worth_keeping(view: RolloutView, revision: str) -> bool:
 
 
 def _target_waits(view: RolloutView) -> bool:
-    """Recreate: whether old sets must end before the target's begins. One that has begun continues."""
+    """Returns whether the target's set must wait for old sets to end (Recreate). A set that has begun never waits."""
     if view.pipeline.spec.rollout.strategy != "Recreate":
         return False
     begun = any(stage.deployment is not None for stage in view.live(view.target).stages.values())
@@ -192,7 +193,7 @@ def _phase(view: RolloutView, serving: str, waits: bool) -> Phase:
     if waits:
         return Phase.WAITING
     if serving != target:
-        # Room that an old set is about to give back is not missing.
+        # While an old set is about to release capacity, capacity is not missing.
         blocked = view.lacks_capacity(target) and not leftovers
         return Phase.NEEDS_CAPACITY if blocked else Phase.ROLLING_OUT
     if view.is_available(target):

@@ -1,4 +1,4 @@
-"""What a rollout's decision asks about the revisions that exist: which are available, can serve, never came up."""
+"""Queries of the rollout decision on existing revisions: which are available, can serve, or never became available."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omni_proto.pipeline import OmniPipeline
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """The input of a rollout's decision, and the questions that it asks."""
+    """The input of a rollout decision, with its queries."""
 
     pipelines: Mapping[str, OmniPipeline]
-    """Specs by revision, the target's included; that of an old revision may be lost."""
+    """Specs by revision, including the target's; the spec of an old revision may be lost."""
     target: str
-    """The revision that the spec asks for."""
+    """The revision of the spec."""
     observed: Observed
     sets: Mapping[str, LiveSet]
     """The revisions that exist."""
@@ -31,20 +31,20 @@ class RolloutView:
 
     @property
     def pipeline(self) -> OmniPipeline:
-        """The spec that is asked for."""
+        """The current spec."""
         return self.pipelines[self.target]
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The revisions that exist and are not the target, in the order of their names."""
+        """The existing revisions other than the target, in the order of their names."""
         return tuple(revision for revision in self.sets if revision != self.target)
 
     def live(self, revision: str) -> LiveSet:
-        """The revision's set; an empty one if it does not exist."""
+        """Returns the revision's set; an empty one if it does not exist."""
         return self.sets.get(revision) or LiveSet(revision)
 
     def wanted(self, revision: str) -> Mapping[str, int]:
-        """Returns the replicas that each stage of the revision is to come to while it may serve."""
+        """Returns the final replicas of each stage of the revision if it may serve."""
         fate = fate_of(self.pipeline) if revision == self.target else Fate.RUN
         return self.replicas(revision, fate).goal
 
@@ -53,12 +53,12 @@ class RolloutView:
         return decide_replicas(self.pipelines.get(revision), self.live(revision), fate)
 
     def is_available(self, revision: str) -> bool:
-        """Whether every stage has all its replicas, of the present template, and the stage above can resolve it."""
+        """Returns whether every stage has all replicas of the current template, and its Service has endpoints."""
         wanted = self.wanted(revision)
         return bool(wanted) and all(self.is_stage_available(revision, *item) for item in wanted.items())
 
     def is_stage_available(self, revision: str, name: str, replicas: int) -> bool:
-        """Whether one stage has so many replicas, of the present template, and a Service that finds them."""
+        """Returns whether one stage has that many replicas of the current template, and its Service has endpoints."""
         stage = self.live(revision).stage(name)
         return (
             stage.deployment is not None
@@ -71,12 +71,15 @@ class RolloutView:
         return self.observed.endpoints.get(stage_name(self.observed.name, name, revision), 0)
 
     def can_serve(self, revision: str) -> bool:
-        """Whether every stage that has replicas has an available pod."""
+        """Returns whether every stage that should have replicas has an available pod."""
         wanted = {name for name, replicas in self.wanted(revision).items() if replicas}
         return bool(wanted) and all(self.live(revision).stage(name).available for name in wanted)
 
     def never_came_up(self, revision: str) -> list[str]:
-        """Stages without an available pod whose present template never had one: they start only now, or are wrong."""
+        """Returns the stages without an available pod whose current template never had one.
+
+        They are still starting, or cannot start.
+        """
         live = self.live(revision)
         return [
             name
@@ -85,13 +88,13 @@ class RolloutView:
         ]
 
     def fails(self, revision: str, name: str) -> bool:
-        """Whether a stage will not come up by waiting: something is wrong with it, or there is no room for it."""
+        """Returns whether a stage will not become available by waiting: it failed, or does not fit the cluster."""
         stage = self.live(revision).stage(name)
         cause = find_cause(stage, self.now)
         return lacks_capacity(stage) or (cause is not None and cause.hard)
 
     def is_empty(self, revision: str) -> bool:
-        """Whether no pod of the revision runs and none will be made."""
+        """Returns whether the revision has no pods and will get none."""
         return all(stage.empty for stage in self.live(revision).stages.values())
 
     def lacks_capacity(self, revision: str) -> bool:

@@ -1,1 +1,1 @@
-"""What is: the objects of one pipeline as they were observed, by revision and stage, and why pods do not run."""
+"""The observed state: the live objects of one pipeline, by revision and stage, and why pods do not run."""

@@ -1,7 +1,7 @@
-"""Why a container does not run, from its status as kubelet writes it.
+"""Finds out why a container does not run, from its status as written by kubelet.
 
-Causes must not change while nothing changes: kubelet goes round waiting, running and terminated while a container
-crashes, and counts restarts; of all that, messages name only what stays the same.
+A cause must stay the same while the problem does. While a container keeps crashing, kubelet cycles through waiting,
+running and terminated, and counts restarts; so messages contain only what does not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omni_operator.reasons import Reason
 from omni_proto.pod_contract import ExitCode, TerminationReason, parse_termination
 
 _STOPPED_FROM_OUTSIDE: Final = frozenset({ExitCode.DRAINED, 137, ExitCode.ABORTED})
-"""Exit codes after a signal of kubelet: drained, killed, and ended by the signal itself."""
+"""Exit codes after a signal from kubelet: drained after SIGTERM, killed, and terminated by SIGTERM itself."""
 _PULL_FAILURES: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "RegistryUnavailable", "ImageInspectError"}
 )
@@ -26,19 +26,19 @@ _MAX_FOREIGN_DETAIL: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why something of a stage is not as it should be."""
+    """Why a part of a stage does not run."""
 
     reason: Reason
     message: str
     """What is wrong and what to do, without the stage's name."""
     hard: bool = True
-    """Whether it is a failure. Otherwise it may belong to a rollout that goes well: nodes are being added."""
+    """Whether it is a failure. Otherwise it may be part of a healthy rollout, e.g. while nodes are being added."""
 
 
 def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) -> Cause | None:
-    """Why the container does not run; None if it does, or if nothing speaks against that it will.
+    """Returns why the container does not run; None if it runs, or if no problem is known.
 
-    spec is the container of the pod's spec, status its entry in containerStatuses or initContainerStatuses.
+    spec is the container in the pod's spec, status its entry in containerStatuses or initContainerStatuses.
     """
     state = status.get("state") or {}
     waiting = state.get("waiting")
@@ -55,10 +55,10 @@ def find_container_cause(spec: Manifest, status: Mapping[str, Any], init: bool) 
 
 
 def shorten_termination(text: str) -> tuple[str, str, str]:
-    """Reason, message and field of a termination message; of a foreign image's plain text only a short message.
+    """Returns reason, message and field of a termination message; plain text (of other images) is cut to a short one.
 
-    Kubelet takes it from the file that the container writes for this end (terminationMessagePolicy: File), never from
-    its log, which may hold whatever a program prints when it dies.
+    Kubelet reads the message from the container's termination log file (terminationMessagePolicy: File), never from its
+    output, which may contain anything that a program prints when it dies.
     """
     said = parse_termination(text)
     if said is None:
@@ -90,7 +90,7 @@ def _waiting_cause(spec: Manifest, reason: str, message: str) -> Cause | None:
 
 
 def _pull_detail(message: str) -> str:
-    """Returns what the registry answered, as far as the message shows it; its words differ by runtime."""
+    """Returns the registry's response as far as the message shows it; the wording depends on the container runtime."""
     text = message.lower()
     for word, detail in (
         ("not found", "no such image"),

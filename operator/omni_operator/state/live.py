@@ -1,7 +1,7 @@
-"""Live sets of pods: what was observed, sorted by revision and stage, with the few questions that decisions ask.
+"""Live sets of pods: the observed objects by revision and stage, with the queries that decisions need.
 
-A revision's set is one Deployment a stage. Which stage and revision an object belongs to is read from selectors, which
-cannot be edited, and not from its labels.
+A revision's set has one Deployment for each stage. The stage and revision of Deployments and ReplicaSets are read from
+their selectors, which are immutable, and not from their labels.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from omni_operator.state.observed import Observed
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 LOST_POD_SLACK: Final = timedelta(seconds=60)
-"""How long after the end of its grace a terminating pod still counts: kubelet has killed it, or its node is lost."""
+"""How long a terminating pod still counts after its grace period. Then kubelet has killed it or its node is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveStage:
-    """One stage of one revision as it is."""
+    """The live objects of one stage of one revision."""
 
     stage: str
     deployment: Manifest | None = None
-    """Its Deployment, if there is one and it is ours."""
+    """Its Deployment, if there is one and it belongs to the pipeline."""
     replica_sets: Sequence[Manifest] = ()
     """The ReplicaSets of that Deployment, and orphans that it would adopt."""
     pods: Sequence[Manifest] = ()
-    """Pods that may still run something, by name: neither ended nor long past their grace."""
+    """Pods that may still run, by name: they have not ended and are not lost (see is_lost)."""
     ended_pods: Sequence[Manifest] = ()
     """Pods that failed or succeeded (evicted ones stay as Failed), by name."""
 
     @property
     def replicas(self) -> int:
-        """Replicas asked for by the live Deployment; 0 without one."""
+        """Replicas in the spec of the live Deployment; 0 without one."""
         return int(value_at(self.deployment, "spec", "replicas", default=0))
 
     @property
@@ -66,13 +66,13 @@ class LiveStage:
 
     @property
     def completed(self) -> bool:
-        """Whether all replicas of the Deployment's present template were available at some time."""
+        """Whether all replicas of the Deployment's current template were available at some time."""
         condition = self.condition("Progressing")
         return condition is not None and condition.get("reason") == "NewReplicaSetAvailable"
 
     @property
     def empty(self) -> bool:
-        """Whether no pod runs and none will be made: what the stages below wait for before they go."""
+        """Whether it has no pods and will get none. The downstream stages wait for this before they are scaled down."""
         return (
             not self.pods
             and (
@@ -83,24 +83,24 @@ class LiveStage:
         )
 
     def condition(self, kind: str) -> Mapping[str, Any] | None:
-        """A condition of the Deployment."""
+        """Returns a condition of the Deployment."""
         return find_condition(self.deployment, kind)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSet:
-    """One revision as it is."""
+    """The live objects of one revision."""
 
     revision: str
     stages: Mapping[str, LiveStage] = field(default_factory=dict)
 
     def stage(self, name: str) -> LiveStage:
-        """The stage of that name; an empty one if nothing of it exists."""
+        """Returns the stage with that name; an empty one if none of its objects exist."""
         return self.stages.get(name) or LiveStage(name)
 
 
 def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
-    """Every revision of which a Deployment, a ReplicaSet with pods, or a pod exists, in the order of their names."""
+    """Returns every revision that has a Deployment, a ReplicaSet with pods, or a pod, sorted by name."""
     deployments = {
         _member(child["spec"]["selector"].get("matchLabels", {})): child
         for key, child in observed.children.items()
@@ -135,7 +135,7 @@ def compute_live_sets(observed: Observed, now: datetime) -> dict[str, LiveSet]:
 
 
 def live_serving_revision(observed: Observed) -> str | None:
-    """The revision that the live entry Service selects: what serves, and all the memory that a rollout has."""
+    """Returns the revision that the live entry Service selects: the one that serves. A rollout has no other state."""
     service = observed.child("Service", entry_service_name(observed.name))
     if service is None or controller_uid(service) != observed.uid:
         return None
@@ -143,8 +143,8 @@ def live_serving_revision(observed: Observed) -> str | None:
 
 
 def is_lost(pod: Manifest, now: datetime) -> bool:
-    """Whether a terminating pod is so long past its grace that only a lost node can keep it in the API."""
-    ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace, not its begin
+    """Returns whether a terminating pod is so long past its grace period that its node must be lost."""
+    ends = pod["metadata"].get("deletionTimestamp")  # the end of the grace period, not its start
     return ends is not None and parse_time(ends) + LOST_POD_SLACK <= now
 
 
@@ -152,7 +152,7 @@ _Member = tuple[str, str]
 
 
 def _member(labels: Mapping[str, str]) -> _Member:
-    """Stage and revision; empty for an object of neither."""
+    """Returns stage and revision from labels; both are empty if a label is missing."""
     if PIPELINE_LABEL not in labels or STAGE_LABEL not in labels or REVISION_LABEL not in labels:
         return "", ""
     return labels[STAGE_LABEL], labels[REVISION_LABEL]

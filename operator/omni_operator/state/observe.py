@@ -1,7 +1,8 @@
-"""Gathers what one reconcile decides upon: from the store, and for children that no watch shows, from the API server.
+"""Collects the input of one reconcile from the store, and children that no watch reports from the API server.
 
-The store holds what carries our labels. A child may exist without them: stripped of them by hand, or somebody else's
-object that happens to have the name. Creating it then fails, and from there on what is missing is asked for by name.
+The store contains the objects with the operator's labels. An object with a child's name may exist without them: its
+labels were removed by hand, or it belongs to another owner. Creating the child then fails, and from then on missing
+children are requested by name.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 
 
 def new_store() -> Store:
-    """Returns an empty store of pipelines and what belongs to them, each as slim as decisions allow."""
+    """Returns an empty store for pipelines and their objects. It keeps only the fields that decisions need."""
     return Store(Root(PIPELINE_KIND, PIPELINE_LABEL), slim_seen)
 
 
 def observe_pipeline(store: Store, key: NamespacedName) -> Observed | None:
-    """The pipeline and all that belongs to it, as the store has it; None if there is no such pipeline."""
+    """Returns the stored pipeline with all objects that belong to it; None if the store has no such pipeline."""
     pipeline = store.get(ObjectKey(PIPELINE_KIND, *key))
     if pipeline is None:
         return None
@@ -62,12 +63,15 @@ def observe_pipeline(store: Store, key: NamespacedName) -> Observed | None:
 
 
 def add_children(observed: Observed, found: Iterable[Manifest]) -> Observed:
-    """The same with further children."""
+    """Returns observed with additional children."""
     return replace(observed, children={**observed.children, **{key_of(manifest): manifest for manifest in found}})
 
 
 def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
-    """Ready endpoints by Service; one that several slices list (both IP families, rebalancing) counts once."""
+    """Returns the number of ready endpoints by Service.
+
+    An endpoint in several slices (both IP families, rebalancing) counts once.
+    """
     ready: dict[str, set[str]] = {}
     for endpoint_slice in slices:
         service = (endpoint_slice["metadata"].get("labels") or {}).get(_SERVICE_NAME_LABEL)
@@ -75,7 +79,7 @@ def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
             continue
         addresses = ready.setdefault(service, set())
         for endpoint in endpoint_slice.get("endpoints") or ():
-            # Absent means unknown, which consumers are to take as ready.
+            # Absent means unknown, which consumers should treat as ready (Kubernetes API).
             if (endpoint.get("conditions") or {}).get("ready") is not False:
                 target = endpoint.get("targetRef") or {}
                 addresses.update([target["uid"]] if "uid" in target else endpoint.get("addresses") or ())
@@ -84,16 +88,16 @@ def count_ready_endpoints(slices: Iterable[Manifest]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Unlabelled:
-    """What was found under the names of children that the store lacks."""
+    """Result of requesting the children that the store lacks by name."""
 
     found: tuple[Manifest, ...] = ()
-    """Live objects, whoever's they are."""
+    """Live objects with these names, of any owner."""
     unknown: Mapping[ChildKey, ApiError] = field(default_factory=dict)
-    """Names of which nothing is known, for asking failed: nothing may be applied there."""
+    """Children whose request failed, with the error: they must not be applied."""
 
 
 async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequence[Manifest]) -> Unlabelled:
-    """Ask for the wanted children that observed lacks by their names."""
+    """Request the wanted children that observed lacks, by name."""
     missing = [key_of(manifest) for manifest in wanted if key_of(manifest) not in observed.children]
     answers = await asyncio.gather(
         *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in missing), return_exceptions=True
@@ -108,7 +112,7 @@ async def observe_unlabelled(client: ApiClient, observed: Observed, wanted: Sequ
 
 
 async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence[ChildKey]) -> Observed:
-    """The same with those children whole, or without them if they are gone. Raises ApiError."""
+    """Read the unread children. Returns observed with them, or without those that no longer exist. Raises ApiError."""
     answers = await asyncio.gather(
         *(client.get(KIND_BY_NAME[key.kind], observed.namespace, key.name) for key in unread)
     )
@@ -118,5 +122,5 @@ async def observe_unread(client: ApiClient, observed: Observed, unread: Sequence
 
 
 async def observe_live_pipeline(client: ApiClient, key: NamespacedName) -> Manifest | None:
-    """The pipeline as it is now, past every cache. Raises ApiError."""
+    """Returns the pipeline as it is now on the API server, without a cache. Raises ApiError."""
     return await client.get(PIPELINES, key.namespace, key.name)

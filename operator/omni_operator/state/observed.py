@@ -1,7 +1,7 @@
-"""What one reconcile saw of one pipeline: the input of every decision, gathered by `observe.py`.
+"""The observed state of one pipeline in one reconcile: the input of every decision, collected by `observe.py`.
 
-A snapshot of watched objects, so parts of it may be older than others; every decision is made again when any of them
-changes. Nothing here reads a clock or the API.
+It comes from several watches, so parts of it may be older than others. A change of any part causes a new reconcile.
+Nothing here reads a clock or the API.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omni_operator.kinds import ChildKey
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One pipeline and the live objects that bear on it, each whole and with apiVersion and kind (lists omit them)."""
+    """One pipeline and the live objects that affect it, each with apiVersion and kind (items of lists omit them)."""
 
     pipeline: Manifest
     """The OmniPipeline as the API server holds it, status included."""
@@ -51,5 +51,5 @@ class Observed:
         return int(self.pipeline["metadata"]["generation"])
 
     def child(self, kind: str, name: str) -> Manifest | None:
-        """The live child of that kind and name, None if there is none."""
+        """Returns the live child with that kind and name, None if there is none."""
         return self.children.get(ChildKey(kind, name))

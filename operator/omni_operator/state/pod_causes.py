@@ -1,7 +1,7 @@
-"""Why a stage has not all its pods, from what the scheduler, kubelet and the controllers say about it.
+"""Finds out why a stage lacks pods, from the reports of the scheduler, kubelet and the controllers.
 
-Of several pods and causes, the status reports the one that must be fixed first. As far as possible, that does
-not depend on the order or the names of pods.
+If there are several pods and causes, the status reports the cause that must be fixed first. As far as possible, the
+choice does not depend on the order or the names of pods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omni_operator.state.live import LiveStage
 from omni_proto.pipeline import GPU_RESOURCES
 
 SLOW_SETUP: Final = timedelta(minutes=2)
-"""How long volumes and network of a pod may take before that is called a failure."""
+"""How long the setup of a pod's volumes and network may take before it counts as a failure."""
 _MAX_DETAIL: Final = 600
 
 _RANKS: Final = (
@@ -45,10 +45,10 @@ _RANKS: Final = (
     Reason.EVICTED,
     Reason.PROGRESS_DEADLINE_EXCEEDED,
 )
-"""The order of reports: what only a person can fix comes before what may pass."""
+"""The order in which causes are reported: those that only a person can fix come before transient ones."""
 
 _QUOTA: Final = re.compile(r"exceeded quota: (?P<quota>[^,\s]+), requested: (?P<requested>\S+?), used:")
-# With the name of the pod that could not be made, another one at each try.
+# The message may begin with the name of the pod that was not created, which is different at each attempt.
 _FORBIDDEN: Final = re.compile(r'(?:[Pp]ods? "[^"]*" is (?:forbidden|invalid): )?(?P<why>.*)', re.DOTALL)
 _NODES: Final = re.compile(
     r"\d+/\d+ nodes are available: (?P<why>.*?)(?:\. preemption: .*|\. no new claims .*)?\.?\Z", re.DOTALL
@@ -58,7 +58,7 @@ _LACKING: Final = re.compile(r"Insufficient |Too many pods")
 
 
 def find_cause(stage: LiveStage, now: datetime) -> Cause | None:
-    """Why the stage has not all its pods; None if it has, or if nothing speaks against that it will."""
+    """Returns why the stage lacks pods; None if it has all of them, or if no problem is known."""
     if stage.deployment is not None and not stage.replicas:
         return None
     cause = min(_causes(stage, now), key=_urgency, default=None)
@@ -73,13 +73,13 @@ def lacks_capacity(stage: LiveStage) -> bool:
 
 
 def next_check(stage: LiveStage, now: datetime) -> datetime | None:
-    """When a cause may appear though nothing will have changed by then."""
+    """Returns the time at which a cause may appear without an event, because a time limit passes; None if none can."""
     times = [since + SLOW_SETUP for pod in stage.pods if (since := _in_setup_since(pod)) is not None]
     return min((time for time in times if time > now), default=None)
 
 
 def count_gpus(pod: Manifest) -> int:
-    """GPUs that a pod asks for."""
+    """Returns the number of GPUs that a pod requests."""
     limits = [value_at(container, "resources", "limits", default={}) for container in pod["spec"].get("containers", ())]
     return sum(int(limit.get(name, 0)) for limit in limits for name in GPU_RESOURCES)
 
@@ -99,7 +99,7 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
     for pod in stage.pods:
         if not is_terminating(pod):
             yield from _pod_causes(pod, now)
-    # Ended pods stay for long: they matter only while their replacements are missing too.
+    # Ended pods stay in the API for a long time, so they count only while their replacements are missing too.
     if stage.available < stage.replicas:
         yield from (cause for pod in stage.ended_pods if (cause := _ended_pod_cause(pod)) is not None)
         if _is_late(stage):
@@ -110,13 +110,13 @@ def _causes(stage: LiveStage, now: datetime) -> Iterator[Cause]:
 
 
 def _is_late(stage: LiveStage) -> bool:
-    """Whether pods take longer than any stage may: then what might have passed by itself has not."""
+    """Returns whether the progress deadline has passed. Then even a cause that may be transient counts as a failure."""
     progressing = stage.condition("Progressing")
     return progressing is not None and progressing.get("reason") == "ProgressDeadlineExceeded"
 
 
 def _refusals(stage: LiveStage) -> list[str]:
-    """What the API server said when pods could not be created."""
+    """Returns the API server's messages from failed attempts to create pods."""
     conditions = [find_condition(item, "ReplicaFailure") for item in (*stage.replica_sets, stage.deployment)]
     return sorted(
         {str(item.get("message", "")) for item in conditions if item is not None and item.get("status") == "True"}
@@ -177,7 +177,7 @@ def _readiness_causes(pod: Manifest) -> Iterator[Cause]:
         return
     for entry in entries:
         running = (entry.get("state") or {}).get("running")
-        # Ready turned False after the container began, so it was True before: it does not merely start.
+        # Ready became False after the container started, so it was True before: the container is not just starting.
         if running and not entry.get("ready") and _after(ready.get("lastTransitionTime"), running.get("startedAt")):
             yield Cause(
                 Reason.PROBE_FAILING,
@@ -202,7 +202,7 @@ def _scheduling_cause(pod: Manifest, message: str) -> Cause:
 
 
 def _unschedulable(pod: Manifest) -> str | None:
-    """What the scheduler says about a pod that it finds no node for."""
+    """Returns the scheduler's message about a pod that fits no node; None if the pod has a node or is not stuck."""
     condition = find_condition(pod, "PodScheduled")
     if condition is None or condition.get("status") != "False" or pod["spec"].get("nodeName"):
         return None
@@ -214,7 +214,7 @@ def _is_stuck(condition: Mapping[str, Any]) -> bool:
 
 
 def _without_counts(message: str) -> str:
-    """The scheduler's reasons without the numbers of nodes, which change with the cluster."""
+    """Returns the scheduler's reasons without the numbers of nodes, which change with the cluster."""
     match = _NODES.search(message)
     if match is None:
         return message
@@ -234,7 +234,7 @@ def _ended_pod_cause(pod: Manifest) -> Cause | None:
 
 
 def _in_setup_since(pod: Manifest) -> datetime | None:
-    """Since when a pod has a node, but neither volumes nor network; None if it has them, or ended."""
+    """Returns since when a pod with a node waits for volumes or network; None if it does not wait or is terminating."""
     setup, scheduled = find_condition(pod, "PodReadyToStartContainers"), find_condition(pod, "PodScheduled")
     if setup is None or setup.get("status") != "False" or scheduled is None or scheduled.get("status") != "True":
         return None

@@ -1,9 +1,9 @@
-"""What decisions read of a watched object; the store keeps no more. Pure.
+"""Reduces a watched object to the fields that decisions read, so that the store keeps no others. Pure functions.
 
-An object of somebody else may be a megabyte large, and the API server lets anyone write labels. So of what is not
-the operator's only its name and owner are kept, and of what is, a few fields: a pipeline's pods, ReplicaSets and
-Deployments hold thousands of lines that nothing here asks for. A child that was found to hold all that is desired is a
-hash from then on (rollout.plan.Verified), until it changes.
+Another owner's object may have a megabyte, and anyone can give it the pipeline's label, so only its name and owner are
+kept. Of the operator's own objects a few fields are kept: a pipeline's pods, ReplicaSets and Deployments have thousands
+of lines that nothing here reads. A child that was found to match the desired state (rollout.plan.Verified) is kept only
+as a hash until it changes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from omni_proto.pipeline.read.load import MAX_SPEC_BYTES
 from omni_proto.pod_contract import PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 SLIM: Final = "slim"
-"""Set in the copy of a child that holds less than the live object: it can be compared with nothing."""
+"""Set in the copy of a child that lacks fields of the live object: such a copy cannot be compared with a manifest."""
 
 SPEC_BYTES: Final = "specBytes"
-"""Stands in the place of a spec that is too large: how many bytes it has."""
+"""The only field of a spec that is too large: its size in bytes."""
 
 _LABELS: Final = (PIPELINE_LABEL, STAGE_LABEL, REVISION_LABEL, "kubernetes.io/service-name")
 _METADATA: Final = (
@@ -33,7 +33,7 @@ _METADATA: Final = (
 
 
 def slim_seen(manifest: Manifest) -> Manifest:
-    """What is kept of an object when it comes: children of pipelines whole, but for ConfigMaps, whose data is large."""
+    """Returns the part of a received object to store. Children are stored whole, except ConfigMaps (large data)."""
     kind = manifest["kind"]
     if kind == PIPELINE_KIND:
         metadata = {key: value for key, value in manifest["metadata"].items() if key not in _UNREAD_METADATA}
@@ -49,7 +49,7 @@ def slim_seen(manifest: Manifest) -> Manifest:
 
 
 def slim_child(manifest: Manifest) -> Manifest:
-    """What is kept of a child that holds all that is desired, or cannot differ from it unless its hash does."""
+    """Returns the part to store of a child that matches its desired-hash annotation, or whose data is immutable."""
     slim = _bare(manifest)
     annotations = manifest["metadata"].get("annotations") or {}
     if DESIRED_HASH_ANNOTATION in annotations:
@@ -58,7 +58,7 @@ def slim_child(manifest: Manifest) -> Manifest:
 
 
 def can_slim(manifest: Manifest) -> bool:
-    """Whether a verified child may be kept as a hash: of ControllerRevisions all is read."""
+    """Returns whether a verified child may be kept as a hash. ControllerRevisions may not: their data is read."""
     return SLIM not in manifest and manifest["kind"] != "ControllerRevision"
 
 
@@ -74,7 +74,7 @@ def _bare(manifest: Manifest) -> Manifest:
 
 
 def _bounded_spec(manifest: Manifest) -> Manifest:
-    """The size of a spec in its place, if it is too large to be obeyed."""
+    """Returns a replacement with only its size for a spec that is too large; otherwise nothing to replace."""
     size = len(msgspec.json.encode(manifest.get("spec")))
     return {"spec": {SPEC_BYTES: size}} if size > MAX_SPEC_BYTES else {}
 
@@ -111,7 +111,7 @@ def _slim_endpoints(manifest: Manifest) -> Manifest:
 
 
 def _workload(manifest: Manifest) -> Manifest:
-    """Of a Deployment or ReplicaSet: how many, of which pods, which ConfigMaps these read, and how it goes."""
+    """Returns replicas, selector, references to ConfigMaps, and status of a Deployment or ReplicaSet."""
     spec = manifest.get("spec") or {}
     pod = (spec.get("template") or {}).get("spec") or {}
     kept = _pick(spec, "replicas", "selector") | {"template": {"spec": _references(pod)}}
@@ -135,7 +135,7 @@ def _pod_spec(spec: Mapping[str, Any]) -> Manifest:
 
 
 def _references(spec: Mapping[str, Any]) -> Manifest:
-    """A pod's spec as far as it names ConfigMaps."""
+    """Returns the parts of a pod's spec that refer to ConfigMaps."""
     kept: Manifest = {}
     volumes = [_pick(volume, "configMap", "projected") for volume in spec.get("volumes") or ()]
     if volumes := [volume for volume in volumes if volume]:
@@ -166,6 +166,6 @@ _OTHERS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {
     "ReplicaSet": _slim_replica_set,
     "EndpointSlice": _slim_endpoints,
 }
-"""Kinds that the operator does not write."""
+"""How to reduce objects of kinds that the operator does not write."""
 _SPECS: Final[Mapping[str, Callable[[Manifest], Manifest]]] = {"Deployment": _workload, "Service": _service}
-"""What decisions read of a child beside its metadata."""
+"""The fields of a child that decisions read in addition to its metadata."""

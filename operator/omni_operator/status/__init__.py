@@ -1,1 +1,1 @@
-"""What is reported: conditions with reasons and remedies, and Events."""
+"""Reports to the user: conditions with reasons and remedies, and Events."""

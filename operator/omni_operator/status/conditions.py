@@ -1,4 +1,4 @@
-"""Conditions as they are written: the one place that sets them. What they say is judged in verdicts.py."""
+"""Builds the conditions of the status. No other module does. Their content is decided in verdicts.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONDITION_TYPES: Final = (READY, PROGRESSING, DEGRADED)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a condition says now."""
+    """The current content of a condition."""
 
     holds: bool
     reason: Reason
@@ -28,7 +28,7 @@ class Verdict:
 def set_conditions(
     previous: Iterable[Mapping[str, Any]], verdicts: Mapping[str, Verdict], generation: int, now: datetime
 ) -> list[dict[str, Any]]:
-    """The conditions as they are to be written. The transition time moves only when a condition's status flips."""
+    """Returns the conditions to write. The transition time changes only when a condition's status changes."""
     before = {condition.get("type"): condition for condition in previous}
     conditions = []
     for kind in CONDITION_TYPES:
@@ -50,11 +50,11 @@ def set_conditions(
 
 
 def bound(text: str, limit: int = MAX_MESSAGE_BYTES) -> str:
-    """The text in at most so many bytes of UTF-8."""
+    """Returns the text, cut to at most limit bytes of UTF-8."""
     encoded = text.encode()
     return text if len(encoded) <= limit else encoded[: limit - 3].decode(errors="ignore") + "..."
 
 
 def format_time(now: datetime) -> str:
-    """A time as the API has it, in whole seconds."""
+    """Returns a timestamp in the API's format, in whole seconds."""
     return now.strftime("%Y-%m-%dT%H:%M:%SZ")

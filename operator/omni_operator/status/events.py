@@ -1,4 +1,4 @@
-"""Events: what a change of conditions is worth telling. One a transition, none while nothing changes."""
+"""Decides which changes of conditions are reported as Events: one for each transition, none while nothing changes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from omni_operator.reasons import Reason
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY
 
 EQUAL_PAUSE_S: Final = 600.0
-"""Least time between two Events of one pipeline that say the same; those between are counted in the next one."""
+"""Shortest time between two equal Events of one pipeline; those in between are added to the count of the next one."""
 MOST_EVENTS: Final = 20
-"""Events of one pipeline at once, and an hour."""
+"""Largest number of Events for one pipeline, both in a burst and per hour."""
 
 _ASKED_FOR: Final = frozenset({Reason.SUSPENDED, Reason.SCALED_TO_ZERO, Reason.WAITING_FOR_OLD_REVISION})
-"""Reasons of Ready=False that somebody chose."""
+"""Reasons of Ready=False that follow from the user's spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventData:
-    """An Event about the pipeline, to be written by the shell."""
+    """An Event about the pipeline, to be written by publish.py."""
 
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
     count: int = 1
-    """How many equal ones it stands for."""
+    """Number of equal Events that it represents."""
 
 
 class EventGate:
-    """Which Events are written: equal ones are written as one, and a pipeline may have only so many per hour.
+    """Decides which Events are written: equal ones are combined, and the number per pipeline and hour is limited.
 
-    Level-triggered conditions can flap; a status shows the last state, Events would fill the API server.
+    Level-triggered conditions can flap. The status only shows the latest state, but Events would fill the API server.
     """
 
     def __init__(self, pause_s: float = EQUAL_PAUSE_S, most: int = MOST_EVENTS, limit: int = 10_000) -> None:
@@ -42,7 +42,7 @@ class EventGate:
         self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def admit(self, uid: str, event: EventData, now_s: float) -> EventData | None:
-        """The Event to write, with how many it stands for; None if it is only counted. now_s: a monotonic clock."""
+        """Returns the Event to write, with its count; None if it is only counted. now_s: time of a monotonic clock."""
         key = (uid, event.type, event.reason, event.message)
         since, untold = self._equal.get(key, (float("-inf"), 0))
         left, at = self._budget.get(uid, (float(self._most), now_s))
@@ -65,12 +65,12 @@ class EventGate:
 
 
 def compute_events(previous: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[EventData]:
-    """The Events of the step from one status to the next, the worst first."""
+    """Returns the Events for the change from one status to the next, the most severe first."""
     before, after = _by_type(previous), _by_type(new)
     events: list[EventData] = []
     for kind in (DEGRADED, READY, PROGRESSING):
         event = _transition(kind, before.get(kind, {}), after[kind])
-        # Ready and Degraded often turn for one reason: told once.
+        # Ready and Degraded often change for the same reason, which is reported once.
         if event is not None and event.reason not in {told.reason for told in events}:
             events.append(event)
     return events
@@ -89,7 +89,7 @@ def _transition(kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) 
         if holds:
             return EventData("Normal", reason, message)
         if reason == Reason.STAGES_NOT_READY and before.get("status") != "True":
-            return None  # it starts: Progressing reports that
+            return None  # the pipeline is starting, which Progressing reports
         return EventData("Normal" if reason in _ASKED_FOR else "Warning", reason, message)
     return EventData("Warning" if reason == Reason.ROLLOUT_NEEDS_CAPACITY else "Normal", reason, message)
 

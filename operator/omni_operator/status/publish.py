@@ -1,4 +1,4 @@
-"""Writes the results: the status when it has changed, and an Event for every transition worth one."""
+"""Writes the results: the status when it has changed, and the Events from events.py."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from omni_operator.status.conditions import CONDITION_TYPES, format_time
 from omni_operator.status.events import EventData
 
 MAX_EVENT_MESSAGE: Final = 1024
-"""Bytes that the API server takes."""
+"""Longest message of an Event that the API server accepts, in bytes."""
 
 _log = logging.getLogger(__name__)
 
 
 def live_status(observed: Observed) -> dict[str, Any]:
-    """The status as it is, as far as it is ours: conditions that somebody else added are his."""
+    """Returns the live status without conditions that another writer has added."""
     status = dict(observed.pipeline.get("status") or {})
     if "conditions" in status:
         status["conditions"] = [item for item in status["conditions"] if item.get("type") in CONDITION_TYPES]
@@ -31,7 +31,7 @@ def live_status(observed: Observed) -> dict[str, Any]:
 
 
 def is_minor(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether only numbers and words differ: no condition, no reason, no generation."""
+    """Returns whether only numbers and messages differ, and no condition, reason or generation."""
     return _essence(before) == _essence(after)
 
 
@@ -43,9 +43,9 @@ def _essence(status: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 async def write_status(client: ApiClient, observed: Observed, status: Mapping[str, Any]) -> Manifest:
-    """Write the status. Returns the pipeline as it then is.
+    """Write the status. Returns the updated pipeline.
 
-    Raises ConflictError if the pipeline has changed since it was observed, or is another one by now.
+    Raises ConflictError if the pipeline has changed since it was observed, or has been replaced by another one.
     """
     metadata = observed.pipeline["metadata"]
     manifest = {
@@ -60,7 +60,7 @@ async def write_status(client: ApiClient, observed: Observed, status: Mapping[st
 async def write_events(
     client: ApiClient, observed: Observed, events: Iterable[EventData], identity: str, now: datetime
 ) -> None:
-    """Write Events about the pipeline. One that cannot be written is logged: the status says the same."""
+    """Write Events about the pipeline. If a write fails it is only logged, because the status has the same content."""
     for event in events:
         try:
             await client.create(EVENTS, build_event(observed, event, identity, now))
@@ -69,7 +69,7 @@ async def write_events(
 
 
 def build_event(observed: Observed, event: EventData, identity: str, now: datetime) -> Manifest:
-    """The Event as an object."""
+    """Returns the manifest of the Event."""
     metadata = observed.pipeline["metadata"]
     time = format_time(now)
     return {

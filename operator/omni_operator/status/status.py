@@ -1,4 +1,4 @@
-"""The status of a pipeline: a function of what was observed and decided, equal as long as nothing changes."""
+"""Computes the status of a pipeline from the observed state and the decision. It is equal as long as these are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compute_status(
     now: datetime,
     errors: Sequence[ChildError] = (),
 ) -> Status:
-    """Returns the whole status to write. It equals the live one when there is nothing to report."""
+    """Returns the whole status to write. It equals the live status if nothing has changed."""
     assessment = assess(pipeline, observed, rollout, plan, now, errors)
     previous = observed.pipeline.get("status") or {}
     ready = sum(stage.is_ready for stage in assessment.stages)
@@ -44,13 +44,13 @@ def compute_status(
 
 
 def compute_invalid_status(observed: Observed, problem: str, now: datetime) -> Status:
-    """Returns the status of a pipeline whose spec is not valid (any more); what runs is left untouched."""
+    """Returns the status of a pipeline whose spec is invalid or no longer valid. Its children are not changed."""
     message = f"the spec is not valid: {' '.join(problem.split())}; correct it, until then the operator changes nothing"
     return _compute_refused_status(observed, Reason.INVALID_SPEC, message, now)
 
 
 def compute_too_many_status(observed: Observed, limit: int, now: datetime) -> Status:
-    """The status of a pipeline that is beyond its namespace's limit."""
+    """Returns the status of a pipeline that is beyond its namespace's limit."""
     message = (
         f"the namespace has more than {limit} pipelines and this is not among the {limit} oldest: nothing is made or "
         "changed for it; delete others, or raise the operator's --max-pipelines"
@@ -77,7 +77,7 @@ def assess(
     now: datetime,
     errors: Sequence[ChildError] = (),
 ) -> Assessment:
-    """What the conditions are judged by."""
+    """Returns the assessment from which the conditions are derived."""
 
     def states(revision: str) -> list[StageState]:
         live = rollout.sets.get(revision) or LiveSet(revision)
@@ -125,7 +125,7 @@ def _stage_entry(stage: StageState, observed: Observed) -> dict[str, Any]:
 
 
 def _was_complete(observed: Observed) -> bool:
-    """Whether the status already said that this generation is rolled out."""
+    """Returns whether the live status already reports that this generation is rolled out."""
     condition: Mapping[str, Any] = find_condition(observed.pipeline, PROGRESSING) or {}
     return (
         condition.get("status") == "False"

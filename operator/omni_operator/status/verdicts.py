@@ -1,8 +1,8 @@
-"""What the conditions say: judgements on an assessment of the pipeline, with the messages that go with them.
+"""Derives the conditions and their messages from an assessment of the pipeline.
 
-Ready        requests are served: every stage of the revision that serves has a ready pod. A rollout that goes well
-             does not touch it, for the old revision serves until the new one can.
-Progressing  what runs is not yet what the spec asks for, and is on its way there.
+Ready        requests are served: every stage of the serving revision has a ready pod. A healthy rollout does not change
+             it, because the old revision serves until the new one can.
+Progressing  the live state does not match the spec yet, and the operator is bringing it there.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
 
@@ -23,7 +23,7 @@ from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY, Verdic
 
 @dataclass(frozen=True, slots=True)
 class StageState:
-    """One stage of one revision, judged."""
+    """The state of one stage of one revision."""
 
     name: str
     revision: str
@@ -34,7 +34,7 @@ class StageState:
     reachable: bool
     """Whether its Service has a ready endpoint."""
     cause: Cause | None
-    """Why replicas are missing, as far as is known."""
+    """Why replicas are missing, if a cause is known."""
 
     @property
     def is_ready(self) -> bool:
@@ -54,12 +54,12 @@ class ChildError:
     what: str
     """The object, e.g. `Deployment tiny-thinker-1a2b3c4`."""
     message: str
-    """What the API server said."""
+    """The API server's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """All that the conditions are judged by."""
+    """All inputs of the conditions."""
 
     pipeline: str
     suspended: bool
@@ -67,15 +67,15 @@ class Assessment:
     serving: str
     target: str
     stages: Sequence[StageState]
-    """Of the revision that serves, in the order of the graph."""
+    """Stages of the serving revision, in the order of the graph."""
     rising: Sequence[StageState] = ()
-    """Of the target, if another revision serves."""
+    """Stages of the target, if another revision serves."""
     waiting_for: Sequence[str] = ()
     """Stages that the phase waits for."""
     conflicts: Sequence[Conflict] = ()
     errors: Sequence[ChildError] = ()
     settled: bool = False
-    """Whether a rollout of this very generation was complete before: what is missing now was lost."""
+    """Whether the rollout of this generation was complete before, so that missing replicas were lost."""
 
     @property
     def foreign(self) -> Sequence[Conflict]:
@@ -84,12 +84,12 @@ class Assessment:
 
     @property
     def leftovers(self) -> Sequence[Conflict]:
-        """Names held by children of a deleted pipeline, which are about to go."""
+        """Conflicts with children of a deleted pipeline, which are about to be removed."""
         return [conflict for conflict in self.conflicts if conflict.leftover]
 
 
 def judge(assessment: Assessment) -> dict[str, Verdict]:
-    """The verdict on every condition."""
+    """Returns the verdict on every condition."""
     return {
         READY: judge_ready(assessment),
         PROGRESSING: judge_progressing(assessment),
@@ -98,7 +98,7 @@ def judge(assessment: Assessment) -> dict[str, Verdict]:
 
 
 def judge_ready(assessment: Assessment) -> Verdict:
-    """Whether requests are served."""
+    """Returns the verdict on Ready: whether requests are served."""
     if assessment.suspended:
         return Verdict(False, Reason.SUSPENDED, "spec.suspend is true, no pods run; set it to false to serve")
     entry = entry_service_name(assessment.pipeline)
@@ -156,7 +156,7 @@ _PROGRESS: Final[Mapping[Phase, Reason]] = {
 
 
 def judge_progressing(assessment: Assessment) -> Verdict:
-    """Whether something is on its way."""
+    """Returns the verdict on Progressing: whether the live state is still changing towards the spec."""
     phase = assessment.phase
     if phase is Phase.SUSPENDED:
         return Verdict(False, Reason.SUSPENDED, "spec.suspend is true, no pods run")
@@ -191,12 +191,12 @@ def _describe_progress(assessment: Assessment) -> str:
         case _ if all(stage.is_ready for stage in assessment.stages):
             return f"pods of revision {target} are being updated to the spec: {waiting}"
         case _:
-            # Which stages are missing is in Ready: said once, it is written once.
+            # The missing stages are named only in Ready, so that a change of them changes only one message.
             return f"pods of revision {target} are starting"
 
 
 def judge_degraded(assessment: Assessment) -> Verdict:
-    """Whether something failed, or was lost."""
+    """Returns the verdict on Degraded: whether something failed or replicas were lost."""
     if assessment.foreign:
         return Verdict(True, Reason.CHILD_CONFLICT, _describe_conflicts(assessment.foreign))
     if assessment.errors:
@@ -204,7 +204,7 @@ def judge_degraded(assessment: Assessment) -> Verdict:
     failing = _worst(stage for stage in assessment.stages if stage.cause is not None and stage.cause.hard)
     if failing is not None and failing.cause is not None:
         return Verdict(True, failing.cause.reason, f"stage {failing.name}: {failing.cause.message}")
-    # Of a set that was complete whatever is missing was lost; one that starts merely lacks it so far.
+    # Replicas that are missing from a set that was complete were lost; in a set that is starting they are not.
     was_complete = assessment.settled if assessment.serving == assessment.target else True
     lost = [stage for stage in assessment.stages if stage.is_short]
     if was_complete and lost and not assessment.suspended:

@@ -1,1 +1,1 @@
-"""Builders of child objects, one kind a file."""
+"""Builders of child objects, one file for each kind."""

@@ -1,5 +1,7 @@
-"""ConfigMap of a stage: its stage file, immutable, with its hash in the name. A changed file is another ConfigMap, so
-pods of a half-done rollout continue reading what they were started with."""
+"""ConfigMap of a stage: its stage file, immutable, with its hash in the name.
+
+A changed file is a new ConfigMap, so during a rollout the old pods keep reading the file that they started with.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,6 @@ from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
 
 
 def build_config_map(build: StageBuild) -> Manifest:
-    """The stage's ConfigMap."""
+    """Returns the stage's ConfigMap."""
     content = {"immutable": True, "data": {CONFIG_KEY: build.config_text}}
     return build_child("ConfigMap", build.config_map, build.owner, build.labels, content)

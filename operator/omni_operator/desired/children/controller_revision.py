@@ -1,5 +1,7 @@
-"""ControllerRevision: a revision's spec, kept as long as its pods are, so that an old set is healed during a long
-rollout by an operator that remembers nothing. See docs/adr."""
+"""ControllerRevision: a revision's spec, kept as long as its pods exist.
+
+From it, the operator, which has no state of its own, can repair an old set during a long rollout. See docs/adr.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from omni_proto.pipeline import OmniPipeline
 
 
 def build_controller_revision(pipeline: OmniPipeline, revision: str, owner: Owner) -> Manifest:
-    """The snapshot of a pipeline whose images are filled in; numbered by the pipeline's generation."""
+    """Returns the snapshot of a pipeline whose images are set; its number is the pipeline's generation."""
     spec = dump_spec(pipeline)
     return build_child(
         "ControllerRevision",

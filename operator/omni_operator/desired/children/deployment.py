@@ -1,6 +1,6 @@
-"""Deployment of a stage: its pod template and how a compatible change rolls through it.
+"""Deployment of a stage: its pod template, and its rolling update for a compatible change.
 
-Nothing of the operator's own version is in the template: upgrading the operator restarts no pod.
+The template does not depend on the operator's version, so an upgrade of the operator restarts no pod.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from omni_operator.desired.stage_build import StageBuild
 USER_ID: Final = 10001
 """User and group of the image."""
 GRACE_BEYOND_REQUEST_S: Final = 30
-"""After the longest request: the pre-stop sleep, the drain's notice, and the engine's end."""
+"""Time in addition to the longest request: the pre-stop sleep, the start of the drain, and the engine's shutdown."""
 PULL_AND_SCHEDULE_S: Final = 900
-"""Until a pod's first container runs: a node may have to be started, and images with CUDA are about 10 GB."""
+"""Time until a pod's first container runs: a node may have to be started, and images with CUDA are about 10 GB."""
 DOWNLOAD_S: Final = 3600
-"""For a checkpoint from the hub: about 70 GB at 20 MB/s."""
+"""Time to download a checkpoint from the hub: about 70 GB at 20 MB/s."""
 
 
 def build_deployment(build: StageBuild) -> Manifest:
-    """The stage's Deployment."""
+    """Returns the stage's Deployment."""
     rollout = build.pipeline.spec.rollout
     spec = {
         "replicas": build.replicas,
@@ -38,7 +38,7 @@ def build_deployment(build: StageBuild) -> Manifest:
             "rollingUpdate": {"maxSurge": rollout.max_surge, "maxUnavailable": rollout.max_unavailable},
         },
         "progressDeadlineSeconds": progress_deadline_seconds(build),
-        # A pod is ready only after a warm-up request: no further seconds to prove itself (minReadySeconds).
+        # No minReadySeconds: a pod becomes ready only after a warm-up request has succeeded.
         "revisionHistoryLimit": 2,
         "template": build_pod_template(build),
     }
@@ -46,7 +46,7 @@ def build_deployment(build: StageBuild) -> Manifest:
 
 
 def build_pod_template(build: StageBuild) -> Manifest:
-    """The pod template: fits Pod Security `restricted`, and writes to no root file system."""
+    """Returns the pod template. It conforms to Pod Security `restricted`, and its root file system is read-only."""
     labels = {**(pod_setting(build, "pod_labels") or {}), **build.labels}
     annotations = {**(pod_setting(build, "pod_annotations") or {}), names.CONFIG_HASH_ANNOTATION: build.config_hash}
     fetch = build.model.fetch
@@ -66,12 +66,12 @@ def build_pod_template(build: StageBuild) -> Manifest:
 
 
 def grace_seconds(build: StageBuild) -> int:
-    """Time between a pod's deletion and its kill: the longest request may end."""
+    """Returns the termination grace period, long enough for the longest request to complete."""
     return math.ceil(build.pipeline.spec.timeouts.request) + GRACE_BEYOND_REQUEST_S
 
 
 def progress_deadline_seconds(build: StageBuild) -> int:
-    """Time after which a rollout without progress is called failed: longer than any pod may take to become ready."""
+    """Returns the time after which a rollout without progress has failed: more than any pod needs to become ready."""
     download = DOWNLOAD_S if build.model.fetch is not None else 0
     return PULL_AND_SCHEDULE_S + download + startup_seconds(build.gpus)
 
@@ -81,7 +81,7 @@ def _pod_security() -> Manifest:
         "runAsNonRoot": True,
         "runAsUser": USER_ID,
         "runAsGroup": USER_ID,
-        # Makes volumes writable for the user; large ones are not walked again once they are.
+        # Makes volumes writable for the user. OnRootMismatch avoids a walk over large volumes that already are.
         "fsGroup": USER_ID,
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},

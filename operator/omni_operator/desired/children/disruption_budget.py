@@ -1,4 +1,4 @@
-"""PodDisruptionBudget: a node's drain takes one pod of a replicated stage at a time."""
+"""PodDisruptionBudget: draining nodes evicts one pod of a replicated stage at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from omni_operator.desired.stage_build import StageBuild
 
 
 def build_disruption_budget(build: StageBuild) -> Manifest | None:
-    """The stage's PodDisruptionBudget; None without replicas, where it could only block every drain."""
+    """Returns the stage's PodDisruptionBudget; None below two replicas, where it could only block every drain."""
     if build.replicas < 2:
         return None
     spec = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": build.selector},
-        # A pod that is not ready serves nobody: it must not keep a node from being drained.
+        # A pod that is not ready serves no requests, so it must not block the drain of its node.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     return build_child("PodDisruptionBudget", build.name, build.owner, build.labels, {"spec": spec})

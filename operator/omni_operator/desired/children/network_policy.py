@@ -1,9 +1,9 @@
-"""NetworkPolicy of a stage, from the graph.
+"""NetworkPolicy of a stage, derived from the graph.
 
-in:   gRPC from clients (entry stage) or from the upstream stage of the same revision; health from anywhere (kubelet
-      has no selectable address, and the port shows only whether the stage is healthy); metrics from pods of the cluster
-out:  gRPC to the stages that read this one; DNS of the cluster and of its network; the model hub, if the checkpoint is
-      fetched from there (while the stage serves too: a policy cannot distinguish an init container)
+in:   gRPC from clients (entry stage) or from the upstream stage of the same revision; health from anywhere (a policy
+      cannot select kubelet, and the port shows only whether the stage is healthy); metrics from pods of the cluster
+out:  gRPC to the downstream stages; DNS of the cluster and of its network; the model hub, if the checkpoint is
+      downloaded from it (also while the stage serves, because a policy applies to all containers of a pod)
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 
 _LINK_LOCAL: Final = "169.254.0.0/16"
 _NO_HUBS: Final = {"0.0.0.0/0": [_LINK_LOCAL], "::/0": ["fe80::/10", "fd00:ec2::254/128"]}
-"""All addresses but link-local ones and AWS's of IPv6: metadata services of clouds, which hand out credentials."""
+"""All addresses, each block with its exceptions: link-local addresses and AWS's metadata address in IPv6. No hub has
+them; the metadata services of clouds do, and they hand out credentials."""
 _INSIDE: Final = (
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -30,12 +31,12 @@ _INSIDE: Final = (
     "fc00::/7",
     "fe80::/10",
 )
-"""Where resolvers are that are no pods: in the network of the cluster. DNS names could carry data to others."""
+"""Private addresses, for resolvers and collectors outside of pods. Access to public ones would allow data to leak."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def build_network_policy(build: StageBuild) -> Manifest:
-    """The stage's NetworkPolicy."""
+    """Returns the stage's NetworkPolicy."""
     spec = {
         "podSelector": {"matchLabels": build.selector},
         "policyTypes": ["Ingress", "Egress"],
@@ -57,24 +58,31 @@ def _ingress(build: StageBuild) -> list[Manifest]:
 
 
 def _egress(build: StageBuild) -> list[Manifest]:
-    resolvers: list[Manifest] = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": block}} for block in _INSIDE)]
+    inside: list[Manifest] = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": block}} for block in _INSIDE)]
     dns = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
-    rules: list[Manifest] = [{"ports": dns, "to": resolvers}]
+    rules: list[Manifest] = [{"ports": dns, "to": inside}]
     readers = sorted(reader.name for reader in readers_of(build.pipeline, build.stage.name))
     if readers:
         rules.append({"ports": _tcp(GRPC_PORT), "to": [_stage_pods(build, reader) for reader in readers]})
+    if (collector := build.collector) is not None:
+        rules.append({"ports": _tcp(collector_port(collector)), "to": inside})
     if build.model.fetch is not None:
         mirror = build.settings.hub_endpoint
         hubs: list[Manifest] = [{"ipBlock": {"cidr": block, "except": not_in}} for block, not_in in _NO_HUBS.items()]
         if mirror is not None:
-            # A block of addresses does not cover pods everywhere, and a mirror may be one.
+            # The mirror may be a pod, and with some network plugins an ipBlock does not match pods.
             hubs.append({"namespaceSelector": {}})
         rules.append({"ports": _tcp(hub_port(mirror)), "to": hubs})
     return rules
 
 
+def collector_port(endpoint: str) -> int:
+    """Returns the port of an OTLP collector; its URL always includes one."""
+    return int(endpoint.rpartition(":")[2])
+
+
 def hub_port(endpoint: str | None) -> int:
-    """Port of the model hub: the endpoint's, else that of its scheme, else 443."""
+    """Returns the model hub's port: the endpoint's, else the default of its scheme, else 443."""
     if endpoint is None:
         return _DEFAULT_PORTS["https"]
     parts = urlsplit(endpoint)

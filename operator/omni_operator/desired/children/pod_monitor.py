@@ -12,7 +12,7 @@ from omni_operator.desired.metadata import build_child
 from omni_proto.pod_contract import METRICS_PORT_NAME, PIPELINE_LABEL, REVISION_LABEL, STAGE_LABEL
 
 _LABELS = {"pipeline": PIPELINE_LABEL, "stage": STAGE_LABEL, "revision": REVISION_LABEL}
-# Not podTargetLabels, which would make it omnipipeline_io_pipeline.
+# podTargetLabels would name the label omnipipeline_io_pipeline instead of pipeline.
 _RELABELINGS = [
     {
         "sourceLabels": [f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9]', '_', label)}"],
@@ -24,7 +24,7 @@ _RELABELINGS = [
 
 
 def build_pod_monitor(revision: str, owner: Owner, selected_by: Mapping[str, str]) -> Manifest:
-    """The revision's PodMonitor, with the labels by which a Prometheus selects it.
+    """Returns the revision's PodMonitor, with the labels by which a Prometheus selects it.
 
     Series carry the labels pipeline, stage and revision.
     """

@@ -1,4 +1,4 @@
-"""ServiceAccount of a pipeline's pods: an identity of their own, without a token and without rights."""
+"""ServiceAccount of a pipeline's pods: a separate identity without a token and without permissions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_operator.desired.metadata import build_child
 
 
 def build_service_account(owner: Owner) -> Manifest:
-    """The pipeline's ServiceAccount."""
+    """Returns the pipeline's ServiceAccount."""
     return build_child(
         "ServiceAccount",
         names.service_account_name(owner.name),

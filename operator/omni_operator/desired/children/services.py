@@ -1,7 +1,7 @@
 """Services: two stable ones that select the serving revision's entry stage, and a headless one for each stage.
 
-gRPC keeps one connection for many calls, so a stage's upstream balances over the addresses of a headless Service; the
-stable NAME has a cluster IP for clients that cannot.
+gRPC keeps one connection for many calls, so a stage's upstream balances its calls over the addresses of a headless
+Service. The stable Service NAME has a cluster IP, for clients that cannot balance themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omni_proto.pod_contract import GRPC_PORT, GRPC_PORT_NAME
 
 
 def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False) -> list[Manifest]:
-    """The stable Services of a pipeline; without a serving revision they have no endpoints.
+    """Returns the stable Services of a pipeline. Without a serving revision they have no endpoints.
 
     tls: whether clients reach the serving revision over TLS.
     """
@@ -36,7 +36,7 @@ def build_entry_services(owner: Owner, serving: str | None, *, tls: bool = False
 
 
 def build_stage_service(build: StageBuild) -> Manifest:
-    """The headless Service by which a stage's upstream of the same revision calls it."""
+    """Returns the headless Service by which the upstream stage of the same revision calls this stage."""
     spec = _headless_spec(build.selector, tls=build.tls is not None)
     return build_child("Service", build.name, build.owner, build.labels, {"spec": spec})
 
@@ -52,7 +52,7 @@ def _ports(tls: bool) -> list[Manifest]:
             "port": GRPC_PORT,
             "targetPort": GRPC_PORT_NAME,
             "protocol": "TCP",
-            # Shows meshes and gateways whether this is HTTP/2 without TLS, or with it, which they pass through.
+            # For meshes and gateways: HTTP/2 without TLS, or TLS, which they pass through.
             "appProtocol": "https" if tls else "kubernetes.io/h2c",
         }
     ]

@@ -1,4 +1,4 @@
-"""Containers of a stage's pod: the stage server, and before it the download of an hf:// checkpoint."""
+"""Containers of a stage's pod: the stage server, and an init container that downloads an hf:// checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from omni_operator.desired.pod.volumes import (
     writable_mounts,
 )
 from omni_operator.desired.stage_build import CONFIG_KEY, StageBuild
+from omni_proto.otlp import ENDPOINT as OTLP_ENDPOINT
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
 from omni_proto.pod_contract import (
     DEFAULT_TERMINATION_LOG,
@@ -33,7 +34,7 @@ from omni_proto.pod_contract import (
 )
 
 PRE_STOP_SLEEP_S: Final = 5
-"""Between the pod's removal from its Services and SIGTERM: callers learn of the removal meanwhile."""
+"""Pause between the pod's removal from its Services and SIGTERM, in which callers learn of the removal."""
 _COMMAND: Final = ("python", "-m", "omni_stage")
 _INIT_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 
@@ -46,17 +47,17 @@ _CACHES: Final = {
     "NUMBA_CACHE_DIR": "numba",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
-"""Variables that move what is compiled and cached at run time off the read-only root."""
+"""Variables that move caches and code compiled at run time from the read-only root to a volume."""
 
 
 def build_stage_container(build: StageBuild) -> Manifest:
-    """The container of the stage server."""
+    """Returns the container of the stage server."""
     mounts = [{"name": "config", "mountPath": CONFIG_MOUNT, "readOnly": True}, *writable_mounts()]
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
     if build.model.volume is not None:
         mounts.append({"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT, "readOnly": True})
     if build.tls is not None:
-        # A directory, never single files by subPath: those would stay as they were when the Secret changes.
+        # A directory, not single files by subPath, because those are not updated when the Secret changes.
         mounts.append({"name": TLS_VOLUME, "mountPath": TLS_MOUNT, "readOnly": True})
     return {
         **_container(build, names.STAGE_CONTAINER),
@@ -75,14 +76,14 @@ def build_stage_container(build: StageBuild) -> Manifest:
 
 
 def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
-    """The init container that downloads what the stage's component needs; the only one that sees the token."""
+    """Returns the init container that downloads the files of the stage's component. Only it can read the token."""
     args = ["fetch", "--uri", fetch.uri, "--revision", fetch.revision, "--component", fetch.component]
     args += ["--dest", fetch.destination, "--commit-file", fetch.commit_file, "--log-format", "json"]
     mounts: list[Manifest] = [*writable_mounts(), {"name": MODELS_VOLUME, "mountPath": MODELS_MOUNT}]
     if fetch.token is not None:
         args += ["--token-file", f"{TOKEN_MOUNT}/{TOKEN_FILE}"]
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_MOUNT, "readOnly": True})
-    # The image may say that its hub is offline, for the stage server.
+    # The image may set HF_HUB_OFFLINE=1 for the stage server.
     env = [*_common_env(), _variable("HF_HUB_OFFLINE", "0"), _variable("HF_HUB_DISABLE_TELEMETRY", "1")]
     if build.settings.hub_endpoint is not None:
         env.append(_variable("HF_ENDPOINT", build.settings.hub_endpoint))
@@ -90,7 +91,7 @@ def build_fetch_container(build: StageBuild, fetch: ModelFetch) -> Manifest:
         **_container(build, names.FETCH_CONTAINER),
         "args": args,
         "env": env,
-        # As the stage's: it adds nothing to what the pod is scheduled by, and fits quotas that want limits.
+        # The stage's resources: they do not increase what the pod requests, and quotas may require limits.
         **_resources(build, only=_INIT_RESOURCES),
         "volumeMounts": mounts,
     }
@@ -117,7 +118,7 @@ def _container(build: StageBuild, name: str) -> Manifest:
 def _common_env() -> list[Manifest]:
     return [
         _variable("HOME", HOME_MOUNT),
-        # The user id may have no name in the image; torch asks for one.
+        # torch needs a user name, and the user id may have none in the image.
         _variable("USER", "omni"),
         _variable(TERMINATION_LOG_VARIABLE, DEFAULT_TERMINATION_LOG),
         *(_variable(name, f"{CACHE_MOUNT}/{folder}") for name, folder in _CACHES.items()),
@@ -126,10 +127,12 @@ def _common_env() -> list[Manifest]:
 
 def _stage_env(build: StageBuild) -> list[Manifest]:
     env = [_variable("HF_HUB_OFFLINE", "1"), _variable("TRANSFORMERS_OFFLINE", "1")]
+    if (collector := build.collector) is not None:
+        env.append(_variable(OTLP_ENDPOINT, collector))
     limits = build.stage.resources.limits
-    # With a GPU vLLM chooses how many threads load and how many serve, unless this variable is set.
+    # Not with a GPU: there vLLM chooses the numbers of threads for loading and for serving, unless this is set.
     if "cpu" in limits and not any(name in limits for name in GPU_RESOURCES):
-        # A limit on CPU time does not narrow the affinity mask, from which threads would be counted.
+        # The default number of threads comes from the affinity mask, which a limit on CPU time does not change.
         limit = {"containerName": names.STAGE_CONTAINER, "resource": "limits.cpu"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
     return env

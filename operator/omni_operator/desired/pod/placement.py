@@ -1,4 +1,4 @@
-"""Where a stage's pods may run, as the resource says it: a stage's own setting replaces the pipeline's as a whole."""
+"""Placement of a stage's pods. A setting of the stage replaces the pipeline's as a whole; they are not merged."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _EMPTY_MEANS_ALL: Final = frozenset({"labelSelector", "preference"})
 
 
 def pod_setting(build: StageBuild, field: str) -> Any:
-    """A pod setting of the stage, else of the pipeline's defaults; None if neither says."""
+    """Returns a pod setting of the stage, else of the pipeline's defaults; None if neither sets it."""
     own = getattr(build.stage, field)
     return own if own is not None else getattr(build.pipeline.spec.defaults, field)
 
 
 def build_placement(build: StageBuild) -> Manifest:
-    """Fields of the pod spec that place the pod and pull its image."""
+    """Returns the fields of the pod spec that place the pod and pull its image."""
     placement = {_camel(field): _plain(pod_setting(build, field)) for field in _FIELDS}
     placement["topologySpreadConstraints"] = _spread(build)
     kept: Manifest = drop_empty(placement)
@@ -36,9 +36,9 @@ def build_placement(build: StageBuild) -> Manifest:
 
 
 def drop_empty(value: Any) -> Any:
-    """JSON without the fields that the API server drops: null, empty lists and maps. Items of lists stay.
+    """Returns JSON without the fields that the API server drops: null, empty lists and empty maps.
 
-    An empty label selector stays as well: it selects every pod, none at all selects no pod.
+    Items of lists are kept. An empty label selector is kept too: it selects every pod, an absent one selects none.
     """
     if isinstance(value, list):
         return [drop_empty(item) for item in value]
@@ -60,7 +60,7 @@ def _spread(build: StageBuild) -> list[Manifest]:
             "maxSkew": spread.max_skew,
             "whenUnsatisfiable": spread.when_unsatisfiable,
             "labelSelector": {"matchLabels": build.selector},
-            # Pods of one template are spread by themselves: during a rollout the old ones do not weigh.
+            # Spread only pods of the same template: during a rollout, old pods do not count.
             "matchLabelKeys": ["pod-template-hash"],
         }
         for spread in (_DEFAULT_SPREAD if configured is None else configured)

@@ -1,4 +1,4 @@
-"""Volumes of a stage's pod. The root file system is read-only, so all that is written goes to bounded emptyDirs."""
+"""Volumes of a stage's pod. The root file system is read-only, so all writes go to emptyDirs with a size limit."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TLS_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
 
 _WRITABLE: Final = {"home": (HOME_MOUNT, "1Gi"), "cache": (CACHE_MOUNT, "10Gi"), "tmp": ("/tmp", "2Gi")}  # noqa: S108
 _SHM_GIB_PER_GPU: Final = 2
-"""Tensor parallel ranks exchange through shared memory; what is written counts as the pod's memory."""
+"""Tensor parallel ranks exchange data through shared memory, which counts towards the pod's memory."""
 _GROUP_READS: Final = 0o440
 
 
 def writable_mounts() -> list[Manifest]:
-    """Mounts of home, caches and temporary files: every container has them."""
+    """Returns the mounts for home, caches and temporary files, which every container has."""
     return [{"name": name, "mountPath": path} for name, (path, _) in _WRITABLE.items()]
 
 
 def build_volumes(build: StageBuild) -> list[Manifest]:
-    """The pod's volumes."""
+    """Returns the pod's volumes."""
     shm = f"{_SHM_GIB_PER_GPU * max(1, build.gpus)}Gi"
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": build.config_map}},
@@ -45,7 +45,7 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
             "secretName": token.name,
             "items": [{"key": token.key, "path": TOKEN_FILE}],
             "defaultMode": _GROUP_READS,
-            # Without it the pod would hang in ContainerCreating; so the download says what is missing.
+            # If the Secret is missing, the download reports it; otherwise the pod would hang in ContainerCreating.
             "optional": True,
         }
         volumes.append({"name": TOKEN_VOLUME, "secret": secret})
@@ -54,7 +54,7 @@ def build_volumes(build: StageBuild) -> list[Manifest]:
             "secretName": build.tls.secret_name,
             "items": [{"key": name, "path": name} for name in TLS_FILES],
             "defaultMode": _GROUP_READS,
-            # As above; and ca.crt need not be there.
+            # Optional for the same reason, and because ca.crt may be absent.
             "optional": True,
         }
         volumes.append({"name": TLS_VOLUME, "secret": secret})
