@@ -6,8 +6,8 @@
         result = llm.generate(["Hello"], {"thinker": {"max_tokens": 32}}, seed=1)[0]
         result.text, result.audio, result.sample_rate_hz, result.stages["talker"].token_ids
 
-The names below are imported when they are asked for, after the environment that vLLM reads at its import was set
-(vllm_adapter/process/env.py).
+The names below are imported lazily, on first use. vLLM reads environment variables when it is imported, so those are
+set first (vllm_adapter/process/env.py).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Before torch and vLLM are imported, which read it then.
+    # torch and vLLM read the environment when they are imported, so set it first.
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()

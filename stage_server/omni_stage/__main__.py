@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("omni_stage")
 SWITCH_S: Final = 0.0005
-"""How long a thread that prepares a request may keep the interpreter while the event loop wants it. Python's own 5 ms
-are added to every wake-up of the loop while one is at work: to each token of every other request."""
+"""How long a thread that prepares a request may hold the interpreter lock while the event loop waits for it. Python's
+default of 5 ms would delay every wake-up of the loop while such a thread works, and so each token of every other
+request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
+    """Run a command. Returns its exit code: 0 drained, 70 engine dead, 78 bad configuration."""
     args = _parser().parse_args(argv)
     if args.command == "fetch":
         from omni_stage.fetch.checkpoint import run_fetch
@@ -56,12 +57,12 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
     from omni_stage.vllm_adapter.checks.model_infos import copy_model_infos
     from omni_stage.vllm_adapter.process.env import apply_environment
 
-    # Before anything imports NumPy, which reads it too; the registry does. Hence the late imports.
+    # NumPy reads the environment when it is imported, and the registry imports NumPy. Hence the late imports.
     apply_environment()
     from omni_stage.engine.factory import check_known_component, needs_vllm
 
     try:
-        # Before vLLM is imported, which takes seconds.
+        # Checked before vLLM is imported, because that takes seconds.
         require_upb()
         check_known_component(config)
     except ConfigurationError as error:
@@ -83,8 +84,8 @@ def _serve(config_file: Path, address_file: Path | None, log_format: str) -> Exi
 
 
 def _preload() -> None:
-    """Import vLLM while this process is one thread, and fork what its engine will be a fork of."""
-    # Whoever ends the stage meanwhile need not wait, and gets the status of a stage that drained.
+    """Import vLLM while this process has one thread, and fork the template process from which its engine is forked."""
+    # SIGTERM during the import ends the process at once, with the exit code of a drained stage.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.DRAINED))
     with _lasting_objects():
         from omni_stage.vllm_adapter.process.template import start_template
@@ -102,10 +103,10 @@ def _build_engine(config: StageConfig) -> StageEngine:
 
 @contextmanager
 def _lasting_objects() -> Iterator[None]:
-    """Keep the garbage collector off what is made meanwhile, now and later.
+    """Exempt the objects that are made in the context from garbage collection, now and later.
 
-    torch, transformers and vLLM are a million objects that stay. Going through them over and over takes a seventh of
-    their import, and every full collection later would hold up the event loop to go through them again.
+    torch, transformers and vLLM create a million objects that live as long as the process. Scanning them repeatedly
+    takes a seventh of the import time, and every later full collection would block the event loop while it scans them.
     """
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Tensors on the CPU as the stage server handles them: numpy arrays, or torch's where an engine gives those.
+"""CPU tensors as the stage server handles them: numpy arrays, or torch tensors where an engine returns those.
 
-The stage server itself needs no torch, so that an engine without torch can be served. torch is imported only where one
-of its tensors is asked for, or has come already. numpy has no bfloat16: its arrays carry the bits as uint16.
+The stage server itself does not need torch, so it can serve an engine without it. torch is imported only where a torch
+tensor is requested or was received. numpy has no bfloat16: its arrays carry the bits as uint16.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _TORCH_GRAIN = 32_768
-"""From so many elements on torch copies with the threads of a parallel region, which the event loop would wait for."""
+"""From this many elements on, torch copies in a parallel region, and the event loop would wait for its threads."""
 
 Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 """[rows, ...] on the CPU."""
@@ -40,7 +40,7 @@ def describe_array(array: Array) -> str:
 
 
 def join(arrays: Sequence[Array]) -> Array:
-    """Returns the rows of all arrays, which are of one kind; the array itself if it is one."""
+    """Returns the rows of all arrays, which are of one kind. A single array is returned as it is."""
     first = arrays[0]
     if len(arrays) == 1:
         return first
@@ -53,14 +53,14 @@ def join(arrays: Sequence[Array]) -> Array:
 
 
 def view_bytes(array: Array) -> memoryview:
-    """Returns the array's bytes, little-endian, one after another; without a copy where it is contiguous."""
+    """Returns the array's bytes, contiguous and little-endian; without a copy if the array is contiguous."""
     little = _to_little(array)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8).data
 
 
 def join_bytes(arrays: Sequence[Array]) -> memoryview:
-    """Returns the bytes of all arrays, which are of one kind and row shape, one after another; copied once, where they
-    are several."""
+    """Returns the concatenated bytes of all arrays, which are of one kind and row shape; several arrays are copied
+    once."""
     if len(arrays) == 1 or sum(math.prod(array.shape) for array in arrays) < _TORCH_GRAIN:
         return view_bytes(join(arrays))
     return view_bytes(np.concatenate([_to_little(array) for array in arrays]))
@@ -72,7 +72,7 @@ def _to_little(array: Array) -> npt.NDArray[Any]:
         return array.astype(array.dtype.newbyteorder("<"), copy=False)
     import torch
 
-    # Every call into torch takes a microsecond, and this runs for every message: only what is needed.
+    # A call into torch takes a microsecond, and this runs for every message: make only the calls that are needed.
     if array.requires_grad or array.device.type != "cpu":
         array = array.detach().cpu()
     if array.dtype is torch.bfloat16:
@@ -82,7 +82,7 @@ def _to_little(array: Array) -> npt.NDArray[Any]:
 
 
 def to_samples(audio: Array) -> npt.NDArray[np.float32]:
-    """Returns audio as float32 [samples], without a copy where it is that already."""
+    """Returns audio as float32 [samples], without a copy if it already has that form."""
     if isinstance(audio, np.ndarray):
         return np.ascontiguousarray(audio, dtype=np.float32).reshape(-1)
     import torch
@@ -102,7 +102,7 @@ def to_numpy(received: Mapping[str, ReceivedTensor]) -> dict[str, Array]:
 
 
 def to_torch(received: Mapping[str, ReceivedTensor]) -> dict[str, torch.Tensor]:
-    """Returns received tensors as torch's, [rows, *row_shape], that share the received buffers."""
+    """Returns received tensors as torch tensors [rows, *row_shape] that share the received buffers."""
     return {name: _to_torch(item) for name, item in received.items()}
 
 

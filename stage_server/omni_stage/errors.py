@@ -1,7 +1,7 @@
-"""Errors of the stage server: one root; each class owns its gRPC code and reason; `service/errors.py` maps them, once.
+"""Errors of the stage server. All have one root, and each class owns its gRPC code and reason.
 
-A message goes to the caller. It names the field, the limit and the remedy and never holds prompt text, token ids,
-tensor values or file contents.
+`service/errors.py` is the one place that maps them to statuses. An error's message goes to the caller: it names the
+field, the limit and the remedy, and never holds prompt text, token ids, tensor values or file contents.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from omni_proto.stage.v1 import errors_pb2 as reasons
 
 @dataclass(frozen=True)
 class ErrorDetails:
-    """What ErrorInfo, BadRequest and RetryInfo say beside the message."""
+    """What ErrorInfo, BadRequest and RetryInfo report in addition to the message."""
 
     field: str = ""
     """Path of the field in the request, e.g. "start.sampling[talker].top_p"."""
     limit: str = ""
-    """The limit that was passed, with its unit."""
+    """The limit that was exceeded, with its unit."""
     retry_after_s: float | None = None
-    """When a retry may work; makes a RetryInfo."""
+    """Seconds after which a retry may succeed; sent as RetryInfo."""
 
 
 class OmniStageError(Exception):
@@ -64,7 +64,7 @@ class NonFiniteTensorError(InvalidTensorError):
 
 
 class CorruptTensorError(OmniStageError):
-    """A checksum is wrong, or rows are missing or came twice."""
+    """A checksum is wrong, or rows are missing or duplicated."""
 
     code = StatusCode.DATA_LOSS
     reason = reasons.ERROR_REASON_CORRUPT_TENSOR
@@ -90,21 +90,21 @@ class EdgeSchemaMismatchError(OmniStageError):
 
 
 class TooManyRequestsError(OmniStageError):
-    """The stage has as many requests as it takes."""
+    """The stage already has its maximum number of requests."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = reasons.ERROR_REASON_TOO_MANY_REQUESTS
 
 
 class ByteBudgetExceededError(OmniStageError):
-    """The stage holds as many bytes as it may."""
+    """The request does not fit the bytes that the stage may still reserve."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = reasons.ERROR_REASON_BYTE_BUDGET_EXCEEDED
 
 
 class RequestTooLargeError(OmniStageError):
-    """The request alone is over a limit: a retry does not help."""
+    """The request by itself exceeds a limit, so a retry does not help."""
 
     code = StatusCode.RESOURCE_EXHAUSTED
     reason = reasons.ERROR_REASON_REQUEST_TOO_LARGE
@@ -132,7 +132,7 @@ class NotReadyError(OmniStageError):
 
 
 class EngineDeadStageError(OmniStageError):
-    """The engine's process ended; the stage server follows it."""
+    """The engine's process died; the stage server exits too."""
 
     code = StatusCode.UNAVAILABLE
     reason = reasons.ERROR_REASON_ENGINE_DEAD
@@ -146,7 +146,7 @@ class StepTimeoutError(OmniStageError):
 
 
 class PrepareTimeoutError(OmniStageError):
-    """Decoding the request's media, or making the engine's input of them, took too long."""
+    """Decoding the request's media, or turning them into the engine's input, took too long."""
 
     code = StatusCode.DEADLINE_EXCEEDED
     reason = reasons.ERROR_REASON_PREPARE_TIMEOUT

@@ -1,4 +1,4 @@
-"""What a caller may ask of an entry stage's reply: to be given, to call tools, to have a form. Plain data."""
+"""What a caller may request of the entry stage's reply: a given text, tool calls, or structured output. Plain data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A reply that is not sampled. Exactly one of the two is set."""
+    """A reply that the caller gives and that is not sampled. Exactly one field is set."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
-    """Of the stage's tokenizer; one that ends the text is left out if it is the last."""
+    """Ids of the stage's tokenizer. If the last one is an end-of-text token, it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class ReplyTokens:
     """A given reply, tokenized."""
 
     token_ids: tuple[int, ...]
-    """At least one; without an id that ends the text."""
+    """At least one id, without the end-of-text token."""
     text: str
     """What the text lane returns."""
 
@@ -63,7 +63,7 @@ class Tools:
     tools: tuple[Tool, ...]
     mode: ToolMode = ToolMode.AUTO
     function: str = ""
-    """Name of the one function to call; empty: as the mode says."""
+    """Name of the one function that must be called; if empty, the mode decides."""
 
     def as_openai(self) -> list[dict[str, Any]]:
         """Returns the tools in OpenAI's form, which chat templates read."""
@@ -83,7 +83,7 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class StructuredText:
-    """The form that the text must have. Exactly one is set."""
+    """The form that the text must have. Exactly one field is set."""
 
     json_schema: str | None = None
     """JSON Schema, as JSON text."""
@@ -96,7 +96,7 @@ class StructuredText:
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """What a parser made of a piece of text."""
+    """The result of parsing a piece of text."""
 
     text: str = ""
     reasoning: str = ""
@@ -124,4 +124,4 @@ class ToolCallPiece:
     name: str = ""
     """Only in the first piece of a call."""
     arguments: str = ""
-    """More of the arguments' JSON text."""
+    """The next part of the arguments' JSON text."""

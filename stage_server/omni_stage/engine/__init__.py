@@ -1,6 +1,6 @@
 """Engines of stages: StageEngine (`protocol`) and its vLLM implementation.
 
-`arguments/` makes vLLM's arguments of a StageConfig, `requests/` makes vLLM's inputs of a request, and `offline/` runs
-whole pipelines in this process. Nothing is imported here: `arguments`, `requests.sampling` and `protocol` stay free of
-vLLM.
+`arguments/` turns a StageConfig into vLLM's arguments, `requests/` turns a request into vLLM's inputs, and `offline/`
+runs whole pipelines in this process. Nothing is imported here, so that `arguments`,
+`requests.sampling` and `protocol` stay free of vLLM.
 """

@@ -12,14 +12,14 @@ from omni_stage.vllm_adapter.process.env import apply_environment
 
 
 def build_component(config: StageConfig) -> Component:
-    """Returns the stage's component, if it can take the place that the file gives it. Raises ConfigurationError."""
+    """Returns the stage's component. Raises ConfigurationError if it does not fit its place in the pipeline."""
     families = installed_families()
     check_known_component(config, families)
     return families.factory(config.component)(config)
 
 
 def check_known_component(config: StageConfig, families: FamilyRegistry | None = None) -> None:
-    """Refuse a component that is unknown here or in the wrong place; none is imported. Raises ConfigurationError."""
+    """Refuse a component that is unknown or does not fit its place, without importing it. Raises ConfigurationError."""
     known = families or installed_families()
 
     def find_facts(component_id: str) -> ComponentFacts | None:
@@ -37,8 +37,8 @@ def needs_vllm(config: StageConfig) -> bool:
 def build_stage_engine(config: StageConfig, in_process: bool = False) -> StageEngine:
     """Returns the engine of a stage, not started. Raises ConfigurationError.
 
-    in_process: the model runs in a thread of this process (tests, offline use), else in a process of its own. An engine
-    that a component brings along decides that by itself.
+    in_process: the model runs in a thread of this process (tests, offline use), else in a process of its own. A
+    component that has its own engine decides this itself.
     """
     families = installed_families()
     check_known_component(config, families)

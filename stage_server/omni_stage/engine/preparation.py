@@ -1,4 +1,4 @@
-"""The time in which a request becomes the engine's input: bounded for itself, and no sign of a stuck engine."""
+"""The preparation of a request as the engine's input: it has its own time limit, and the watchdog does not count it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 class Preparation:
-    """Of one request, from its making until the engine core has it. Used from one event loop."""
+    """The preparation of one request, from its creation until the engine core has it. Used from one event loop."""
 
     def __init__(self, work: Work, limit_s: float | None) -> None:
         """`limit_s`: seconds from now; None sets no limit."""
@@ -23,7 +23,7 @@ class Preparation:
         self._scope: asyncio.Timeout | None = None
 
     async def within(self, coming: Awaitable[_T]) -> _T:
-        """Wait for what is coming, without a limit once the core has the request. Raises PrepareTimeoutError."""
+        """Await `coming`, without a limit once the core has the request. Raises PrepareTimeoutError."""
         try:
             async with asyncio.timeout_at(self._ends) as self._scope:
                 return await coming
@@ -39,7 +39,7 @@ class Preparation:
             self._scope = None
 
     def submitted(self) -> None:
-        """The core has the request: from here on the watchdog counts it."""
+        """Note that the core has the request: from here on the watchdog counts it."""
         self._work.begin()
         self._ends = None
         if self._scope is not None and not self._scope.expired():

@@ -1,4 +1,4 @@
-"""StageEngine: what the stage server, OmniLLM and the tests ask of an engine."""
+"""StageEngine: the interface of an engine that the stage server, OmniLLM and the tests use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StageEngine(Protocol):
 
     @property
     def component(self) -> ServedComponent:
-        """What it runs."""
+        """The component that the engine runs."""
         ...
 
     @property
@@ -24,23 +24,18 @@ class StageEngine(Protocol):
         ...
 
     @property
-    def max_streamed(self) -> int | None:
-        """Requests with streamed input that run at once; more wait. None: no bound of their own."""
-        ...
-
-    @property
     def prompt_embeds(self) -> TensorSpec | None:
-        """What a prompt of embeddings is, [hidden size] a row in the engine's dtype; None where they are refused."""
+        """Form of a prompt of embeddings: rows of [hidden size] in the engine's dtype; None if they are refused."""
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine can no longer serve; set for good."""
+        """Whether the engine can no longer serve; once true, it stays true."""
         ...
 
     @property
     def compiled_check_failed(self) -> bool:
-        """Whether compiled code or CUDA graphs answered otherwise than the model's own code, which serves instead."""
+        """Whether compiled code or CUDA graphs gave wrong results, so that the model's own code serves instead."""
         ...
 
     @property
@@ -50,11 +45,11 @@ class StageEngine(Protocol):
 
     @property
     def last_step_monotonic(self) -> float:
-        """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
+        """time.monotonic() of the last output of any request, or of the first submission after the engine was idle."""
         ...
 
     def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
-        """Received tensors as the component reads them: torch's, or numpy's where the engine needs no torch."""
+        """Returns received tensors as the component reads them: torch's, or numpy's if the engine needs no torch."""
         ...
 
     async def start(self) -> None:
@@ -64,7 +59,7 @@ class StageEngine(Protocol):
     def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
         """Run one request. Closing the generator aborts it in the engine.
 
-        Raises OmniStageError: InvalidRequestError and its kin before the engine sees the request;
+        Raises OmniStageError: InvalidRequestError and its subclasses before the engine gets the request;
         EngineDeadStageError, QueueTimeoutError, ModelExecutionError while it runs.
         """
         ...

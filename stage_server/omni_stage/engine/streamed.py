@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator
@@ -11,7 +10,6 @@ from dataclasses import dataclass, field
 
 from vllm import PoolingParams, SamplingParams
 
-from omni_stage.engine.playback import Playback
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.part_plan import PartPlan
 from omni_stage.engine.steps import engine_step, finish_reason
@@ -20,6 +18,8 @@ from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
 from omni_stage.models.edge_stream import EdgeStream, InputFeed, InputPart, read_part
 from omni_stage.payloads.keys import OMNI_DUE_KEY
+from omni_stage.playback import Playback
+from omni_stage.session_queue import Sessions
 from omni_stage.vllm_adapter.core.interface import CorePart, EngineCore, Params
 
 
@@ -30,13 +30,13 @@ class StreamedRuns:
     core: EngineCore
     lowering: Lowering
     work: WorkLedger
-    sessions: asyncio.Semaphore
-    """Sessions that may be open at once (EngineCore.max_sessions); more wait here, outside the engine."""
+    sessions: Sessions
+    """Limits how many sessions are open at once; further ones wait here, outside the engine."""
     windows: dict[str, str] = field(default_factory=dict)
-    """Request -> the engine's id of its window that runs now."""
+    """Request -> the engine's id of its window that is running."""
 
     async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """An autoregressive request; see part_plan. Closing the generator aborts it."""
+        """Run an autoregressive request; see part_plan. Closing the generator aborts it."""
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
@@ -45,11 +45,12 @@ class StreamedRuns:
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         params = self.lowering.sampling_params(request, part.input)
         plan = PartPlan(params.max_tokens or 1)
+        longest = len(part.input.prompt["prompt_token_ids"]) + (params.max_tokens or 1)
         final: StageStep | None = None
-        async with self.sessions:
+        async with self.sessions.enter(min(longest, self.lowering.traits.max_model_len), request.priority):
             with self.work.open(request.request_id) as work:
                 parts = self._parts(request, plan, params, part, stream, feed, work)
-                # A long prompt's rows need not stay here for as long as the request runs.
+                # Free a long prompt's rows here before the request ends.
                 del part
                 run = self.core.stream_parts(request.request_id, parts, priority=request.priority)
                 async with aclosing(run) as outputs:
@@ -64,11 +65,11 @@ class StreamedRuns:
                             break
                         yield step
         if final is not None:
-            # Behind the block: a slow reader holds no KV.
+            # Yielded after the block has closed the session, so that a slow reader holds no KV.
             yield final
 
     async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """A one-shot request: each part is an engine request, one after another. Closing the generator aborts it."""
+        """Run a one-shot request, its parts as engine requests one after another. Closing the generator aborts it."""
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
@@ -81,13 +82,13 @@ class StreamedRuns:
                     yield step
         finally:
             if not ended:
-                # A model may keep something of the stream, and frees it by itself only with the last part.
+                # A model may keep state of the stream, and frees it itself only with the last part.
                 await self.core.end_stream(request.request_id)
 
     async def _windows(
         self, request: StageRequest, stream: EdgeStream, feed: InputFeed, part: InputPart
     ) -> AsyncGenerator[tuple[StageStep, bool], None]:
-        """Steps, each with whether it is the last one of the last part."""
+        """Yields steps, each with whether it is the last one of the last part."""
         component = self.lowering.component
         emitter, kind = component.emitter(request, part.input), component.facts.kind
         playback, rate = Playback(), component.facts.sample_rate_hz
@@ -113,17 +114,17 @@ class StreamedRuns:
                 return
             part = await read_part(stream, feed)
             if part.input.finished is not None:
-                # The end came behind the last rows: there is nothing more to compute.
+                # The stream's end arrived after its last rows: there is nothing more to compute.
                 yield StageStep(finish_reason=part.input.finished), False
                 return
 
     async def _open_feed(self, request: StageRequest, stream: EdgeStream) -> tuple[InputFeed, InputPart]:
-        """The request's feed and its first part, once the rows for it are there."""
+        """Wait for the rows of the first part. Returns the request's feed and that part."""
         component = self.lowering.component
         if not isinstance(component, TakesStreams):
             raise InvalidRequestError(f"component {component.facts.id} cannot start before its input is complete")
         feed = component.open_feed(request)
-        # The first part may hold a long prompt.
+        # In a thread, since the first part may hold a long prompt.
         return feed, await read_part(stream, feed, in_thread=True)
 
     async def _parts(
@@ -136,7 +137,7 @@ class StreamedRuns:
         feed: InputFeed,
         work: Work,
     ) -> AsyncGenerator[CorePart, None]:
-        """The parts of a session, each when the engine asks for it. The reader of the outputs ends it."""
+        """Yields the parts of a session, each when the engine asks for it. The reader of the outputs ends it."""
         while True:
             planned = plan.next(part)
             work.begin()

@@ -48,6 +48,7 @@ from omni_stage.models.component import (
 )
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.payloads import PayloadLimits
+from omni_stage.session_queue import Sessions
 from omni_stage.vllm_adapter import select
 from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_failure
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
@@ -61,7 +62,7 @@ class VllmStageEngine:
     """A StageEngine over vLLM: a process of its own, or (in_process) a thread of this one. One event loop uses it."""
 
     def __init__(self, config: StageConfig, component: Component, *, in_process: bool = False) -> None:
-        """Nothing is loaded before `start`. Raises ConfigurationError on a configuration that cannot work."""
+        """Check the configuration; `start` loads the model. Raises ConfigurationError if it cannot work."""
         self.component = component
         self._config = config
         self._args = build_engine_args(
@@ -74,9 +75,9 @@ class VllmStageEngine:
         self.compiled_check_failed = False
         """Whether the start-up check turned compiled code and CUDA graphs off."""
         self._runs: StreamedRuns | None = None
-        """Set once the engine started."""
+        """Set once the engine has started."""
         self._work = WorkLedger()
-        # An engine of this process prepares on the thread that steps it: waiting for it is waiting for the engine.
+        # An in-process engine prepares on the thread that steps it: a time limit would also count the engine's steps.
         self._prepare_s = None if in_process else config.timeouts.prepare
 
     @property
@@ -85,34 +86,29 @@ class VllmStageEngine:
         return self._core.max_model_len
 
     @property
-    def max_streamed(self) -> int | None:
-        """Requests with streamed input that run at once; more wait. Raises NotReadyError before start."""
-        return None if self.component.facts.kind.is_one_shot else self._core.max_sessions
-
-    @property
     def prompt_embeds(self) -> TensorSpec | None:
-        """What a prompt of embeddings is; None where they are refused. Raises NotReadyError before start."""
+        """Form of a prompt of embeddings; None if they are refused. Raises NotReadyError before start."""
         if not self._args.enable_prompt_embeds:
             return None
         return prompt_embeds_spec(self._core.embeds_size, str(self._core.dtype).removeprefix("torch."))
 
     @property
     def is_dead(self) -> bool:
-        """Whether the engine can no longer serve; set for good."""
+        """Whether the engine can no longer serve; once true, it stays true."""
         return self._core.is_dead
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that the engine has and that have not ended; not those that are being prepared."""
+        """Unfinished requests that the engine has; those that are being prepared do not count."""
         return len(self._work)
 
     @property
     def last_step_monotonic(self) -> float:
-        """time.monotonic() of the last output of any request, or of the submission that ended idleness."""
+        """time.monotonic() of the last output of any request, or of the first submission after the engine was idle."""
         return self._work.last_step
 
     def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
-        """As torch's tensors."""
+        """Returns the received tensors as torch tensors."""
         return to_torch(received)
 
     async def start(self) -> None:
@@ -144,7 +140,7 @@ class VllmStageEngine:
             limits=PayloadLimits.from_mapping(self._args.additional_config.get(PAYLOAD_LIMITS, {})),
         )
         lowering = Lowering(self.component, traits, core.generation_defaults, self._args.captures_rows)
-        self._runs = StreamedRuns(core, lowering, self._work, asyncio.Semaphore(core.max_sessions))
+        self._runs = StreamedRuns(core, lowering, self._work, Sessions(core.session_room))
         try:
             async with aclosing(self.generate(self.component.warmup_request())) as steps:
                 async for _ in steps:
@@ -155,7 +151,7 @@ class VllmStageEngine:
             raise ConfigurationError(f"the warm-up request of {self.component.facts.id} failed: {error}") from error
 
     async def _restart_eager(self, difference: str) -> None:
-        """Load the model once more, as if the user had said enforceEager: slower, and what it answers is right."""
+        """Load the model again, as if the user had set enforceEager: slower, but its outputs are correct."""
         _log.error(
             "compiled code or CUDA graphs do not compute what the model's own code computes on this machine: %s; "
             "the stage serves without them, as with engineArgs.enforceEager",
@@ -167,13 +163,9 @@ class VllmStageEngine:
         self._core = self._core_type(self._create_vllm_config)
         await self._core.start()
 
-    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Run one request. Closing the generator aborts it in the engine."""
-        async with aclosing(self._run(request)) as steps:
-            async for step in steps:
-                yield step
-
-    def _run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+    def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
+        """Returns the steps of one request. Closing the generator aborts it in the engine. Raises InvalidRequestError
+        at once for sampling parameters that the stage refuses."""
         component, stream = self.component, request.source
         is_streamed = isinstance(stream, EdgeStream)
         check_stage_sampling(request.sampling, component.facts, is_streamed=is_streamed, field="sampling")
@@ -184,7 +176,7 @@ class VllmStageEngine:
         return self._started.run_session(request, stream)
 
     async def _run_whole(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """A request whose input is complete."""
+        """Run a request whose input is complete."""
         lowering = self._started.lowering
         with self._work.open(request.request_id) as work:
             preparation = Preparation(work, self._prepare_s)
@@ -227,8 +219,8 @@ class VllmStageEngine:
         """Runs on the engine's thread. Raises ConfigurationError."""
         kwargs = vllm_engine_kwargs(self._args, on_cpu=current_platform.is_cpu())
         try:
-            # vLLM's defaults of max_num_batched_tokens and max_num_seqs depend on who asks: a server gets 8,192 and
-            # 1,024 on an H100, and 2,048 and 128 for each worker on a CPU; a caller without a name 2,048 and 128.
+            # vLLM's defaults of max_num_batched_tokens and max_num_seqs depend on the usage context: a server gets
+            # 8,192 and 1,024 on an H100, and 2,048 and 128 for each worker on a CPU; without a context, 2,048 and 128.
             return AsyncEngineArgs(**kwargs).create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
         except ConfigurationError:
             raise
@@ -240,7 +232,7 @@ class VllmStageEngine:
 
 
 def vllm_engine_kwargs(args: OmniEngineArgs, *, on_cpu: bool) -> dict[str, object]:
-    """Keyword arguments of AsyncEngineArgs with the worker and scheduler of the stage's kind and device."""
+    """Returns keyword arguments of AsyncEngineArgs, with the worker and scheduler of the stage's kind and device."""
     kind: select.StageKind = "diffusion" if args.kind.is_one_shot else "autoregressive"
     return args.vllm_kwargs(
         worker_cls=select.worker_cls(kind, "cpu" if on_cpu else "cuda"),
@@ -261,6 +253,6 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """The error's first lines: pydantic appends the whole input behind them."""
+    """Returns the error's first lines: pydantic appends the whole input after them."""
     text = " ".join(str(error).split())
     return text[:600]

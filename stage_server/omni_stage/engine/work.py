@@ -1,4 +1,4 @@
-"""Which requests an engine has work for, and when it last gave an output: what the watchdog judges it by."""
+"""Which requests an engine has work for, and when it last gave an output. The watchdog reads both."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Work:
     request_id: str
 
     def begin(self) -> None:
-        """The engine has something to do for it. Idempotent."""
+        """Note that the engine has work for the request. Idempotent."""
         self.ledger.set_busy(self.request_id, True)
 
     def rest(self) -> None:
-        """The engine waits for it, and not it for the engine. Idempotent."""
+        """Note that the engine waits for the request's input, so the watchdog does not count it. Idempotent."""
         self.ledger.set_busy(self.request_id, False)
 
 
@@ -33,19 +33,19 @@ class WorkLedger:
         self._open: set[str] = set()
         self._busy: set[str] = set()
         self.last_step = time.monotonic()
-        """time.monotonic() of the last output of any request, or of the beginning of work after idleness."""
+        """time.monotonic() of the last output of any request, or of the first work after the engine was idle."""
 
     def __len__(self) -> int:
-        """Requests that the engine has work for."""
+        """Returns the number of requests that the engine has work for."""
         return len(self._busy)
 
     def note_step(self) -> None:
-        """The engine gave an output."""
+        """Note that the engine gave an output."""
         self.last_step = time.monotonic()
 
     @contextmanager
     def open(self, request_id: str) -> Iterator[Work]:
-        """A request, at rest at first. Raises InvalidRequestError if its id is in use."""
+        """Yields a request, which rests at first. Raises InvalidRequestError if its id is in use."""
         if request_id in self._open:
             raise InvalidRequestError(f"request id {request_id!r} is in use; mint ids that are unique")
         self._open.add(request_id)
@@ -57,7 +57,7 @@ class WorkLedger:
             self._open.discard(request_id)
 
     def set_busy(self, request_id: str, busy: bool) -> None:
-        """Count a request or not."""
+        """Count a request as work if `busy`, else no longer."""
         if not busy:
             self._busy.discard(request_id)
         elif request_id not in self._busy:

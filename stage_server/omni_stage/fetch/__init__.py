@@ -1,1 +1,1 @@
-"""`python -m omni_stage fetch`: a checkpoint from a hub into a directory. Start at `checkpoint.fetch`."""
+"""`python -m omni_stage fetch`: downloads a checkpoint from a hub into a directory. Start at `checkpoint.fetch`."""

@@ -1,8 +1,8 @@
-"""`python -m omni_stage fetch`: the checkpoint's files from a hub into a directory, resumable.
+"""`python -m omni_stage fetch`: downloads the checkpoint's files from a hub into a directory, resumably.
 
-Fetches only what engines read (configuration, tokenizer, safetensors, the speaker file), and of the safetensors only
-the shards that hold what the component reads. The directory is complete once the marker file names the commit; a later
-run for the same commit does nothing and needs no network.
+It fetches only what engines read (configuration, tokenizer, safetensors, the speaker file). Of the safetensors it
+fetches only the shards that hold tensors of the component. The directory is complete once the marker file names the
+commit; a later run for the same commit does nothing and needs no network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from omni_stage.models.registry import weight_prefixes
 from omni_stage.process.termination import write_termination
 
 PATTERNS: Final = ("*.json", "*.txt", "*.model", "*.jinja", "spk_dict.pt")
-"""What engines read beside weights. Weights as pickles are never fetched; the speaker file is loaded weights_only."""
+"""Files that engines read besides weights. Never pickled weights; the speaker file is loaded weights_only."""
 DOWNLOADS_AT_ONCE: Final = 4
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def fetch(request: FetchRequest, token: str | None) -> str:
         raise FetchError(f"the hub answered {code} for {repository}; try again", field="model.uri") from error
     except OmniStageError:
         raise
-    except Exception as error:  # the hub's client lets through what its HTTP library and the disk raise
+    except Exception as error:  # the hub's client passes on errors of its HTTP library and the disk
         if isinstance(error, OSError) and error.errno in FULL:
             raise FetchError(
                 f"{request.dest} is full ({error.strerror}); {LARGER}, and the next attempt resumes there",
@@ -112,7 +112,7 @@ def run_fetch(request: FetchRequest, token_file: Path | None) -> ExitCode:
 
 def _look_up(repository: str, revision: str, token: str | None) -> tuple[str, frozenset[str]]:
     """Returns the commit of a revision, and the names of its files."""
-    # False: never a token that happens to lie in the environment.
+    # False: never use a token from the environment.
     info = HfApi(token=token or False).model_info(repository, revision=revision, timeout=60)
     commit = info.sha or ""
     if not COMMIT.match(commit):
@@ -134,7 +134,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
     def get(file: RemoteFile) -> None:
         if not has_file(request.dest, file):
-            # Asked for again: its turn may come hours later, and signed addresses expire.
+            # Look it up again: its download may start hours later, and signed addresses expire.
             download_file(request.dest, ask(file.name), constants.ENDPOINT, token)
 
     with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
@@ -145,7 +145,7 @@ def _download(request: FetchRequest, repository: str, commit: str, names: Collec
 
 
 def _first_line(error: Exception) -> str:
-    # Of an HTTP library's or the system's message; addresses in it may carry signatures as queries.
+    # The message comes from an HTTP library or the system; its addresses may carry signatures in their queries.
     return str(error).partition("\n")[0].partition("?")[0][:200]
 
 

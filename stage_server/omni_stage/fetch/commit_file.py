@@ -1,6 +1,6 @@
-"""The commit file: which commit a revision meant when the first stage of a pipeline asked.
+"""The commit file: the commit that a revision named when the first stage of a pipeline looked it up.
 
-Stages that share a cache share the file, so they never mix two commits, however far apart they are fetched.
+Stages that share a cache share the file, so they never mix two commits, even if they are fetched at different times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMMIT: Final = re.compile(r"[0-9a-f]{40}\Z")
 
 
 def read_pin(file: Path | None, repository: str, revision: str) -> str | None:
-    """Returns the commit that a commit file keeps for this revision; None if it keeps none."""
+    """Returns the commit that a commit file records for this revision; None if it records none."""
     if file is None:
         return None
     try:
@@ -30,14 +30,14 @@ def read_pin(file: Path | None, repository: str, revision: str) -> str | None:
 
 
 def write_pin(file: Path, repository: str, revision: str, commit: str) -> str:
-    """Keeps the commit, unless another stage was first. Returns the commit that is kept."""
+    """Record the commit, unless another stage was first. Returns the recorded commit."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = write_part(file, {"repository": repository, "revision": revision, "commit": commit})
     try:
         # Unlike a rename, a link fails if the file is there.
         os.link(part, file)
     except OSError:
-        # There already, or links are not known here. What is no pin for this revision is replaced.
+        # The file exists, or the volume has no links. A file that records no commit for this revision is replaced.
         if read_pin(file, repository, revision) is None:
             part.replace(file)
     part.unlink(missing_ok=True)

@@ -1,11 +1,12 @@
 """One file of a repository on a hub, resumable to the byte and verified.
 
-The hub's own client (2.4) starts a file again in every process and leaves what a killed one had, which on a claim of
-shards of 5 GB costs hours and fills the disk. Here the part keeps the file's name and is gone on with:
+The hub's own client (2.4) starts a file again in every process and leaves the partial file of a killed process behind.
+With shards of 5 GB that costs hours and fills the volume. Here the name of a partial file follows from its content, so
+that any process can resume it:
 
-    PARTS/NAME.ETAG.part      what has come so far; several processes take turns by a lock on it
-    NAME                      appears whole, by a rename, once its size and its digest are what the hub says
-    PARTS/NAME.etag           which content NAME is
+    PARTS/NAME.ETAG.part      the bytes received so far; a lock on it admits one process at a time
+    NAME                      the complete file, renamed once its size and digest match the hub's
+    PARTS/NAME.etag           the ETag of NAME's content
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from huggingface_hub.file_download import http_get
 from omni_stage.errors import OmniStageError
 
 PARTS: Final = ".omni-parts"
-"""Folder in the checkpoint's directory; engines do not look into it."""
+"""Folder in the checkpoint's directory; engines do not read it."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 LARGER: Final = "give model.cache a larger claim, or the nodes larger disks"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}\Z")
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class FetchError(OmniStageError):
-    """Something could not be fetched; another try may work."""
+    """Something could not be fetched; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class RemoteFile:
     name: str
     """Path in the repository."""
     url: str
-    """Where its bytes are: the hub itself, or a signed address elsewhere."""
+    """Where to download it: the hub itself, or a signed address elsewhere."""
     etag: str
     """sha256 of large files, git's sha1 of small ones."""
     size: int
@@ -77,9 +78,9 @@ def has_file(directory: Path, file: RemoteFile) -> bool:
 
 
 def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None) -> None:
-    """Fetch a file into the directory, or what of it is missing. The token is sent to the hub (a URL) only.
+    """Fetch a file, or its missing rest, into the directory. The token is sent only to `hub`, a URL.
 
-    Raises FetchError if what came is not what the hub announced, and what the hub's client and the disk raise.
+    Raises FetchError if size or digest differ from the hub's, and the errors of the hub's client and of the disk.
     """
     target, part, note = directory / safe_path(file.name), part_path(directory, file), _note_path(directory, file)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -87,17 +88,17 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
     while not has_file(directory, file):
         with _locked(part) as stream:
             if stream is None:
-                # Another process has had its turn; see what came of it.
+                # Another process held the lock meanwhile; check its result.
                 continue
             if has_file(directory, file):
-                # It ended between our look and our turn: this part is ours, and empty.
+                # Another process finished before we got the lock: this partial file is new and empty.
                 part.unlink(missing_ok=True)
                 return
             _receive(stream, file, hub, token)
             if not _is_intact(part, file):
                 part.unlink(missing_ok=True)
                 raise FetchError(f"{file.name} arrived damaged; the next attempt downloads it again", field="model.uri")
-            # In this order the file counts as there from the rename on, and never with other content.
+            # In this order the file counts as present only from the rename on, and never with other content.
             target.unlink(missing_ok=True)
             note.write_text(file.etag, encoding="ascii")
             part.replace(target)
@@ -105,13 +106,13 @@ def download_file(directory: Path, file: RemoteFile, hub: str, token: str | None
 
 
 def part_path(directory: Path, file: RemoteFile) -> Path:
-    """Where what has come of a file so far is kept."""
+    """Returns the path of the partial file."""
     note = _note_path(directory, file)
     return note.with_name(f"{note.stem}.{hashlib.sha256(file.etag.encode()).hexdigest()[:12]}.part")
 
 
 def missing_bytes(directory: Path, files: list[RemoteFile]) -> int:
-    """Bytes that are still to come."""
+    """Returns how many bytes are not downloaded yet."""
     missing = 0
     for file in files:
         if not has_file(directory, file):
@@ -121,7 +122,7 @@ def missing_bytes(directory: Path, files: list[RemoteFile]) -> int:
 
 
 def check_room(directory: Path, files: list[RemoteFile]) -> None:
-    """Raises FetchError if the volume cannot take what is missing."""
+    """Raises FetchError if the volume has no space for the missing bytes."""
     directory.mkdir(parents=True, exist_ok=True)
     needed, free = missing_bytes(directory, files), shutil.disk_usage(directory).free
     if needed > free:
@@ -132,7 +133,7 @@ def check_room(directory: Path, files: list[RemoteFile]) -> None:
 
 
 def safe_path(name: str) -> PurePosixPath:
-    """The path of a repository's file. Raises FetchError if it leads out of the directory."""
+    """Returns the path of a repository's file. Raises FetchError if it leads out of the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise FetchError(f"the repository has a file named {name!r}", field="model.uri")
@@ -146,7 +147,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
         have = stream.seek(0)
     if have:
         _log.info("resumes", extra={"file": file.name, "at": have, "bytes": file.size})
-    # A signed address elsewhere carries its own right of access: the token is none of its business.
+    # A signed address on another host carries its own credentials, so it must not get the token.
     own_host = _origin(file.url) == _origin(hub)
     headers = {"authorization": f"Bearer {token}"} if token and own_host else {}
     try:
@@ -154,7 +155,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
     except HfHubHTTPError as error:
         if own_host:
             raise
-        # Not the hub's word about the token: signed addresses expire, within an hour or so.
+        # This does not mean that the token is wrong: signed addresses expire within about an hour.
         code = error.response.status_code if error.response is not None else 0
         raise FetchError(f"the hub's storage answered {code} for {file.name}; try again", field="model.uri") from error
     stream.flush()
@@ -162,7 +163,7 @@ def _receive(stream: BinaryIO, file: RemoteFile, hub: str, token: str | None) ->
 
 
 def _origin(url: str) -> tuple[str, str]:
-    """Scheme and host: a redirect to http would send the token in the clear."""
+    """Returns scheme and host. Both are compared, since a redirect to http would send the token in the clear."""
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
 
@@ -182,7 +183,7 @@ def _is_intact(part: Path, file: RemoteFile) -> bool:
 
 @contextmanager
 def _locked(part: Path) -> Iterator[BinaryIO | None]:
-    """The part, open for appending, while no other process has it; None if it was finished meanwhile."""
+    """Yields the partial file, open for appending and locked; None if another process finished it meanwhile."""
     with part.open("ab") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         same = part.exists() and os.path.samestat(part.stat(), os.fstat(stream.fileno()))

@@ -1,4 +1,4 @@
-"""JSON files that appear whole: readers never see half of one."""
+"""JSON files that are written atomically: readers never see half of one."""
 
 from __future__ import annotations
 

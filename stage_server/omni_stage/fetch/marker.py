@@ -1,4 +1,4 @@
-"""The marker: a file that names the commit that a directory holds whole."""
+"""The marker: a file that names the commit that a directory holds completely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MARKER: Final = ".omni-fetched.json"
 
 
 def fetched_commit(request: FetchRequest, repository: str) -> str | None:
-    """Returns the commit that dest holds whole, if it is what was asked for and needs no look at the hub."""
+    """Returns the commit that dest holds completely, if it is the requested one and no query to the hub is needed."""
     try:
         marker = json.loads((request.dest / MARKER).read_text(encoding="utf-8"))
         commit = str(marker["commit"])
@@ -26,7 +26,7 @@ def fetched_commit(request: FetchRequest, repository: str) -> str | None:
 
 
 def write_marker(request: FetchRequest, repository: str, commit: str) -> None:
-    """Marks request.dest as whole. Raises ConfigurationError if it holds no checkpoint."""
+    """Mark request.dest as complete. Raises ConfigurationError if it holds no checkpoint."""
     dest = request.dest
     files = {
         str(path.relative_to(dest)): path.stat().st_size

@@ -1,4 +1,4 @@
-"""What `fetch` is asked for: a repository of a hub, a revision, and the token to read it with."""
+"""The request of `fetch`: a repository of a hub, a revision, and the token to read it with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FetchRequest:
     component: str = ""
     """Id of the component whose weights are fetched; empty means all weights."""
     commit_file: Path | None = None
-    """Keeps the commit that the revision meant at first."""
+    """File that records the commit that the revision first named."""
 
 
 def parse_uri(uri: str) -> str:

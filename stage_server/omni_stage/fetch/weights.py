@@ -1,4 +1,4 @@
-"""Which of a checkpoint's shards hold what a component reads, by the checkpoint's index."""
+"""Selects the shards of a checkpoint that hold a component's tensors, by the checkpoint's index."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def select_weights(index: Mapping[str, Any], prefixes: Sequence[str]) -> dict[st
 
 
 def reduce_index(dest: Path, repository: str, prefixes: Sequence[str]) -> set[str]:
-    """Leaves in dest an index that names only what will be there: engines refuse missing shards.
+    """Reduce the index in dest to the shards that will be there: engines refuse missing shards.
 
     Returns the shards. Raises ConfigurationError.
     """

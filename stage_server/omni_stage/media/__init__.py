@@ -1,1 +1,1 @@
-"""Images and audio from bytes to arrays. Imports neither torch, gRPC nor vLLM: decoding processes start fast."""
+"""Images and audio from bytes to arrays. Without torch, gRPC and vLLM, so that decoding processes start fast."""

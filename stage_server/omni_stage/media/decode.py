@@ -1,4 +1,4 @@
-"""An image or audio: encoded bytes to pixels or samples, into memory of exactly the size that its header told."""
+"""Decodes an image or audio to pixels or samples, into memory of exactly the size that its header states."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from PIL import Image
 from omni_stage.media.resample import resample_blocks
 
 WORK_BYTES_PER_PIXEL: Final = 16
-"""While an image is decoded, at most: a progressive CMYK JPEG's coefficients (8), the picture (4), and
-that as RGB (4)."""
+"""Largest number of working bytes while an image is decoded: a progressive CMYK JPEG's coefficients (8), the picture
+(4), and its RGB copy (4)."""
 _STRIP_PIXELS: Final = 1 << 20
 _BLOCK_FRAMES: Final = 1 << 16
 
 
 class UndecodableError(Exception):
-    """The bytes cannot be decoded. The message is for the caller and quotes nothing."""
+    """The bytes cannot be decoded. The message is for the caller and quotes no content."""
 
 
 def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
-    """A PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3]. Raises UndecodableError."""
+    """Decode a PNG or JPEG (`kind`) as RGB into `out`, uint8 [height, width, 3]. Raises UndecodableError."""
     height, width, _ = out.shape
     with warnings.catch_warnings():
-        # Pillow warns of large images; ours is bounded by its header.
+        # Pillow warns of large images; this one's size was already limited by its header.
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             if image.size != (width, height):
@@ -42,7 +42,7 @@ def decode_image(data: bytes, kind: str, out: np.ndarray) -> None:
 
 
 def decode_audio(data: bytes, max_frames: int, rate_hz: int, channels: int, to_hz: int, out: np.ndarray) -> int:
-    """A WAV or FLAC as mono at `to_hz` into `out`, float32; channels are averaged. The samples that it has there.
+    """Decode a WAV or FLAC as mono at `to_hz` into `out`, float32, averaging channels. Returns the number of samples.
 
     `max_frames`, `rate_hz` and `channels` are the header's. Raises UndecodableError.
     """
@@ -66,7 +66,7 @@ def _mono_blocks(file: soundfile.SoundFile, max_frames: int) -> Iterator[np.ndar
         if len(block):
             if not np.isfinite(block).all():
                 raise UndecodableError("the audio holds NaN or infinity")
-            with np.errstate(over="ignore"):  # the largest floats: clipped like all that is too loud
+            with np.errstate(over="ignore"):  # an overflow to infinity is clipped like any value beyond 1
                 yield np.clip(block.mean(axis=1, dtype=np.float32), -1.0, 1.0)
         if len(block) < _BLOCK_FRAMES:
             return

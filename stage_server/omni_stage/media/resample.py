@@ -1,7 +1,7 @@
 """Changes the sampling rate of audio, in memory that does not depend on the rates.
 
-libsoxr's HQ recipe is what `librosa.load` uses, with which the examples of Qwen2.5-Omni read audio
-(`qwen_omni_utils.process_audio_info`): the model hears what it was trained on.
+It uses libsoxr's HQ recipe, as `librosa.load` does. The examples of Qwen2.5-Omni read audio with `librosa.load`
+(`qwen_omni_utils.process_audio_info`), so the model gets audio that was resampled as in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLOCK: Final = 1 << 16
 
 
 def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
-    """float32 [samples] at from_hz -> float32 [ceil(samples * to_hz / from_hz)] at to_hz."""
+    """Resample float32 [samples] at from_hz. Returns float32 [ceil(samples * to_hz / from_hz)] at to_hz."""
     samples = np.ascontiguousarray(samples, dtype=np.float32)
     if from_hz == to_hz or samples.size == 0:
         return samples
@@ -25,7 +25,7 @@ def resample(samples: np.ndarray, from_hz: int, to_hz: int) -> np.ndarray:
 
 
 def resample_blocks(blocks: Iterable[np.ndarray], from_hz: int, to_hz: int) -> np.ndarray:
-    """As `resample`, of audio that comes in blocks [samples], float32: what came need not be held."""
+    """Resample as `resample` does, from float32 blocks [samples]; the input need not be held as a whole."""
     stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32", quality=_RECIPE)
     taken = 0
     pieces: list[np.ndarray] = []

@@ -1,8 +1,8 @@
-"""A process that decodes media, one request's at a time, and may be killed whenever it takes too long.
+"""A process that decodes media, one request at a time, and that its parent may kill if it takes too long.
 
 `python -m omni_stage.media.worker FD`: a socket on which jobs come as packets of JSON, each with the file descriptor of
-shared memory that holds the encoded bytes and has room for what they become. Answers are packets of JSON, so that a
-decoder that was taken over can send its parent nothing but numbers and a text. Ends when its parent does.
+shared memory that holds the encoded bytes and has space for the decoded ones. Responses are packets of JSON, so that a
+compromised decoder can send its parent only numbers and a text. The process ends when its parent does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
 _NICE: Final = 10
-"""Engines come first where cores are short."""
+"""Gives engines precedence when cores are short."""
 _PAGE: Final = resource.getpagesize()
 
 
@@ -45,53 +45,72 @@ def main(descriptor: int) -> None:
 
 
 def run_job(job: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    """Decode a request's media. {"samples": [of each medium]}, or {"error": text, "medium": its number}."""
+    """Decode a request's media. Returns {"sizes": [[frames, samples], ...]} or {"error": text, "medium": its index}."""
+    if any("seconds" in medium for medium in job["media"]):
+        # FFmpeg is loaded only for a video, and before memory is limited.
+        import omni_stage.media.video  # noqa: F401
     base = _address_space() + int(job["shared_bytes"])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (base + int(job["work_bytes"]), hard))
-    # A second clock beside the parent's: its default action ends a decoder that is deep in C.
+    # A second time limit besides the parent's: the signal's default action ends a decoder even inside C code.
     signal.setitimer(signal.ITIMER_REAL, float(job["seconds"]))
-    samples: list[int] = []
+    sizes: list[tuple[int, int]] = []
     try:
         with mmap.mmap(descriptor, int(job["shared_bytes"])) as shared:
             for medium in job["media"]:
-                samples.append(_decode(shared, medium))
+                sizes.append(_decode(shared, medium))
     except UndecodableError as error:
-        return {"error": str(error), "medium": len(samples)}
+        return {"error": str(error), "medium": len(sizes)}
     except MemoryError:
-        return {"error": "it needs more memory to decode than its header announced", "medium": len(samples)}
-    except Exception:  # noqa: BLE001 - whatever a decoder makes of hostile bytes is the fault of the bytes
-        return {"error": "it cannot be decoded", "medium": len(samples)}
+        return {"error": "it needs more memory to decode than its header announced", "medium": len(sizes)}
+    except Exception:  # noqa: BLE001 - hostile bytes can make a decoder raise anything
+        return {"error": "it cannot be decoded", "medium": len(sizes)}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    return {"samples": samples}
+    return {"sizes": sizes}
 
 
-def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> int:
+def _decode(shared: mmap.mmap, medium: dict[str, Any]) -> tuple[int, int]:
+    """Decode one medium into shared memory. Returns its numbers of frames and samples."""
     begin, size = medium["offset"], medium["size"]
     data = shared[begin : begin + size]
+    if "seconds" in medium:
+        return _decode_video(shared, medium, data)
     if "width" in medium:
         shape = (medium["height"], medium["width"], 3)
         pixels = np.ndarray(shape, np.uint8, shared, medium["out"])
         decode_image(data, medium["kind"], pixels)
-        return 0
+        return 1, 0
     out = np.ndarray((medium["max_samples"],), np.float32, shared, medium["out"])
-    return decode_audio(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
+    count = decode_audio(data, medium["max_frames"], medium["rate_hz"], medium["channels"], medium["to_hz"], out)
+    return 0, count
+
+
+def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tuple[int, int]:
+    from omni_stage.media.video import decode_sound, decode_video
+
+    shape = (medium["frames"], medium["height"], medium["width"], 3)
+    frames = np.ndarray(shape, np.uint8, shared, medium["out"])
+    count = decode_video(data, medium["kind"], seconds=medium["seconds"], max_frames=medium["max_frames"], out=frames)
+    if not medium["max_samples"]:
+        return count, 0
+    sound = np.ndarray((medium["max_samples"],), np.float32, shared, medium["sound_out"])
+    return count, decode_sound(data, medium["kind"], to_hz=medium["to_hz"], out=sound)
 
 
 def _confine() -> None:
-    """Give up what decoding does not need."""
+    """Drop the rights that decoding does not need."""
     os.nice(_NICE)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    # What decoders print may hold the caller's bytes.
+    # Output of decoders may contain the caller's bytes.
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     os.close(silent)
-    # The parent decides when to stop; signals to the whole group are for it.
+    # The parent decides when to stop, so ignore signals to the whole process group.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 

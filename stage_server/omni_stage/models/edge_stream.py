@@ -1,8 +1,9 @@
-"""The input of a stage that starts before its upstream has ended: rows as they come, and what a component makes of it.
+"""The input of a stage that starts before its upstream has ended: rows as they arrive, and the input made of them.
 
-The producer (the stage server's reader, a test) puts rows; the consumer (the engine) reads when it can use more, and
-gets everything that came meanwhile at once. So a slow consumer gets few large batches and a fast one many small ones,
-and nothing ever waits for the consumer: what may queue was reserved when the request was admitted.
+The producer (the stage server's reader, a test) puts rows. The consumer (the engine) reads when it can use more rows,
+and gets all rows that have arrived since its last read. So a slow consumer gets a few large batches and a fast one many
+small ones. The producer never waits for the consumer: the memory for queued rows was reserved when the request was
+admitted.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EdgeRows:
-    """Rows that came since the read before."""
+    """Rows that arrived since the previous read."""
 
     tensors: Mapping[str, Any] = field(default_factory=dict)
-    """By name, each [rows, *row_shape] as the input schema says, of the kind that StageEngine.open_tensors gives;
+    """By name, each [rows, *row_shape] as the input schema defines, of the type that StageEngine.open_tensors returns;
     tensors without new rows are left out."""
     complete: frozenset[str] = frozenset()
-    """Tensors of which no more rows come, those of earlier reads included."""
+    """Tensors that get no more rows, including those completed before earlier reads."""
     ended: bool = False
-    """Whether this is all: every tensor is complete."""
+    """Whether the input has ended: every tensor is complete."""
 
 
 class EdgeStream:
@@ -41,7 +42,7 @@ class EdgeStream:
         self._news = asyncio.Event()
 
     def put(self, tensors: Mapping[str, Array], complete: Iterable[str] = ()) -> None:
-        """Append rows, on the CPU. `complete`: tensors of which no more come. Never blocks."""
+        """Append rows, on the CPU. `complete` names tensors that get no more rows. Never blocks."""
         before = len(self._complete)
         self._complete.update(complete)
         for name, rows in tensors.items():
@@ -52,14 +53,14 @@ class EdgeStream:
             self._news.set()
 
     def end(self) -> None:
-        """No more rows of any tensor."""
+        """Mark every tensor as complete."""
         self._ended = True
         self._news.set()
 
     async def read(self) -> EdgeRows:
-        """Everything that came since the last read; waits until there is something, or the end."""
+        """Returns all rows that arrived since the last read; waits for rows or for the end."""
         await self._news.wait()
-        # After the end there is no more news, but every further read says so again.
+        # After the end nothing changes, but every further read reports the end again.
         if not self._ended:
             self._news.clear()
         parts, self._parts = self._parts, {}
@@ -69,16 +70,16 @@ class EdgeStream:
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """What a component made of rows: a part of the engine's input.
+    """A part of the engine's input, which a component made of rows.
 
-    To an autoregressive engine all parts are one request, which goes on after the last part where it stopped. To a
-    diffusion engine each part is a request by itself, whose outputs follow one another.
+    An autoregressive engine treats all parts as one request, which continues with each part where it stopped. A
+    diffusion engine treats each part as a request by itself; the outputs follow one another in the same order.
     """
 
     input: StageInput
-    """The first part's is whole; of later ones an autoregressive engine takes additional_information alone."""
+    """The first part's input is complete; of later ones an autoregressive engine takes additional_information alone."""
     max_tokens: int | None = None
-    """Autoregressive: tokens that can be written with this part's rows; None if the input is complete."""
+    """Autoregressive: how many tokens can be written with this part's rows; None if the input is complete."""
     last: bool = False
     """Whether no part follows."""
 
@@ -87,19 +88,19 @@ class InputFeed(Protocol):
     """Turns one request's rows into parts; made by Component.open_feed. Holds the request's state; never waits."""
 
     def add(self, rows: EdgeRows) -> None:
-        """Take rows. Raises OmniStageError."""
+        """Append rows. Raises OmniStageError."""
         ...
 
     def next_part(self) -> InputPart | None:
-        """The next part of what was added; None while there is nothing that the engine could do with it.
+        """Returns the next part of the added rows; None while there are too few for the engine to use.
 
-        Once rows have ended it is never None, up to the last part. Raises OmniStageError.
+        After the end of the rows it returns a part at every call, up to the last part. Raises OmniStageError.
         """
         ...
 
 
 async def read_part(stream: EdgeStream, feed: InputFeed, *, in_thread: bool = False) -> InputPart:
-    """The next part, once the rows for it are there. `in_thread`: compute it beside the event loop.
+    """Returns the next part as soon as its rows have arrived. `in_thread`: compute it outside of the event loop.
 
     Raises OmniStageError.
     """

@@ -1,15 +1,15 @@
-"""What a model family tells of itself, as data: one FamilyManifest in FAMILY/manifest.py.
+"""What a model family declares, as data: one FamilyManifest in FAMILY/manifest.py.
 
-The registry, vLLM's plugin hook, the download, the images' model infos and the command line read manifests and nothing
-else of a family. A manifest names code as "module:attribute"; it is imported when it is needed, and no name ever comes
-from a user. This module imports neither torch nor vLLM, and neither may a manifest.
+The registry, vLLM's plugin hook, the download, the images' model infos and the command line read a family's manifest
+and nothing else. A manifest names code as "module:attribute"; it is imported when it is needed, and no such name ever
+comes from a user. This module imports neither torch nor vLLM, and a manifest must not either.
 
     FAMILY = FamilyManifest(
         name="my_family",
         components=(ComponentEntry(facts=describe(id="my_family/llm", ...), factory="my_package.llm:build_component"),),
     )
 
-A package of its own offers its manifest through the entry point group `omnipipeline.families` (registry.py).
+A separate package provides its manifest through the entry point group `omnipipeline.families` (registry.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class ComponentEntry:
 
     facts: ComponentFacts
     factory: str = ""
-    """"module:function": a ComponentFactory, whose component vLLM runs."""
+    """"module:function": a ComponentFactory; vLLM runs the component that it makes."""
     engine: str = ""
-    """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. A stage server
-    of such a component imports neither torch nor vLLM."""
+    """"module:function" in place of a factory: makes the component's own StageEngine from a StageConfig. The stage
+    server of such a component imports neither torch nor vLLM."""
     weight_prefixes: tuple[str, ...] = ()
-    """Prefixes of the names of the tensors that it reads, so that its pod fetches no shard that it does not need; empty
-    means all of them."""
+    """Prefixes of the names of the tensors that the component reads, so that its pod downloads only the shards that it
+    needs; empty means all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +64,11 @@ class FamilyManifest:
     model_classes: Mapping[str, str] = field(default_factory=dict)
     """vLLM model classes, "module:Class", by the architecture names that the components' configurations carry."""
     prepared_architectures: tuple[str, ...] = ()
-    """Architectures of vLLM's own that its checkpoints often have; images prepare what vLLM wants to know of them."""
+    """vLLM's own architectures that are common among its checkpoints; images contain vLLM's model infos for them."""
     tiny_checkpoint: TinyCheckpoint | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ids of other families and what is no reference. Raises ConfigurationError."""
+        """Refuse ids of other families and malformed references. Raises ConfigurationError."""
         if not _NAME.fullmatch(self.name):
             raise _malformed(self.name, "its name must be lower-case letters, digits and underscores")
         ids = [entry.facts.id for entry in self.components]
@@ -121,9 +121,9 @@ def describe(
     refused_engine_args: tuple[Refusal, ...] = (),
     refused_sampling: tuple[Refusal, ...] = (),
 ) -> ComponentFacts:
-    """Returns a component's facts, with what every component of its kind refuses.
+    """Returns a component's facts, including what every component of its kind refuses.
 
-    `publishes_rows`: what it publishes is made of its model's hidden states or embeddings, one row a position.
+    `publishes_rows`: its tensors are made of its model's hidden states or embeddings, one row for each position.
     """
     return ComponentFacts(
         id=id,
@@ -168,8 +168,8 @@ _OF_PUBLISHED_ROWS = (
         allows_empty=True,
     ),
 )
-# There earlier output counts as prompt: output penalties and min_tokens would see the last part alone, and vLLM takes
-# no stop strings.
+# In a stage with streamed input, earlier output counts as prompt: output penalties and min_tokens would apply to the
+# last part alone, and vLLM takes no stop strings.
 _SAMPLING_OF_STREAMS = tuple(
     Refusal(
         field=name,

@@ -1,4 +1,4 @@
-"""Whether a component can take the place in a pipeline that a stage file gives it, by facts alone."""
+"""Whether a component can take the place that a stage file gives it in a pipeline, judged by its facts alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omni_stage.errors import ConfigurationError
 def check_placement(
     facts: ComponentFacts, config: StageConfig, find_facts: Callable[[str], ComponentFacts | None]
 ) -> None:
-    """Refuse a stage whose input, outputs or readers its component cannot have. Raises ConfigurationError.
+    """Check that the component supports the stage's input, outputs and readers. Raises ConfigurationError.
 
-    `find_facts` gives the facts of a component by its id; None where this environment does not know it.
+    `find_facts` returns the facts of a component by its id; None if this environment does not have it.
     """
     stage = f"stage {config.stage}: component {facts.id}"
     if config.input is not None and facts.reads is None:

@@ -1,4 +1,4 @@
-"""vLLM's plugin hook (entry point group vllm.general_plugins): makes our model classes known in every vLLM process."""
+"""vLLM's plugin hook (entry point group vllm.general_plugins): registers our model classes in every vLLM process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def list_model_classes() -> dict[str, str]:
 def register() -> None:
     """Register the models by name, so that no model code is imported before it is needed. Idempotent.
 
-    In an engine's process it also ties that process to the stage server: no code of ours runs there earlier.
+    In an engine's process it also ties that process's lifetime to the stage server: it is our first code to run there.
     """
     from vllm import ModelRegistry
 

@@ -1,4 +1,4 @@
-"""What an image brings for the model families in it, written while the image is built.
+"""Write what an image contains for its model families, while the image is built.
 
 python -m omni_stage.models.prepare_image DIRECTORY
 """

@@ -2,8 +2,8 @@
 
 A resource names a component by its id, FAMILY/NAME, and never by a Python path. Every folder beside this file with a
 manifest.py is a built-in family. Further ones come from packages that the image's builder installed, through the entry
-point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). A family that
-two packages offer is refused, whoever was first.
+point group `omnipipeline.families` (name = the family's name, value = "module:FAMILY", a FamilyManifest). If two
+packages provide one family, it is refused, whichever came first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ATTRIBUTE: Final = "FAMILY"
 
 
 class FamilyRegistry:
-    """Built-in families and those of entry points. A manifest is imported when its family is asked for."""
+    """Built-in families and those of entry points. A family's manifest is imported at its first use."""
 
     def __init__(self, plugins: Iterable[EntryPoint] = ()) -> None:
-        """Raises ConfigurationError if two packages offer one family."""
+        """Raises ConfigurationError if two packages provide one family."""
         self._built_in = _list_built_in()
         self._plugins: dict[str, EntryPoint] = {}
         for plugin in plugins:
@@ -84,7 +84,7 @@ class FamilyRegistry:
         return factory
 
     def own_engine(self, component_id: str) -> Callable[[StageConfig], Any] | None:
-        """Returns what makes the StageEngine of a component that brings its own; None where vLLM runs it.
+        """Returns the function that makes the StageEngine of a component with its own engine; None if vLLM runs it.
 
         Imports its module. Raises ConfigurationError: unknown id, or an engine that cannot be imported.
         """
@@ -121,15 +121,15 @@ def installed_families() -> FamilyRegistry:
 
 
 def built_in_facts() -> dict[str, ComponentFacts]:
-    """Returns the facts of every built-in component by id: what `make schemas` compiles."""
+    """Returns the facts of every built-in component by id; `make schemas` compiles them."""
     return {entry.facts.id: entry.facts for family in FamilyRegistry().built_in() for entry in family.components}
 
 
 def weight_prefixes(component_id: str) -> tuple[str, ...]:
     """Returns prefixes of the names of the tensors that the component reads; empty means all of them.
 
-    Known without importing the component: the download runs before, and apart from, any engine. Of a component that
-    this environment does not know, everything is fetched.
+    Does not import the component: the download runs before, and without, any engine. For a component that this
+    environment does not have, everything is downloaded.
     """
     entry = installed_families().find(component_id)
     return () if entry is None else entry.weight_prefixes
@@ -145,7 +145,7 @@ def tiny_checkpoints() -> dict[str, TinyCheckpoint]:
 
 
 def resolve(reference: str, *, what: str) -> object:
-    """Returns what a manifest's "module:attribute" names. Raises ConfigurationError saying `what` is not there."""
+    """Returns the object that a manifest's "module:attribute" names. Raises ConfigurationError naming `what`."""
     module, _, attribute = reference.partition(":")
     try:
         found: object = getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Payloads: tensors and lists as checked bytes, for the way between the stage server and its engine's process.
+"""Payloads: tensors and lists as checked bytes that travel between the stage server and its engine's process.
 
 The frontend builds a payload with `from_mapping` or `from_tensor` and puts `to_bytes()` under OMNI_PAYLOAD_KEY into
 the request's parameters; the scheduler reads it back with `from_bytes`, and the runner makes its tensors. Memory cost:

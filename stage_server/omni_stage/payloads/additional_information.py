@@ -1,4 +1,4 @@
-"""AdditionalInformationPayload: named tensors and lists that ride along with a request into the engine's process."""
+"""AdditionalInformationPayload: named tensors and lists that travel with a request into the engine's process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
     ) -> AdditionalInformationEntry:
         """Make an entry of a tensor on any device, within the limits. Raises InvalidTensorError, NonFiniteTensorError.
 
-        `field` is what errors call it.
+        `field` is its name in errors.
         """
         dtype = dtype_name(tensor, field=field)
         shape = list(tensor.shape)
@@ -94,19 +94,19 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
         return 0 if self.tensor_data is None else len(self.tensor_data)
 
     def to_tensor(self, device: str | torch.device = "cpu") -> torch.Tensor:
-        """A writable tensor of its own on the device. Raises InvalidTensorError if the entry is a list."""
+        """Returns a writable copy of the tensor on the device. Raises InvalidTensorError if the entry is a list."""
         if self.tensor_data is None or self.tensor_shape is None or self.tensor_dtype is None:
             raise InvalidTensorError(f"{_FIELD}: an entry is a list where a tensor is expected", field=_FIELD)
         return read_bytes(self.tensor_data, self.tensor_shape, self.tensor_dtype, device)
 
     def to_list(self) -> ScalarList:
-        """A copy of the list. Raises InvalidTensorError if the entry is a tensor."""
+        """Returns a copy of the list. Raises InvalidTensorError if the entry is a tensor."""
         if self.list_data is None:
             raise InvalidTensorError(f"{_FIELD}: an entry is a tensor where a list is expected", field=_FIELD)
         return list(self.list_data)
 
     def value(self) -> torch.Tensor | ScalarList:
-        """The tensor on the CPU, or the list."""
+        """Returns the tensor on the CPU, or the list."""
         return self.to_list() if self.list_data is not None else self.to_tensor()
 
     def check(self, limits: PayloadLimits = DEFAULT_LIMITS, *, field: str = _FIELD) -> None:
@@ -119,13 +119,13 @@ class AdditionalInformationEntry(msgspec.Struct, frozen=True, omit_defaults=True
                 check_finite(self.tensor_data, self.tensor_dtype, field=field)
 
     def __repr__(self) -> str:
-        """Form only: values never reach a log."""
+        """Returns the form only: values must not reach a log."""
         if self.list_data is not None:
             return f"AdditionalInformationEntry(list of {len(self.list_data)})"
         return f"AdditionalInformationEntry(shape={self.tensor_shape}, dtype={self.tensor_dtype!r})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Form only, for rich as well."""
+        """Returns the form only, as `__repr__` does, for the library rich."""
         return [("form", repr(self))]
 
 
@@ -154,14 +154,14 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return payload
 
     def to_bytes(self) -> bytes:
-        """The payload as msgpack. One copy of the data."""
+        """Returns the payload as msgpack. Copies the data once."""
         return _ENCODER.encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: PayloadLimits = DEFAULT_LIMITS) -> AdditionalInformationPayload:
         """Read and check a payload: msgpack, structure, checksums, limits.
 
-        Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError; nothing else, whatever the bytes are.
+        For any bytes it raises only InvalidTensorError, NonFiniteTensorError or CorruptTensorError.
         """
         payload = decode_payload(_DECODER, data, limits, field=_FIELD)
         payload.check(limits)
@@ -200,22 +200,22 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return name in self.entries
 
     def __repr__(self) -> str:
-        """Names and forms only: values never reach a log."""
+        """Returns names and forms only: values must not reach a log."""
         return f"AdditionalInformationPayload({self.entries!r})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Names and forms only, for rich as well."""
+        """Returns names and forms only, as `__repr__` does, for the library rich."""
         return [("entries", repr(self.entries))]
 
     def tensor(self, name: str, device: str | torch.device = "cpu") -> torch.Tensor:
-        """The named tensor, of its own, on the device. Raises InvalidTensorError if absent or a list."""
+        """Returns a copy of the named tensor on the device. Raises InvalidTensorError if it is absent or a list."""
         entry = self._entry(name)
         if not entry.is_tensor:
             raise InvalidTensorError(f"{_FIELD}.{name}: is a list, a tensor is expected", field=f"{_FIELD}.{name}")
         return entry.to_tensor(device)
 
     def list(self, name: str) -> ScalarList:
-        """The named list. Raises InvalidTensorError if absent or a tensor."""
+        """Returns the named list. Raises InvalidTensorError if it is absent or a tensor."""
         entry = self._entry(name)
         if entry.is_tensor:
             raise InvalidTensorError(f"{_FIELD}.{name}: is a tensor, a list is expected", field=f"{_FIELD}.{name}")

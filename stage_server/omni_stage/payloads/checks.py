@@ -33,15 +33,15 @@ _EXPONENTS: Final[dict[str, tuple[type[np.unsignedinteger[Any]], int]]] = {
     "float16": (np.uint16, 0x7C00),
     "bfloat16": (np.uint16, 0x7F80),
 }
-"""Bits of the exponent, all of which are set in NaN and infinity and in nothing else."""
+"""Bits of the exponent: all of them are set in NaN and infinity only."""
 
 _SCAN_BYTES: Final = 1 << 20
-"""Bytes that a scan checks at once: bounds the memory that a scan takes."""
+"""Bytes that a scan checks at once; this bounds its memory."""
 
 EMBEDDING_DTYPES: Final = frozenset({"float32", "float16", "bfloat16"})
 
 Scalar = int | float | bool | str | None
-"""What a list may hold."""
+"""The types of a list's values."""
 
 ScalarList = list[Scalar]
 
@@ -52,7 +52,7 @@ Payload = TypeVar("Payload")
 def decode_payload(
     decoder: msgspec.msgpack.Decoder[Payload], data: bytes, limits: PayloadLimits, *, field: str
 ) -> Payload:
-    """What the bytes say, its structure checked but not yet its values. Raises InvalidTensorError, nothing else."""
+    """Returns the decoded payload, with its structure checked but not its values. Raises only InvalidTensorError."""
     if len(data) > limits.max_payload_bytes:
         raise InvalidTensorError(
             f"{field}: {len(data)} bytes, at most {limits.max_payload_bytes} are allowed",
@@ -66,15 +66,15 @@ def decode_payload(
 
 
 def compute_checksum(data: bytes) -> int:
-    """CRC-32C of the bytes: finds corruption on the way, does not authenticate."""
+    """Returns the CRC-32C of the bytes: it detects corruption in transit and does not authenticate."""
     return int(google_crc32c.value(data))
 
 
 def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
-    """Bytes of a tensor of this form, as a Python integer: no product can overflow. Raises InvalidTensorError."""
+    """Returns the bytes of a tensor of this form. Python integers cannot overflow. Raises InvalidTensorError."""
     item = ITEM_BYTES.get(dtype)
     if item is None:
-        # The value comes from the caller and may hold anything: it is not repeated.
+        # The value comes from the caller and may hold anything, so the message does not repeat it.
         raise InvalidTensorError(f"{field}: dtype is none of {', '.join(ITEM_BYTES)}", field=field)
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -83,7 +83,7 @@ def count_bytes(shape: Sequence[int], dtype: str, *, field: str) -> int:
 
 
 def check_header(shape: Sequence[int], dtype: str, data_bytes: int, *, field: str) -> None:
-    """Check that the bytes are as many as shape and dtype say. Raises InvalidTensorError."""
+    """Check that the number of bytes fits shape and dtype. Raises InvalidTensorError."""
     expected = count_bytes(shape, dtype, field=field)
     if data_bytes != expected:
         raise InvalidTensorError(
@@ -111,7 +111,7 @@ def check_finite(data: bytes, dtype: str, *, field: str) -> None:
 
 
 def check_size(shape: Sequence[int], dtype: str, limits: PayloadLimits, *, field: str) -> None:
-    """Check a tensor's form against the limits, before anything of its size is made. Raises InvalidTensorError."""
+    """Check a tensor's form against the limits, before memory of its size is allocated. Raises InvalidTensorError."""
     if len(shape) > limits.max_dimensions:
         raise InvalidTensorError(
             f"{field}: {len(shape)} dimensions, at most {limits.max_dimensions} are allowed",
@@ -170,7 +170,7 @@ def check_list(values: Sequence[object], limits: PayloadLimits, *, field: str) -
 
 
 def check_scalars(values: Sequence[object], *, field: str) -> None:
-    """Check that a list holds only what msgpack writes back as it was. Raises InvalidTensorError."""
+    """Check that a list holds only values that msgpack restores unchanged. Raises InvalidTensorError."""
     for value in values:
         if not (value is None or isinstance(value, int | float | str)):
             raise InvalidTensorError(f"{field}: a list may hold numbers, booleans, strings and null only", field=field)

@@ -1,7 +1,7 @@
 """Keys under which a request's payload travels to the engine's process.
 
 vLLM carries SamplingParams.extra_args and PoolingParams.extra_kwargs to the scheduler and to the worker unchanged, but
-only values that msgpack knows survive the way between processes: bytes, never tensors.
+only values that msgpack can encode pass between processes: bytes, never tensors.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ OMNI_ROWS_KEY: Final = "omni_rows"
 """True: the frontend wants the rows that the runner captures for this request."""
 
 OMNI_DUE_KEY: Final = "omni_due"
-"""float: by when a diffusion request should be done, in seconds of time.monotonic(), which all processes of a machine
-share. It orders requests of one priority; without it a request is due when it comes."""
+"""float: the time at which a diffusion request should be done, in seconds of time.monotonic(), which all processes of
+a machine share. It orders requests of one priority; without it a request is due on arrival."""

@@ -10,7 +10,7 @@ from typing import Final
 from omni_stage.errors import ConfigurationError
 
 NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
-"""What the name of an entry looks like: safe in logs, metrics and error messages."""
+"""Pattern of an entry's name, which makes it safe in logs, metrics and error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class PayloadLimits:
     max_text_length: int = 4096
     """Characters of one string in a list."""
     allow_non_finite: bool = False
-    """Whether NaN and infinity pass. Off where payloads enter; the engine's side need not look a second time."""
+    """Whether NaN and infinity are allowed. Off where payloads enter; the engine's side need not check again."""
 
     def __post_init__(self) -> None:
-        """Refuse limits that allow nothing. Raises ConfigurationError."""
+        """Refuse limits below 1 and wrong types. Raises ConfigurationError."""
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "allow_non_finite":
@@ -47,7 +47,7 @@ class PayloadLimits:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> PayloadLimits:
-        """Make limits from configuration; what is not named keeps its default. Raises ConfigurationError."""
+        """Make limits from configuration; those it does not name keep their defaults. Raises ConfigurationError."""
         known = {item.name for item in fields(cls)}
         unknown = sorted(set(values) - known)
         if unknown:
@@ -57,7 +57,7 @@ class PayloadLimits:
         return cls(**values)  # type: ignore[arg-type]
 
     def already_checked(self) -> PayloadLimits:
-        """The same limits without the pass over all values: for payloads that this stage admitted before."""
+        """Returns the same limits without the scan of all values, for payloads that this stage has already checked."""
         return replace(self, allow_non_finite=True)
 
 

@@ -38,7 +38,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """CRC-32C of the data."""
 
     def __post_init__(self) -> None:
-        """Check shape, dtype, length and checksum, decoded or constructed alike.
+        """Check shape, dtype, length and checksum, both of decoded and of constructed payloads.
 
         Raises InvalidTensorError, CorruptTensorError.
         """
@@ -66,7 +66,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return payload
 
     def to_tensor(self, device: str | torch.device = "cpu") -> torch.Tensor:
-        """A writable tensor [rows, hidden size] of its own on the device."""
+        """Returns a writable copy [rows, hidden size] on the device."""
         return read_bytes(self.data, self.shape, self.dtype, device)
 
     def check(self, limits: PayloadLimits = DEFAULT_LIMITS) -> None:
@@ -76,7 +76,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             check_finite(self.data, self.dtype, field=_FIELD)
 
     def to_bytes(self) -> bytes:
-        """The payload as msgpack. One copy of the data."""
+        """Returns the payload as msgpack. Copies the data once."""
         return _ENCODER.encode(self)
 
     @classmethod
@@ -92,11 +92,11 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         return len(self.data)
 
     def __repr__(self) -> str:
-        """Form only: values never reach a log."""
+        """Returns the form only: values must not reach a log."""
         return f"PromptEmbedsPayload(shape={self.shape}, dtype={self.dtype!r}, nbytes={len(self.data)})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """Form only, for rich as well."""
+        """Returns the form only, as `__repr__` does, for the library rich."""
         return [("shape", self.shape), ("dtype", self.dtype), ("nbytes", len(self.data))]
 
 

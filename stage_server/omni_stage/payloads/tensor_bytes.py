@@ -1,4 +1,4 @@
-"""Tensors to raw bytes and back. The only module of the payloads that imports torch, and only when it is called."""
+"""Tensors to raw bytes and back. Of the payloads' modules only this one imports torch, when a function is called."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
-    """Name of the tensor's dtype as payloads write it. Raises InvalidTensorError if payloads cannot hold it."""
+    """Returns the name of the tensor's dtype in payloads. Raises InvalidTensorError if payloads cannot hold it."""
     name = str(tensor.dtype).removeprefix("torch.")
     if name not in ITEM_BYTES:
         raise InvalidTensorError(f"{field}: dtype {name} is none of {', '.join(ITEM_BYTES)}", field=field)
@@ -28,9 +28,10 @@ def dtype_name(tensor: torch.Tensor, *, field: str) -> str:
 
 
 def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
-    """The tensor's values, row-major, in this machine's (little-endian) byte order.
+    """Returns the tensor's values, row-major, in this machine's (little-endian) byte order.
 
-    Any device, any strides; the tensor is not changed. One copy, two when it is not contiguous on the CPU.
+    Takes any device and any strides and does not change the tensor. Copies once, or twice if it is not contiguous on
+    the CPU.
     Raises InvalidTensorError for tensors without values: sparse, quantized, or on the meta device.
     """
     import torch
@@ -42,7 +43,7 @@ def write_bytes(tensor: torch.Tensor, *, field: str) -> bytes:
 
 
 def read_bytes(data: bytes, shape: Sequence[int], dtype: str, device: str | torch.device) -> torch.Tensor:
-    """A tensor of its own [*shape] on the device. Shape, dtype and length must have been checked.
+    """Returns a tensor [*shape] that owns its memory on the device. Shape, dtype and length must have been checked.
 
     torch.frombuffer over bytes would be a writable view of read-only memory; the bytearray is the copy that the
     tensor then owns, so that writing to it is safe.

@@ -1,1 +1,1 @@
-"""What each of our processes needs, whichever command it runs: how it ends, its allocator, its protobuf."""
+"""What every process of a stage server needs, whichever command it runs: termination, allocator, protobuf, logs."""

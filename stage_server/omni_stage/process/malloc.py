@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def tune_malloc() -> bool:
-    """Keep freed chunk buffers in the process. Call once at start-up. Whether the C library took it (glibc does)."""
+    """Keep freed chunk buffers in the process. Call once at start-up. Returns whether it worked (glibc)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

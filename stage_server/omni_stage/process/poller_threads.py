@@ -1,4 +1,4 @@
-"""gRPC's own threads: they hand results to the event loop, and need not interrupt it for each."""
+"""Lowers the scheduling of gRPC's own threads, which pass results to the event loop and would interrupt it for each."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import threading
 
 _POLLER = "_poll_wrapper"
-"""In the name of the thread that grpc.aio (1.85, `completion_queue.pyx.pxi`) starts: it has no other mark."""
+"""Part of the name of the thread that grpc.aio (1.85, `completion_queue.pyx.pxi`) starts: its only identification."""
 
 _log = logging.getLogger(__name__)
 
 
 def calm_pollers() -> int:
-    """Let gRPC's poller run beside the event loop's thread, never in its place. Returns how many threads it set.
+    """Keep gRPC's poller from preempting the event loop's thread. Returns the number of threads that it changed.
 
-    Every write wakes the poller, which on a machine without an idle core takes the core from the very thread that
-    writes, for a few microseconds and two switches: a sixth of what a token costs (docs/performance.md). The kernel
-    lets a thread of SCHED_BATCH wait until a core is idle or the running thread's slice is over. Call it once the
-    first server or channel was made.
+    Every write wakes the poller. On a machine without an idle core it then takes the core from the thread that
+    writes, for a few microseconds and two switches: a sixth of a token's cost (docs/performance.md). The kernel
+    lets a thread of SCHED_BATCH wait until a core is idle or the running thread's slice is over. Call it after
+    the first server or channel was made.
     """
     threads = [thread.native_id for thread in threading.enumerate() if _POLLER in thread.name]
     try:

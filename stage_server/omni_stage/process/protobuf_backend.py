@@ -1,4 +1,4 @@
-"""Which implementation of protobuf reads what peers send."""
+"""Checks which implementation of protobuf decodes the messages of peers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from omni_stage.errors import ConfigurationError
 
 VARIABLE = "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"
 BOUNDED = "upb"
-"""The one whose bounds our tests and fuzzing know: 100 levels of nesting, memory in proportion to the bytes."""
+"""The implementation whose limits our tests and fuzzing cover: 100 levels of nesting, memory proportional to bytes."""
 
 
 def require_upb(found: str | None = None) -> None:
-    """Raises ConfigurationError unless protobuf is implemented by upb. found: what to judge instead of what is loaded.
+    """Raises ConfigurationError unless protobuf is implemented by upb.
 
-    Its pure Python form, which any process falls into by an environment variable or a wheel without binaries, decodes
-    eighty times slower (a chat of eight messages: 480 us), on the event loop.
+    found: checked instead of the loaded implementation. An environment variable or a wheel without binaries
+    selects protobuf's pure Python implementation. It decodes eighty times slower (a chat of eight messages: 480 us), on
+    the event loop.
     """
     found = api_implementation.Type() if found is None else found
     if found == BOUNDED:

@@ -1,6 +1,6 @@
-"""What every log line of a stage server says: the stage and the request in work, never what a request holds.
+"""Log lines of a stage server: each names the stage and the current request, and none holds a request's content.
 
-The request id rides in a context variable that the interceptor sets, so that code below need not pass it on.
+The interceptor sets the request id in a context variable, so that the code that logs need not pass it on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ request_id_var: ContextVar[str] = ContextVar("omni_request_id", default="")
 
 
 def stage_formatter(stage: str, log_format: LogFormat) -> LineFormatter:
-    """Returns the form of a stage's lines: an exception is given by its frames only."""
+    """Returns the formatter of a stage's lines, which shows only the frames of an exception."""
     return LineFormatter(
         log_format,
         lead=lambda: {"stage": stage, "request_id": request_id_var.get()},

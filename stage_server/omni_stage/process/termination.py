@@ -1,4 +1,4 @@
-"""What a stage server leaves behind when it ends: an exit code, and why it could not start."""
+"""How a stage server ends: its exit code, and the file that says why it could not start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def termination_log_path() -> Path | None:
-    """The file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log if it can be written)."""
+    """Returns the file that kubelet reads (OMNI_TERMINATION_LOG, else /dev/termination-log if it can be written)."""
     given = os.environ.get(TERMINATION_LOG_VARIABLE)
     if given:
         return Path(given)
@@ -27,7 +27,7 @@ def termination_log_path() -> Path | None:
 
 
 def write_termination(reason: TerminationReason, message: str, field: str = "") -> None:
-    """Write the message where kubelet looks for it. A file that cannot be written is logged, no more."""
+    """Write the message to the file that kubelet reads. If that fails, only log it."""
     path = termination_log_path()
     if path is None:
         return
@@ -38,7 +38,7 @@ def write_termination(reason: TerminationReason, message: str, field: str = "") 
 
 
 def report_start_failure(error: OmniStageError) -> ExitCode:
-    """Log why the stage cannot start and leave it for kubelet. Returns the exit code that says so."""
+    """Log why the stage cannot start and write it for kubelet. Returns the exit code that says so."""
     _log.critical("the stage cannot start: %s", error, extra={"field": error.details.field})
     if isinstance(error, ConfigurationError):
         write_termination(TerminationReason.INVALID_CONFIGURATION, str(error), error.details.field)

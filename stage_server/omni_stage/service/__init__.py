@@ -1,10 +1,11 @@
-"""The gRPC service of a stage: one asyncio process around a StageEngine. Each floor calls only those below it:
+"""The gRPC service of a stage: one asyncio process around a StageEngine. Each layer calls only those below it:
 
     server    the process and its ports: start, probes, drain, watchdog, TLS, metrics
     request   one Generate call, from Start to Summary
-    edges     calls to the stages below, and the tensors of both edges; media: decoding in processes of their own
-    modules   errors, wire format, metrics, deadlines: what all floors share
+    edges     calls to downstream stages, and the tensors of both edges
+    media     decoding of images, audio and video in separate processes
+    modules   errors, wire format, metrics, deadlines: what all layers share
 
-Start here: `request.servicer.StageServicer.generate` is a request in numbered steps, `server.stage_server.run_stage`
-is the process.
+Start reading at `request.servicer.StageServicer.generate`, which serves a request in numbered steps, and at
+`server.stage_server.run_stage`, which runs the process.
 """

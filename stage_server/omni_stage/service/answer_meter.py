@@ -1,4 +1,4 @@
-"""When the answer of one request reached its caller, and how much audio it held."""
+"""Measures when the response to one request reached its caller, and how much audio it held."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.audio import chunk_seconds
 
 AUDIBLE_S: Final = 0.02
-"""A gap shorter than this is no underrun: players buffer a packet of 20 ms and more."""
+"""A shorter gap is not an underrun, because players buffer at least one packet of 20 ms."""
 
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """Seconds since the request's start; None if it did not happen."""
+    """Times in seconds since the request's start; None for what did not happen."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
@@ -24,21 +24,21 @@ class AnswerMeter:
     first_audio_s: float | None = None
     last_audio_s: float = 0.0
     audio_s: float = 0.0
-    """Length of the audio in seconds, as it plays."""
+    """Playing time of the audio in seconds."""
     underruns: int = 0
-    """Times that a listener who plays from the first audio on ran out of it before more came."""
+    """How often a listener who plays from the first audio on ran out of audio before more arrived."""
     silence_s: float = 0.0
-    """How long that listener heard nothing, in all."""
+    """How long that listener heard nothing, in total."""
     _played_until_s: float = 0.0
-    """When that listener runs out of what came."""
+    """When that listener will have played all audio that has arrived."""
 
     def note_text(self) -> None:
-        """A text was handed to the caller's connection."""
+        """Record that a text was written to the caller's connection."""
         if self.first_text_s is None:
             self.first_text_s = self.clock() - self.began
 
     def note(self, response: stage_service_pb2.GenerateResponse) -> None:
-        """A message was handed to the caller's connection."""
+        """Record a message that was written to the caller's connection."""
         kind = response.WhichOneof("message")
         if kind == "text":
             self.note_text()

@@ -1,4 +1,4 @@
-"""Encodes audio into chunks that each play by themselves."""
+"""Encodes audio into chunks, each of which can be played by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_stage.arrays import Array, to_samples
 
 MAX_CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.5
-"""Length of a chunk: short enough to start playing early, long enough that headers cost nothing."""
+"""Length of a chunk: short enough to start playing early, long enough that headers cost next to nothing."""
 _SAMPLE_BYTES = {sampling_pb2.AUDIO_ENCODING_PCM_S16LE: 2, sampling_pb2.AUDIO_ENCODING_PCM_F32LE: 4}
 
 
@@ -45,9 +45,10 @@ class AudioEncoder:
             self.encoding = sampling_pb2.AUDIO_ENCODING_PCM_S16LE
 
     def encode(self, audio: Array | None, *, last: bool) -> Iterator[events_pb2.AudioChunk]:
-        """Yields chunks of about 0.5 s and at most 1 MiB; the final one says last if last.
+        """Yields chunks of about 0.5 s and at most 1 MiB. With `last`, the final chunk is marked as the last.
 
-        No audio with last gives one empty chunk if audio came before, so that the caller always learns the end.
+        With `last` but no audio, yields one empty chunk if audio was encoded before, so that the caller always sees the
+        end.
         """
         flat = np.empty(0, np.float32) if audio is None else to_samples(audio)
         count = flat.size

@@ -1,4 +1,4 @@
-"""Metadata of a call: ids that the caller brings and that every hop forwards. Pure."""
+"""Metadata of a call: ids that the caller sends and every stage forwards. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def _first(metadata: Iterable[tuple[str, str | bytes]] | None, wanted: str) -> s
 
 
 def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The caller's x-request-id, or a fresh one if it brought none that is safe to log."""
+    """Returns the caller's x-request-id, or a new id if the caller sent none that is safe to log."""
     given = _first(metadata, REQUEST_ID_KEY)
     return given if _REQUEST_ID.match(given) else uuid.uuid4().hex
 
 
 def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The caller's traceparent; empty if it sent none that is well-formed."""
+    """Returns the caller's traceparent, or "" if the caller sent no well-formed one."""
     trace = _first(metadata, TRACEPARENT_KEY)
     return trace if _TRACEPARENT.match(trace) else ""
 
 
 def forwarded_metadata(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:
-    """What the next hop gets: the request id, and the traceparent if there is one."""
+    """Returns the metadata for the next stage: the request id, and the traceparent if there is one."""
     pairs = [(REQUEST_ID_KEY, request_id)]
     if traceparent:
         pairs.append((TRACEPARENT_KEY, traceparent))

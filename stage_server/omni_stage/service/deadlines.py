@@ -1,4 +1,4 @@
-"""Deadlines: what is left of a request, and what the next stage gets of it. Pure; the clock is passed in."""
+"""Deadlines: how much time a request has left, and how much of it the next stage gets. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ HOP_MARGIN_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The end of a request, in seconds of the monotonic clock."""
+    """When a request must have ended, in seconds of the monotonic clock."""
 
     at: float
 
     @classmethod
     def of_call(cls, remaining_s: float | None, longest_s: float, now: float) -> Deadline:
-        """The caller's deadline, but no later than timeouts.request (longest_s) from now: a drain waits no longer."""
+        """Returns the caller's deadline, but at most timeouts.request (longest_s) from now: a drain waits no longer."""
         return cls(now + (longest_s if remaining_s is None else min(remaining_s, longest_s)))
 
     def remaining(self, now: float) -> float:
-        """Seconds left; negative once it passed."""
+        """Returns the seconds that are left; negative after the deadline."""
         return self.at - now
 
 
 def downstream_timeout(remaining_s: float, downstream: str) -> float:
-    """Seconds that the next stage gets: what is left minus max(50 ms, 2 %), so that its error arrives in time.
+    """Returns the next stage's timeout in seconds: the remaining time minus max(50 ms, 2 %).
 
-    Raises DeadlineExceededError if nothing would be left.
+    The margin lets the next stage's error arrive in time. Raises DeadlineExceededError if nothing would be left.
     """
     timeout = remaining_s - max(MIN_HOP_MARGIN_S, HOP_MARGIN_SHARE * remaining_s)
     if timeout <= 0:

@@ -1,7 +1,7 @@
 """The one place where errors become gRPC statuses: code, message, ErrorInfo, BadRequest, RetryInfo.
 
-Every error that leaves a stage passes `to_status`. An error that nobody raised on purpose becomes INTERNAL with a
-fixed message: its text may hold a prompt.
+Every error that leaves a stage passes through `to_status`. An unexpected error becomes INTERNAL with a fixed message,
+because its own text may hold a prompt.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
 
 
 OTHER_REASON = "OTHER"
-"""What metrics call a reason that is not of the protocol's: a stage below may be of another version."""
+"""Metrics label for reasons that this version does not know: a downstream stage may run another version."""
 
 
 def documented_errors() -> frozenset[tuple[str, str]]:
-    """Every (gRPC code, reason) that a call of this version ends with by its own doing; ("OK", "") too."""
+    """Returns every (gRPC code, reason) with which this version can end a call, including ("OK", "")."""
     pending, found = [OmniStageError], {("OK", ""), ("CANCELLED", "CANCELLED")}
     while pending:
         kind = pending.pop()
@@ -46,7 +46,7 @@ def documented_errors() -> frozenset[tuple[str, str]]:
 
 
 class RelayedError(OmniStageError):
-    """A stage below failed: its status goes to the caller unchanged."""
+    """A downstream stage failed. Its status is passed to the caller unchanged."""
 
     def __init__(self, status: status_pb2.Status) -> None:
         super().__init__(status.message)
@@ -54,12 +54,12 @@ class RelayedError(OmniStageError):
 
 
 def reason_name(reason: reasons.ErrorReason) -> str:
-    """Value of ErrorInfo.reason: the enum's name without its prefix."""
+    """Returns the value of ErrorInfo.reason: the enum's name without its prefix."""
     return reasons.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")
 
 
 def to_stage_error(error: BaseException) -> OmniStageError | None:
-    """The stage error that an error means; None if nobody raised it on purpose."""
+    """Returns the stage error that corresponds to an error, or None for an unexpected error."""
     if isinstance(error, OmniStageError):
         return error
     if isinstance(error, TensorError):
@@ -67,13 +67,13 @@ def to_stage_error(error: BaseException) -> OmniStageError | None:
     if isinstance(error, WireError):
         return ProtocolViolationError(str(error), field="message")
     if isinstance(error, OmniProtoError):
-        # The encoder refused what this stage wanted to send: our fault, with a message that is safe to show.
+        # The encoder refused this stage's own output: an internal error, but its message is safe to show.
         return OmniStageError(f"the stage cannot write its output: {error}")
     return None
 
 
 def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb2.Status:
-    """The rich status of any error; stage names the stage that failed."""
+    """Returns the rich status of any error; `stage` names the stage that failed."""
     if isinstance(error, RelayedError):
         return error.status
     known = to_stage_error(error) or OmniStageError(
@@ -97,7 +97,7 @@ def to_status(error: BaseException, *, stage: str, request_id: str) -> status_pb
 
 
 def first_error(error: BaseException) -> BaseException:
-    """The error that a TaskGroup's group means: the first deliberate one, else the first."""
+    """Returns the error to report for a TaskGroup's exception group: the first known stage error, else the first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     leaves = [first_error(item) for item in error.exceptions]

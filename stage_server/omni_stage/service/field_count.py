@@ -1,7 +1,8 @@
-"""How many fields a request has, counted on its bytes: protobuf would first make an object of each.
+"""Counts a request's fields on its bytes, because protobuf would first create an object for each of them.
 
-A message of 8 MiB may hold four million empty parts: half a second of the event loop and hundreds of megabytes, before
-anything is admitted. Only what repeats is walked, and only up to the bound. Source: protobuf's encoding of the wire.
+A message of 8 MiB may hold four million empty parts. Parsing them would take half a second of the event loop and
+hundreds of megabytes, before admission. Only repeated fields are walked, and only up to the bound. Source: protobuf's
+wire format.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_FIELDS: Final = 8192
-"""A chat of 1,024 messages with a part each has about 4,100."""
+"""A chat of 1,024 messages with one part each has about 4,100 fields."""
 _SMALL_BYTES: Final = 16 << 10
-"""Of a message whose every two bytes may be a field, and which is not worth a look."""
+"""Messages up to this size are not counted: a field takes at least two bytes, so they are cheap to parse."""
 
 _Tree = Mapping[int, Any]
-_REPEATING: Final[_Tree] = {1: {2: {1: {}}, 5: {2: {}}}}
-"""Fields that are walked into: start.chat.messages, and start.sampling with its values."""
+_REPEATING: Final[_Tree] = {1: {2: {1: {}}, 5: {2: {}}}, 14: {}}
+"""Fields that are walked into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class _TooManyError(Exception):
-    """The bound is passed, or the bytes are of a form that nobody sends."""
+    """There are too many fields, or the bytes use an encoding that no client sends."""
 
 
 def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
-    """Whether a GenerateRequest has more than `most` fields. False for bytes that are none: the parser says so."""
+    """Returns whether a GenerateRequest has more than `most` fields. False for bytes that do not parse."""
     if len(data) <= _SMALL_BYTES:
         return False
     try:
@@ -38,7 +39,7 @@ def has_too_many_fields(data: bytes, most: int = MAX_FIELDS) -> bool:
 
 
 def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
-    """How many more fields there may be. Raises _TooManyError, and IndexError where the bytes end early."""
+    """Returns how many of the `left` fields remain. Raises _TooManyError, and IndexError if the bytes end early."""
     while position < end:
         left -= 1
         if left < 0:
@@ -58,13 +59,13 @@ def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
                 left = _count(data, position, min(position + size, end), below, left)
             position += size
         else:
-            # Groups: protobuf skips unknown ones, so that what follows them would be missed here.
+            # Groups: protobuf skips unknown groups, but this code would miss the fields after them.
             raise _TooManyError
     return left
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of at most ten bytes, and where it ends."""
+    """Returns a number of at most ten bytes, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,4 +1,4 @@
-"""The calls that a stage is working on: counted for the drain, and ended together when the engine is lost."""
+"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class InFlight:
         return len(self._entries)
 
     def refuse(self) -> None:
-        """From now on `track` refuses new calls: the stage is shutting down."""
+        """Make `track` refuse new calls from now on: the stage is shutting down."""
         self.refusing = True
 
     @asynccontextmanager
     async def track(self) -> AsyncIterator[None]:
-        """Count the current task's call. Raises DrainingError if the stage refuses calls, and what fail_all says."""
+        """Count the current task's call. Raises DrainingError if calls are refused, and the error given to fail_all."""
         if self.refusing:
             raise DrainingError("the stage is shutting down; another replica answers", retry_after_s=0.1)
         task = asyncio.current_task()
@@ -56,7 +56,7 @@ class InFlight:
                 self._idle.set()
 
     def fail_all(self, error: OmniStageError) -> int:
-        """End every call with error. Number of calls."""
+        """End every call with `error`. Returns the number of calls."""
         ended = 0
         for entry in self._entries:
             if entry.failure is None:
@@ -66,7 +66,7 @@ class InFlight:
         return ended
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no call is left. Whether that happened in time."""
+        """Wait until no call is left. Returns whether that happened in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

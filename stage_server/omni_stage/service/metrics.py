@@ -1,7 +1,7 @@
-"""omni_stage_*, and omni_pipeline_* of the entry stage: the metrics of a stage beside vLLM's own.
+"""A stage's metrics in addition to vLLM's own: omni_stage_*, and omni_pipeline_* of the entry stage.
 
-Labels are bounded: codes and reasons of the protocol, names of the configuration. Which pipeline and stage a series is
-of, the scrape says (the operator's PodMonitor). A counter exists before it counts: a rate sees the first error too.
+Labels are bounded: codes and reasons of the protocol, names of the configuration. The scrape (the operator's
+PodMonitor) adds the labels of pipeline and stage. Counters start at 0, so that a rate includes the first error.
 docs/observability.md lists all of them; `python -m observability` writes that list.
 """
 
@@ -33,7 +33,7 @@ class StageMetrics:
         self.registry = registry
         is_entry = config.input is None
         self.entry = EntryMetrics(registry) if is_entry else None
-        """Of the pipeline as a whole; None unless this is its entry."""
+        """Metrics of the pipeline as a whole; None unless this is the entry stage."""
         Info(
             StageMetric.INFO.removesuffix("_info"),
             "The stage server's component and version, and whether it is the entry stage.",
@@ -133,7 +133,7 @@ class StageMetrics:
             self._first_output.observe(first_output_s)
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
-        """Returns what records a chunk that the transport took: bytes and seconds. Runs once a message."""
+        """Returns a function that records a chunk that the transport took: bytes and seconds. Runs once per message."""
         count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
 
         def count(size: int, seconds: float) -> None:
@@ -157,7 +157,7 @@ class StageMetrics:
 
 
 class EntryMetrics:
-    """What the clients of a pipeline see, reported by its entry stage."""
+    """What a pipeline's clients experience, reported by its entry stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = _errors_counter(
@@ -219,7 +219,7 @@ class EntryMetrics:
             self._seconds.observe(seconds)
 
     def answered(self, meter: AnswerMeter) -> None:
-        """Record what a request's client got, whether it finished or not."""
+        """Record what a request's client received, whether the request finished or not."""
         if meter.first_text_s is not None:
             self._first_text.observe(meter.first_text_s)
         if meter.first_audio_s is not None:

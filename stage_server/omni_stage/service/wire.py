@@ -1,4 +1,4 @@
-"""Names and serializers of the service on the wire. Tensor chunks pass without protobuf objects."""
+"""Names and serializers of the service on the wire. Tensor chunks are encoded without protobuf objects."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ EncodedResponse = NewType("EncodedResponse", bytes)
 _KEY_TEXT = stage_service_pb2.GenerateResponse.TEXT_FIELD_NUMBER << 3 | 2
 _KEY_TEXT_TEXT = events_pb2.TextDelta.TEXT_FIELD_NUMBER << 3 | 2
 _SHORT = 0x7F - 2
-"""Longest text whose lengths are one byte each."""
+"""Longest text for which each length prefix takes one byte."""
 
-WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | WireError
-"""What the deserializer returns; damage is a value, so that it becomes a status in the same place as all else."""
+WireMessage = stage_service_pb2.GenerateRequest | TensorChunkView | tuple[TensorChunkView, ...] | WireError
+"""What the deserializer returns. A malformed message becomes a value, so that it is mapped to a status as usual."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingChunk:
-    """One tensor chunk ready to be written."""
+    """One encoded message of tensor chunks."""
 
     wire: EncodedChunk
     data_bytes: int
-    """Bytes of rows in it."""
+    """Bytes of rows in the message."""
 
 
 def deserialize_request(data: bytes) -> WireMessage:
-    """One message of the caller. Never raises: gRPC would end the call without saying why."""
+    """Returns one decoded message of the caller. Never raises: gRPC would then end the call without a reason."""
     if has_too_many_fields(data):
         return WireError(f"it has more than {MAX_FIELDS} fields; a chat has at most 1,024 parts")
     try:
@@ -52,25 +52,27 @@ def deserialize_request(data: bytes) -> WireMessage:
 
 
 def serialize_request(message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bytes:
-    """One message to a downstream stage."""
+    """Returns the bytes of one message to a downstream stage."""
     return serialize_generate_request(message.wire if isinstance(message, OutgoingChunk) else message)
 
 
 def serialize_response(message: stage_service_pb2.GenerateResponse | EncodedResponse) -> bytes:
-    """One message to the caller."""
+    """Returns the bytes of one message to the caller."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 class TextEncoder:
-    """A stage's texts as GenerateResponses, equal to what protobuf writes: a message object and its two parts take four
-    times as long, for every token."""
+    """Encodes a stage's texts as GenerateResponses, with the same bytes as protobuf.
+
+    Building the protobuf message and its two parts would take four times as long, for every token.
+    """
 
     def __init__(self, stage: str) -> None:
         self._head = stage_service_pb2.GenerateResponse(stage=stage).SerializeToString()
         self._stage = stage
 
     def encode(self, text: str) -> EncodedResponse:
-        """A message with a text."""
+        """Returns the bytes of a message with this text."""
         data = text.encode()
         size = len(data)
         if size > _SHORT:

@@ -1,7 +1,7 @@
 """What a vLLM model class may do around a step of our runners. Each hook is a protocol; a model has the ones it needs.
 
     autoregressive    SupportsInputRows     its input is more than token ids: one row is added at every position
-                      PublishesPositions    it says what it publishes for a position; without it: the hidden state
+                      PublishesPositions    it chooses what it publishes for a position; without it: the hidden state
                       ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
                       FollowsRequests       it keeps something of each request from step to step
                       HasPlaceholders       some token ids have no embedding
@@ -138,7 +138,7 @@ class HasPlaceholders(Protocol):
 
 
 OneShotResult = Any
-"""What a model makes of one request: a tensor; a list of tensors, named output.0, output.1 ...; or a dict of them."""
+"""A model's result for one request: a tensor; a list of tensors, named output.0, output.1 ...; or a dict of them."""
 
 
 @runtime_checkable
@@ -150,9 +150,9 @@ class OneShotModel(Protocol):
     """
 
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[OneShotResult | Exception]:
-        """One result per request, in order, on any device.
+        """Returns one result per request, in order, on any device.
 
-        Values that are not finite fail their request: a model marks by NaN what it cannot vouch for, without a wait.
+        Values that are not finite fail their request: with NaN a model marks an invalid result without waiting.
         An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
         request by request; so `generate` must not leave state behind when it raises.
         """

@@ -1,4 +1,4 @@
-"""How a worker's output reaches the front end when one plain tensor cannot say it all.
+"""How a worker's output reaches the front end when one plain tensor is not enough.
 
 vLLM carries one tensor per request from the worker to the front end (`ModelRunnerOutput.pooler_output[i]`, then
 `EngineCoreOutput.pooling_output`). A plain tensor means the one thing that its stage kind produces: `rows` for an
@@ -102,8 +102,10 @@ def pack_error(kind: str, message: str) -> torch.Tensor:
 
 
 def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> torch.Tensor:
-    """One CPU tensor for `pooler_output[i]`: the tensor itself if it is the only one and has the default name,
-    else all of them packed. A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
+    """Returns one CPU tensor for `pooler_output[i]`: the tensor itself if it is the only one and has the default
+    name, else all of them packed.
+
+    A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
 
     Raises InvalidTensorError as `pack_tensors` does.
     """
@@ -179,7 +181,7 @@ def _assemble(header: _Header, parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _read_header(tensor: torch.Tensor) -> tuple[_Header, int]:
-    """The header and the offset behind it."""
+    """Returns the header and the offset after it."""
     if tensor.numel() < _PREFIX.size:
         raise _corrupt("it is shorter than its prefix")
     _, length = _PREFIX.unpack(bytes(tensor[: _PREFIX.size].tolist()))

@@ -29,7 +29,7 @@ _SCHEDULERS: dict[tuple[str, bool], str] = {
 
 
 def worker_cls(kind: StageKind, device: Device) -> str:
-    """Qualified name of the worker of a stage kind on a device. Raises ConfigurationError."""
+    """Returns the qualified name of the worker of a stage kind on a device. Raises ConfigurationError."""
     try:
         return _WORKERS[kind, device]
     except KeyError:
@@ -41,7 +41,7 @@ def worker_cls(kind: StageKind, device: Device) -> str:
 
 
 def scheduler_cls(kind: StageKind, async_scheduling: bool) -> str:
-    """Qualified name of the scheduler of a stage kind. Raises ConfigurationError."""
+    """Returns the qualified name of the scheduler of a stage kind. Raises ConfigurationError."""
     try:
         return _SCHEDULERS[kind, async_scheduling]
     except KeyError:

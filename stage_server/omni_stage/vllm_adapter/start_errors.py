@@ -23,7 +23,7 @@ START_ERROR_FILE = "OMNI_START_ERROR_FILE"
 
 @contextmanager
 def collecting_start_errors() -> Iterator[Callable[[], ConfigurationError | None]]:
-    """In the starting process, around the start: a function that gives the engine's refusal, if it wrote one."""
+    """Wrap an engine's start in the starting process. Yields a function that returns the engine's refusal, if any."""
     with tempfile.TemporaryDirectory(prefix="omni-start-") as folder:
         file = Path(folder) / "refusal.json"
         os.environ[START_ERROR_FILE] = str(file)
@@ -35,7 +35,7 @@ def collecting_start_errors() -> Iterator[Callable[[], ConfigurationError | None
 
 @contextmanager
 def reporting_start_errors() -> Iterator[None]:
-    """In the engine's process, around what may raise ConfigurationError; in others it does nothing."""
+    """Wrap code of the engine's process that may raise ConfigurationError; in other processes this does nothing."""
     try:
         yield
     except ConfigurationError as error:

@@ -1,1 +1,1 @@
-"""From a StageConfig to the arguments of vLLM's engine: budgets and what may be said in engineArgs."""
+"""From a StageConfig to the arguments of vLLM's engine: budgets, and the fields that engineArgs may set."""

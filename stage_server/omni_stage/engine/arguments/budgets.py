@@ -16,7 +16,7 @@ PAYLOAD_SHARE = 2
 
 
 def payload_limits(byte_budget: int) -> dict[str, int]:
-    """Fields of PayloadLimits: no payload is larger than what the stage may hold."""
+    """Returns the fields of PayloadLimits: no payload is larger than what the stage may hold."""
     return {"max_tensor_bytes": PAYLOAD_SHARE * byte_budget, "max_payload_bytes": PAYLOAD_SHARE * byte_budget}
 
 
@@ -28,7 +28,10 @@ def diffusion_settings(
     queue_timeout_s: float | None,
     byte_budget: int | None,
 ) -> dict[str, Any]:
-    """Fields of DiffusionSettings: the component's, with what the user says of batches, work, graphs and waiting."""
+    """Returns the fields of DiffusionSettings.
+
+    They are the component's, overridden by the user's settings of batches, work, graphs and queue timeout.
+    """
     said: dict[str, Any] = {
         "queue_timeout_s": queue_timeout_s,
         "max_batch": max_num_seqs,

@@ -1,4 +1,4 @@
-"""How many bytes of tensors and media a stage may hold where its configuration does not say."""
+"""How many bytes of tensors and media a stage may hold where its configuration sets no limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def parse_cgroup_limit(text: str) -> int | None:
-    """Bytes of a cgroup limit file; None for "max" and for the huge numbers that mean no limit."""
+    """Returns the bytes of a cgroup limit file; None for "max" and for the huge numbers that mean no limit."""
     stripped = text.strip()
     if not stripped.isdigit():
         return None
@@ -21,7 +21,7 @@ def parse_cgroup_limit(text: str) -> int | None:
 
 
 def parse_memory_total(meminfo: str) -> int | None:
-    """Bytes of MemTotal in the text of /proc/meminfo; None if it is not there."""
+    """Returns MemTotal in bytes from the text of /proc/meminfo; None if the text does not contain it."""
     for line in meminfo.splitlines():
         name, _, rest = line.partition(":")
         fields = rest.split()
@@ -31,7 +31,7 @@ def parse_memory_total(meminfo: str) -> int | None:
 
 
 def default_byte_budget() -> int:
-    """25 % of the cgroup's memory limit, or of the machine's memory if there is none, in bytes."""
+    """Returns 25 % of the cgroup's memory limit, or of the machine's memory if there is none, in bytes."""
     for path in _CGROUP_FILES:
         if path.is_file() and (limit := parse_cgroup_limit(path.read_text(encoding="ascii"))):
             return int(limit * BUDGET_SHARE)

@@ -1,8 +1,9 @@
 """OmniEngineArgs and OmniModelConfig: from a StageConfig and its component to the arguments of vLLM's engine.
 
-A closed list on both sides: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and a component may
-set only what `OmniEngineArgs` has a field for. Worker, scheduler, remote code and paths are never a user's choice.
-Pure but for `load_model_config`, which reads the checkpoint's config.json. vLLM is not imported here.
+Both sides can set only listed fields: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and a
+component may set only what `OmniEngineArgs` has a field for. A user never chooses worker, scheduler, remote code or
+paths. All functions are pure except `load_model_config`, which reads the checkpoint's config.json. This module does not
+import vLLM.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CPU_KV_CACHE_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class OmniModelConfig:
-    """What the engine layer reads of a checkpoint's config.json, validated."""
+    """The validated fields of a checkpoint's config.json that the engine layer reads."""
 
     path: Path
     model_type: str
@@ -37,15 +38,15 @@ class OmniModelConfig:
 
     @property
     def name(self) -> str:
-        """What the checkpoint says it is, for messages."""
+        """The model's name from its own config.json, for messages."""
         return ", ".join(self.architectures) or self.model_type
 
 
 def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
-    Raises ConfigurationError (field "model.path"): no such directory, no config.json, not JSON, no model_type, weights
-    that this process may not read.
+    Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, if config.json is
+    not JSON or has no model_type, or if this process may not read the weights.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -65,7 +66,7 @@ def load_model_config(path: Path) -> OmniModelConfig:
     architectures = data.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(item, str) for item in architectures):
         raise _bad_checkpoint(f"{file}: architectures must be a list of names")
-    # safetensors reports such a file as missing, from within the engine's process.
+    # safetensors would report an unreadable file as missing, and only in the engine's process.
     for weights in sorted(path.glob("*.safetensors")):
         if not os.access(weights, os.R_OK):
             raise _bad_checkpoint(
@@ -120,7 +121,7 @@ class OmniEngineArgs:
         return isinstance(omni, Mapping) and omni.get("capture_rows") is True
 
     def vllm_kwargs(self, *, worker_cls: str, scheduler_cls: str) -> dict[str, Any]:
-        """Keyword arguments of vLLM's AsyncEngineArgs."""
+        """Returns the keyword arguments of vLLM's AsyncEngineArgs."""
         kwargs = {
             name: value
             for name in (item.name for item in dataclasses.fields(self))
@@ -138,9 +139,10 @@ class OmniEngineArgs:
 def build_engine_args(
     config: StageConfig, component: Component, *, on_cpu: bool, byte_budget: int | None = None
 ) -> OmniEngineArgs:
-    """Lay the user's engineArgs over the component's arguments and apply what the stage's kind demands.
+    """Returns the component's arguments, overridden by the user's engineArgs and by what the stage's kind requires.
 
-    `byte_budget`: what the stage may hold where limits.maxInflightBytes does not say; None bounds no payload by it.
+    `byte_budget`: bytes that the stage may hold if limits.maxInflightBytes is not set; None sets no such limit on
+    payloads.
 
     Raises ConfigurationError naming the field and the remedy.
     """
@@ -148,10 +150,10 @@ def build_engine_args(
     chosen: dict[str, Any] = {"model": config.model.path, **component_args, **_user_args(config.engine_args)}
     chosen["tensor_parallel_size"] = config.tensor_parallel_size
     chosen.setdefault("load_format", "safetensors")
-    # Said in both cases, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
+    # Set even if false, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
     chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
-        # Compiling takes a C++ compiler and a minute, for little: a CPU's steps are not bound by launching kernels.
+        # Compiling needs a C++ compiler and a minute and gains little: kernel launches do not dominate a CPU's steps.
         chosen.setdefault("enforce_eager", True)
     if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
         chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
@@ -164,7 +166,7 @@ def build_engine_args(
     if component.facts.kind.is_one_shot:
         return _with_diffusion(args, config, component, component_args, byte_budget)
     if args.captures_rows:
-        # A cached prefix is not computed, so its rows would be missing.
+        # vLLM does not compute a cached prefix again, so its rows would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
     return args
 
@@ -198,7 +200,7 @@ def _component_args(component: Component) -> dict[str, Any]:
 
 def _user_args(args: EngineArgs) -> dict[str, Any]:
     given = args.model_dump(exclude_none=True)
-    # The stage server's own: vLLM's engine knows the reasoning parser alone.
+    # Only the stage server uses it: of the two parsers, vLLM's engine knows only the reasoning parser.
     given.pop("tool_call_parser", None)
     mib = given.pop("kv_cache_memory_mib", None)
     if mib is not None:
@@ -216,7 +218,7 @@ def _with_diffusion(
     component_args: Mapping[str, Any],
     byte_budget: int | None,
 ) -> OmniEngineArgs:
-    """What a diffusion stage says otherwise: its own scheduler bounds a step, and its model captures its own graphs."""
+    """Returns a diffusion stage's arguments: its own scheduler bounds a step, its model captures its own graphs."""
     queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
     settings = diffusion_settings(
         args.additional_config.get(DIFFUSION_SETTINGS, {}),
@@ -225,11 +227,11 @@ def _with_diffusion(
         queue_timeout_s=queue_timeout_s,
         byte_budget=byte_budget,
     )
-    # vLLM's own bound must let the longest request through, which runs alone if it is over the scheduler's.
+    # vLLM's own limit must admit the longest request; a request above our scheduler's limit runs alone.
     tokens = (args.max_num_batched_tokens, component_args.get("max_num_batched_tokens"), args.max_model_len)
     return dataclasses.replace(
         args,
-        # No KV cache is allocated; vLLM's coordinator demands that prefix caching is off.
+        # No KV cache is allocated, and vLLM's coordinator then requires prefix caching to be off.
         enable_prefix_caching=False,
         enforce_eager=component_args.get("enforce_eager"),
         max_num_batched_tokens=max((count for count in tokens if count is not None), default=None),

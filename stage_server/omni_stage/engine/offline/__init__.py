@@ -1,1 +1,1 @@
-"""A pipeline without stage servers: OmniLLM, and the stage that it runs for each engine."""
+"""A pipeline without stage servers: OmniLLM, and StageLLM, which runs one of its stages."""

@@ -1,4 +1,4 @@
-"""What an offline caller may say, checked and typed: pipelines, prompts, sampling. Pure but for reading the file."""
+"""The inputs of an offline caller, checked and typed: pipelines, prompts, sampling. Pure except reading the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ StageSampling: TypeAlias = Mapping[str, SamplingDefaults | Mapping[str, Any]]
 
 
 def read_pipeline(pipeline: OmniPipeline | str | Path) -> OmniPipeline:
-    """The typed pipeline, read from its file if a path is given. Raises ConfigurationError."""
+    """Returns the typed pipeline, read from its file if a path is given. Raises ConfigurationError."""
     if isinstance(pipeline, OmniPipeline):
         return pipeline
     try:
@@ -40,7 +40,7 @@ def read_pipeline(pipeline: OmniPipeline | str | Path) -> OmniPipeline:
 
 
 def compile_offline(pipeline: OmniPipeline, model_dir: str | Path | None) -> list[StageConfig]:
-    """The stages' configurations, in the order of the graph. Raises ConfigurationError."""
+    """Returns the stages' configurations, in the order of the graph. Raises ConfigurationError."""
     try:
         path = resolve_model_path(pipeline, None if model_dir is None else str(model_dir))
     except ModelPathError as error:
@@ -69,7 +69,7 @@ def check_edges(configs: Sequence[StageConfig], components: Mapping[str, ServedC
 
 
 def parse_prompt(prompt: Prompt) -> UserPrompt:
-    """A UserPrompt of whatever says a prompt. Raises InvalidRequestError, and for embeddings TensorError."""
+    """Convert any form of prompt to a UserPrompt. Raises InvalidRequestError, and for embeddings TensorError."""
     if isinstance(prompt, UserPrompt):
         return prompt
     if isinstance(prompt, str):
@@ -88,7 +88,7 @@ def parse_prompt(prompt: Prompt) -> UserPrompt:
 
 
 def parse_sampling(sampling: StageSampling | None, stages: Sequence[str]) -> dict[str, SamplingDefaults]:
-    """Typed sampling by stage. Raises InvalidRequestError naming an unknown stage or a wrong field."""
+    """Returns typed sampling by stage. Raises InvalidRequestError naming an unknown stage or a wrong field."""
     parsed: dict[str, SamplingDefaults] = {}
     if sampling is not None and not isinstance(sampling, Mapping):
         raise InvalidRequestError(
@@ -109,7 +109,7 @@ def parse_sampling(sampling: StageSampling | None, stages: Sequence[str]) -> dic
 def pair_sampling(
     prompts: Sequence[Prompt], sampling: StageSampling | Sequence[StageSampling | None] | None
 ) -> list[StageSampling | None]:
-    """One sampling a prompt. Raises InvalidRequestError on an empty batch or lists of different lengths."""
+    """Returns one sampling for each prompt. Raises InvalidRequestError on an empty batch or lists of unequal length."""
     if not prompts:
         raise InvalidRequestError("prompts is empty; give at least one prompt", field="prompts")
     if sampling is None or isinstance(sampling, Mapping):

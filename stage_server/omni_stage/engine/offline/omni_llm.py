@@ -2,7 +2,7 @@
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
 processors as the stage servers do; only gRPC is missing. Edges are Full: a stage starts when its input is complete.
-Stages that read the same one run side by side.
+Stages that read the same input stage run concurrently.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class OmniResult:
     """What a pipeline made of one prompt."""
 
     stages: Mapping[str, StageResult]
-    """By stage name, in the order of the graph; stages that nobody needed are absent."""
+    """By stage name, in the order of the graph; stages that the result did not need are absent."""
     text: str = ""
-    """Of the stages that return text."""
+    """The text of the stages that return text."""
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1]; None if no stage that was called returns audio."""
     sample_rate_hz: int = 0
@@ -53,7 +53,7 @@ class AsyncOmniLLM:
     """A pipeline offline, for asyncio. `await start()` first, `await shutdown()` at the end, on one event loop."""
 
     def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
-        """Read and check everything; nothing is loaded before `start`.
+        """Read and check the pipeline. `start` loads the models.
 
         pipeline: an OmniPipeline or the path of its file. model_dir: the checkpoint's directory, in place of the
         resource's uri. Raises ConfigurationError, EdgeSchemaMismatchError.
@@ -86,9 +86,9 @@ class AsyncOmniLLM:
     ) -> OmniResult:
         """Run one prompt through the pipeline; many may run at once.
 
-        sampling: by stage name. seed: of every stage that has none of its own. modalities: what is wanted, all that
-        the pipeline declares by default; stages that nobody needs are not called. Raises OmniStageError; a note on it
-        names the stage.
+        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: those to return, by
+        default all that the pipeline declares; stages that they do not need are not called. Raises OmniStageError; a
+        note on it names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))
@@ -114,7 +114,7 @@ class AsyncOmniLLM:
                 raise
             edge_input = EdgeInput(self._published(name, results[name])) if readers else None
             if edge_input is not None:
-                # Side by side; the first that fails ends the others.
+                # They run concurrently; the first that fails cancels the others.
                 await _gather(run(self._stages[reader].config, edge_input) for reader in readers)
 
         async with self._slots:
@@ -134,7 +134,7 @@ class AsyncOmniLLM:
             raise InvalidRequestError(str(error), field="modalities") from error
 
     def _published(self, name: str, result: StageResult) -> dict[str, torch.Tensor]:
-        """The stage's tensors, with an empty one for each of its schema that got no row."""
+        """Returns the stage's tensors, with an empty one for each tensor of its schema that has no rows."""
         schema = self._stages[name].engine.component.output_schema
         if schema is None:
             return dict(result.tensors)
@@ -156,7 +156,7 @@ class AsyncOmniLLM:
 class OmniLLM:
     """A pipeline offline, blocking: `OmniLLM("pipeline.yaml", model_dir=...).generate(["Hello"])`.
 
-    Loads on construction; a context manager. Its event loop runs in a thread of its own.
+    The constructor loads the models. It is a context manager. Its event loop runs in a thread of its own.
     """
 
     def __init__(self, pipeline: OmniPipeline | str | Path, *, model_dir: str | Path | None = None) -> None:
@@ -187,8 +187,8 @@ class OmniLLM:
     ) -> list[OmniResult]:
         """Run a batch; results come in the order of the prompts.
 
-        sampling: by stage name, for all prompts, or one such mapping a prompt. Raises OmniStageError of the first
-        prompt that fails; the others are aborted.
+        sampling: one mapping by stage name for all prompts, or a list with one mapping for each prompt. Raises the
+        OmniStageError of the first prompt that fails; the others are aborted.
         """
         if not self._thread.is_alive():
             raise InvalidRequestError("this OmniLLM was shut down; make a new one")
@@ -233,7 +233,7 @@ class OmniLLM:
 
 
 async def _gather(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results in order; on the first failure the others are cancelled and awaited."""
+    """Returns all results in order; on the first failure cancels and awaits the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

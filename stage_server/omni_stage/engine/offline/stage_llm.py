@@ -28,7 +28,7 @@ class StageResult:
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: list[int] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What the stage publishes downstream, by name, each [rows, *row_shape] on the CPU; empty if nobody reads it."""
+    """What the stage publishes downstream, by name, each [rows, *row_shape] on the CPU; empty if no stage reads it."""
     audio: torch.Tensor | None = None
     """float32 [samples] in [-1, 1]."""
     sample_rate_hz: int = 0
@@ -40,7 +40,7 @@ class StageLLM:
     """One stage. `await start()` before `generate`, `await shutdown()` at the end, all on one event loop."""
 
     def __init__(self, config: StageConfig, *, in_process: bool = True) -> None:
-        """Nothing is loaded before `start`. Raises ConfigurationError."""
+        """Check the configuration; `start` loads the model. Raises ConfigurationError."""
         self.config = config
         self.engine: StageEngine = build_stage_engine(config, in_process=in_process)
 
@@ -100,7 +100,7 @@ class StageLLM:
 
 
 def check_source(source: UserPrompt | EdgeInput, config: StageConfig) -> None:
-    """Raises InvalidRequestError if the source is not of the kind that the stage reads, or holds nothing."""
+    """Raises InvalidRequestError if the source is not of the kind that the stage reads, or is empty."""
     if isinstance(source, EdgeInput) != (config.input is not None):
         wanted = "a prompt" if config.input is None else f"the tensors of stage {config.input.source}"
         raise InvalidRequestError(f"stage {config.stage} reads {wanted}", field="prompt")

@@ -1,1 +1,1 @@
-"""One request, from what a caller says to what vLLM takes: checks, sampling, parts. Pure."""
+"""One request, from the caller's input to vLLM's input: checks, sampling, parts. Pure."""

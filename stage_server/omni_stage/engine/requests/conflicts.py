@@ -1,6 +1,6 @@
 """Combinations of request features that would crash vLLM's engine or be ignored by it: a table and pure functions.
 
-One such request would end the engine of all others, so it is refused before the engine sees it.
+One such request would end the engine for all requests, so it is refused before the engine gets it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from omni_stage.errors import InvalidRequestError
 
 
 class Feature(Enum):
-    """What a request or its engine uses, as far as combinations matter. The value is the field that errors name."""
+    """A feature that a request or its engine uses and that may conflict. The value is the field that errors name."""
 
     PROMPT_EMBEDS = "prompt_embeds"
     MULTIMODAL = "multi_modal_data"
@@ -31,7 +31,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two features (or one alone) that a request must not have, and why."""
+    """Two features that a request must not combine, or one that it must not use, and why."""
 
     first: Feature
     second: Feature
@@ -64,13 +64,13 @@ CONFLICTS: Final[tuple[Conflict, ...]] = (
 
 
 def find_conflicts(features: Iterable[Feature]) -> list[Conflict]:
-    """The conflicts among a request's features, in the table's order."""
+    """Returns the conflicts among a request's features, in the table's order."""
     present = set(features)
     return [conflict for conflict in CONFLICTS if conflict.first in present and conflict.second in present]
 
 
 def check_conflicts(features: Iterable[Feature]) -> None:
-    """Refuse a poisonous combination. Raises InvalidRequestError naming both fields and why."""
+    """Refuse conflicting features. Raises InvalidRequestError naming both fields and why."""
     for conflict in find_conflicts(features):
         if conflict.first is conflict.second:
             message = f"{conflict.first.value} must be 1: {conflict.because}"

@@ -1,8 +1,8 @@
-"""A reply that is given instead of sampled: it is read with the prompt, in one prefill, and published as if sampled.
+"""A reply that the caller gives: the engine reads it with the prompt, in one prefill, and publishes it as if sampled.
 
 A sampled reply of n tokens leaves rows of the prompt and of the first n - 1 tokens: the last one, which ends the text,
-is sampled but never read. So prompt and reply together, without that end, leave exactly the rows that the same reply
-would have left, and whatever the engine samples behind them is thrown away. Pure.
+is sampled but never read. So prompt and reply together, without that last token, leave exactly the rows that the same
+reply would have left if it had been sampled. What the engine samples after them is discarded. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omni_stage.reply_form import ReplyTokens
 def check_room(prepared: StageInput, max_model_len: int) -> None:
     """Refuse a prompt and reply that do not fit together. Raises PromptTooLongError.
 
-    Where the prompt holds media its length is not known yet: then vLLM refuses it.
+    If the prompt holds media, its length is not known yet; vLLM then refuses it later.
     """
     tokens = len(prepared.prompt.get("prompt_token_ids") or ())
     if prepared.reply is not None and tokens >= max_model_len:
@@ -29,7 +29,9 @@ def check_room(prepared: StageInput, max_model_len: int) -> None:
 
 
 def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
-    """Returns the step as it would be had the engine sampled the reply: of its prompt the last tokens are the reply.
+    """Returns the step as it would be if the engine had sampled the reply.
+
+    The last tokens of the step's prompt are the reply.
 
     Raises ModelExecutionError if the step is not the one and only step of the request.
     """
@@ -39,7 +41,7 @@ def as_if_sampled(step: EngineStep, reply: ReplyTokens) -> EngineStep:
     tensors = dict(step.tensors)
     positions = tensors.get("mrope_positions")
     if positions is not None:
-        # Those of the prompt say where the reply begins. The delta is the same: each token of text is one position.
+        # The prompt's positions show where the reply begins. The delta is unchanged: a text token is one position.
         tensors["mrope_positions"] = positions[:prompt_length]
     return replace(
         step,

@@ -1,4 +1,4 @@
-"""From a stage's request to what vLLM takes: one place for whole requests and for those that come in parts."""
+"""From a stage's request to vLLM's prompt and parameters, for whole requests and for those that come in parts."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Lowering:
     """Whether the runner captures hidden rows."""
 
     def params(self, request: StageRequest, prepared: StageInput) -> Params:
-        """vLLM's parameters of the whole request."""
+        """Returns vLLM's parameters of the whole request."""
         if self.component.facts.kind.is_one_shot:
             return PoolingParams()
         return self.sampling_params(request, prepared)
 
     def sampling_params(self, request: StageRequest, prepared: StageInput) -> SamplingParams:
-        """The same, of an autoregressive request; max_tokens is set where the prompt's length is known."""
+        """Returns vLLM's parameters of an autoregressive request; max_tokens is set if the prompt's length is known."""
         if prepared.reply is not None:
             check_room(prepared, self.traits.max_model_len)
             return SamplingParams(output_kind=RequestOutputKind.DELTA, temperature=0.0, max_tokens=1, detokenize=False)
         token_ids = prepared.prompt.get("prompt_token_ids")
-        # Placeholders of media grow in the engine, so the length is not known here.
+        # The engine expands placeholders of media, so the prompt's length is not known here.
         has_media = bool(prepared.prompt.get("multi_modal_data"))
         prompt_len = None if token_ids is None or has_media else len(token_ids)
         if prepared.prompt_embeds is not None:
@@ -58,7 +58,7 @@ class Lowering:
     def lower(
         self, request: StageRequest, prepared: StageInput, params: Params, *, streamed: bool = False
     ) -> tuple[dict[str, Any], Params]:
-        """vLLM's prompt and parameters. Raises InvalidRequestError and its kin."""
+        """Returns vLLM's prompt and parameters. Raises InvalidRequestError and its subclasses."""
         lowered = OmniEngineCoreRequest.from_stage_input(
             request.request_id,
             prepared,
@@ -69,7 +69,7 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """One part of a request whose parameters are these. Raises InvalidRequestError and its kin."""
+        """Returns one part of a request that has these parameters. Raises InvalidRequestError and its subclasses."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)
@@ -77,7 +77,7 @@ class Lowering:
 
 
 def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
-    """The form of the text; of a parser, the form that it derived from that and from the tools."""
+    """Returns the required form of the text; with a parser, the form that it derives from that and from the tools."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None
     if structured is None or "structured_outputs" in prepared.sampling:
         return dict(prepared.sampling)

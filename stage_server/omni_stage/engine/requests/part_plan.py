@@ -1,12 +1,13 @@
-"""Which parts an autoregressive request with streamed input is run in, and when it has ended. Pure.
+"""Splits an autoregressive request with streamed input into parts, and decides when it has ended. Pure.
 
 vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.py`). Facts that this plan rests on:
 
 - Each part has a max_tokens of its own, and a part that reached it leaves the session waiting for the next one.
-- So does a stop token: a session ends only on request. Nothing may follow then, so a part is made only once
-  the one before has ended, and never after a stop token. At most one part is outstanding.
-- The next part drops the last sampled token, whose KV was not computed: the part begins with it.
-- Everything before is the prompt of the next part. A seed's generator and the rows of earlier parts stay.
+- A stop token also leaves the session waiting: it ends only on request. Nothing may follow a stop token, so the next
+  part is made only after the previous one has ended, and not if that ended with a stop token. At most one part is
+  outstanding.
+- The next part drops the last sampled token, whose KV was not computed: the next part begins with that token.
+- All earlier tokens are the prompt of the next part. A seed's generator and the rows of earlier parts are kept.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ class PlannedPart:
 
 
 class PartPlan:
-    """The parts of one request. `next` and `observe` in turns: a part, its outputs, a part, ..."""
+    """The parts of one request. Call `next` for a part, `observe` for each of its outputs, `next` again, and so on."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: most tokens of the whole request, at least 1."""
+        """`budget`: the largest number of tokens of the whole request, at least 1."""
         self._left = budget
         self._part: PlannedPart | None = None
         self._part_left = 0
         self._last_token: int | None = None
 
     def next(self, part: InputPart) -> PlannedPart:
-        """The next part with its share of the budget. Raises ModelExecutionError while one is outstanding."""
+        """Returns the next part with its share of the budget. Raises ModelExecutionError while one is outstanding."""
         if self._part is not None:
             raise ModelExecutionError("a part of streamed input was made before the one before had ended")
         tokens = self._left if part.max_tokens is None else min(part.max_tokens, self._left)
         stage_input = part.input
         if self._last_token is not None:
             stage_input = replace(stage_input, prompt={"prompt_token_ids": [self._last_token]})
-        # A part that may use the budget up is the last one, whether or not more rows could come.
+        # A part that may use up the budget is the last one, even if more rows could arrive.
         self._part = PlannedPart(stage_input, tokens, last=part.last or tokens == self._left)
         self._part_left = tokens
         return self._part
 
     def observe(self, token_ids: list[int], part_ended: FinishReason | None) -> FinishReason | None:
-        """Take one output of the outstanding part. How the request ended, or None if it continues."""
+        """Take one output of the outstanding part. Returns how the request ended, or None if it continues."""
         if token_ids:
             self._last_token = token_ids[-1]
             self._left -= len(token_ids)
@@ -59,6 +60,6 @@ class PartPlan:
         if part_ended is None:
             return None
         part, self._part = self._part, None
-        # A part that ended short of its tokens met the engine's longest sequence.
+        # A part that ended before its max_tokens reached the engine's longest sequence.
         ended = part is None or part.last or part_ended is not FinishReason.LENGTH or self._part_left > 0
         return part_ended if ended else None

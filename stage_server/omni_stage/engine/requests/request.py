@@ -1,8 +1,8 @@
-"""OmniEngineCoreRequest: one request to an engine, validated, and lowered to what vLLM takes.
+"""OmniEngineCoreRequest: one request to an engine, validated, and lowered to vLLM's prompt and parameters.
 
 vLLM's own EngineCoreRequest cannot be extended: its decoder in the engine's process knows one fixed type, and Request
-drops further fields. So this is a plain object on our side of the engine; `lower` gives vLLM's prompt and parameters,
-with the payload as bytes in the parameters' free field, which vLLM carries to the scheduler and the worker as it is.
+drops further fields. So this is a plain object outside the engine; `lower` returns vLLM's prompt and parameters, with
+the payload as bytes in the parameters' free field, which vLLM passes unchanged to the scheduler and the worker.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from omni_stage.payloads import (
 )
 
 PLACEHOLDER_PROMPT: Final = (0,)
-"""Prompt of a diffusion request that has none: scheduling needs one token, the model never looks at it."""
+"""Prompt of a diffusion request that has none: scheduling needs one token; the model ignores it."""
 
 _PROMPT_KEYS: Final = frozenset(
     {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data", "mm_processor_kwargs", "additional_information"}
@@ -44,10 +44,10 @@ _PROMPT_KEYS: Final = frozenset(
 
 
 class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-arg]  # vLLM counts as untyped
-    """vLLM's TokensPrompt with what rides along to the engine's process.
+    """vLLM's TokensPrompt with the tensors and lists that travel with it to the engine's process.
 
-    For code that makes an OmniEngineCoreRequest by itself. Our own stages do not use it: their components hand over
-    prompt and payload side by side, in a StageInput.
+    For code that creates an OmniEngineCoreRequest itself. Stages do not use it: their components return prompt and
+    payload as separate fields of a StageInput.
     """
 
     additional_information: AdditionalInformationPayload
@@ -56,16 +56,16 @@ class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
-    """What validation must know of the engine."""
+    """The properties of the engine that validation needs."""
 
     max_model_len: int
     """Longest sequence in tokens, prompt and output together."""
     vocab_size: int | None = None
     """Token ids are below this; None skips the check."""
     hidden_size: int | None = None
-    """Of the model's embeddings; None refuses prompt embeddings."""
+    """Hidden size of the model's embeddings; None refuses prompt embeddings."""
     embeds_dtype: torch.dtype | None = None
-    """What prompt embeddings are cast to; None leaves them as they came."""
+    """The dtype that prompt embeddings are cast to; None leaves theirs unchanged."""
     stream_fed: bool = False
     """Whether the request's input comes in parts."""
     limits: PayloadLimits = DEFAULT_LIMITS
@@ -73,7 +73,7 @@ class EngineTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniEngineCoreRequest:
-    """One request to an engine. `validate` checks it against the engine, `lower` gives what vLLM takes."""
+    """One request to an engine. `validate` checks it, `lower` returns vLLM's prompt and parameters."""
 
     request_id: str
     prompt: Mapping[str, Any]
@@ -81,18 +81,18 @@ class OmniEngineCoreRequest:
     sampling_params: SamplingParams | None = None
     pooling_params: PoolingParams | None = None
     prompt_embeds: PromptEmbedsPayload | None = None
-    """In place of token ids."""
+    """Embeddings that replace the prompt's token ids."""
     additional_information: AdditionalInformationPayload | None = None
     suppress_token_ids: Sequence[int] = field(default=())
     """Token ids that must not be sampled."""
     stop_token_ids: Sequence[int] = field(default=())
-    """Token ids that end the output, beside those of sampling_params."""
+    """Token ids that end the output, in addition to those of sampling_params."""
     repeat_limit: int | None = None
-    """Times in a row that one token may be written, at least 2."""
+    """How often in a row one token may be sampled, at least 2."""
     want_rows: bool = False
-    """Whether the runner shall return the rows that it captures."""
+    """Whether the runner returns the rows that it captures."""
     cache_salt: str = ""
-    """Separates the prefix cache of this request from that of other salts; empty: the cache without a salt."""
+    """Only requests with the same salt share cached prefixes; empty: the cache without a salt."""
 
     @classmethod
     def from_stage_input(
@@ -104,7 +104,7 @@ class OmniEngineCoreRequest:
         want_rows: bool = False,
         cache_salt: str = "",
     ) -> OmniEngineCoreRequest:
-        """Make the request of what a component prepared."""
+        """Create the request from a component's prepared input."""
         is_sampling = isinstance(params, SamplingParams)
         return cls(
             request_id=request_id,
@@ -121,7 +121,7 @@ class OmniEngineCoreRequest:
         )
 
     def validate(self, traits: EngineTraits) -> None:
-        """Refuse what the engine cannot run, or what would end it.
+        """Refuse a request that the engine cannot run or that would end the engine.
 
         Raises InvalidRequestError, InvalidTensorError, NonFiniteTensorError, PromptTooLongError, RequestTooLargeError.
         """
@@ -133,7 +133,7 @@ class OmniEngineCoreRequest:
         check_conflicts(self.features(traits))
 
     def lower(self, traits: EngineTraits) -> tuple[dict[str, Any], SamplingParams | PoolingParams]:
-        """Validate, then give vLLM's prompt and parameters. Neither is shared with this request's own.
+        """Validate the request, then return vLLM's prompt and parameters, which share nothing with this request.
 
         Raises what `validate` raises.
         """
@@ -144,7 +144,7 @@ class OmniEngineCoreRequest:
         elif self.pooling_params is not None and not prompt.get("prompt_token_ids"):
             prompt["prompt_token_ids"] = list(PLACEHOLDER_PROMPT)
         elif "prompt_token_ids" in prompt:
-            # A list of its own: vLLM's output processor and scheduler both extend the one they are given.
+            # A copy: vLLM's output processor and scheduler both extend the list that they get.
             prompt["prompt_token_ids"] = list(prompt["prompt_token_ids"])
         if self.cache_salt:
             prompt["cache_salt"] = self.cache_salt
@@ -158,7 +158,7 @@ class OmniEngineCoreRequest:
         sampling = self.sampling_params.clone()
         if self.stop_token_ids:
             stop_token_ids = sorted({*(sampling.stop_token_ids or ()), *self.stop_token_ids})
-            # Made again: the parameters derive further fields from their stop tokens when they are made.
+            # A new object: the parameters derive further fields from their stop tokens when they are constructed.
             sampling = msgspec.structs.replace(sampling, stop_token_ids=stop_token_ids)
         if self.repeat_limit is not None:
             sampling.repetition_detection = RepetitionDetectionParams(
@@ -171,7 +171,7 @@ class OmniEngineCoreRequest:
         return prompt, sampling
 
     def features(self, traits: EngineTraits) -> set[Feature]:
-        """What the request and its engine use, as far as combinations matter."""
+        """Returns the features of the request and its engine that may conflict."""
         sampling = self.sampling_params
         uses = {
             Feature.PROMPT_EMBEDS: self.prompt_embeds is not None,
@@ -203,7 +203,7 @@ class OmniEngineCoreRequest:
                 field="prompt",
             )
         params = self.sampling_params if self.sampling_params is not None else self.pooling_params
-        # vLLM reads handles of KV transfers and cache controls from here: nothing that a caller could have set passes.
+        # vLLM reads handles of KV transfers and cache controls from these fields, so a caller must not set them.
         if getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None):
             raise InvalidRequestError(
                 "extra_args and extra_kwargs belong to the stage; leave them out", field="extra_args"
@@ -297,7 +297,7 @@ class OmniEngineCoreRequest:
 
 
 def _cast_embeds(embeds: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """The embeddings as the engine holds them. Raises NonFiniteTensorError where a value is beyond its dtype."""
+    """Returns the embeddings in the engine's dtype. Raises NonFiniteTensorError if a value is beyond its range."""
     if dtype is None or embeds.dtype == dtype:
         return embeds
     cast = embeds.to(dtype)

@@ -1,6 +1,6 @@
-"""Sampling: which value wins, what a stage can honour, and the lowering to vLLM's SamplingParams.
+"""Sampling: precedence of its sources, what a stage supports, and the lowering to vLLM's SamplingParams.
 
-Order: request > the stage's defaultSampling > component > generation_config.json > vLLM's neutral value.
+Precedence: request > the stage's defaultSampling > component > generation_config.json > vLLM's neutral value.
 Pure functions; vLLM is imported only to build its class.
 """
 
@@ -24,9 +24,9 @@ def resolve_sampling(
     config_default: SamplingDefaults,
     component_default: SamplingDefaults,
 ) -> SamplingDefaults:
-    """The request's sampling with every default applied; None still means the model's own default.
+    """Returns the request's sampling with every default applied; None still means the model's own default.
 
-    `seed` is the one seed of the whole request (Start.seed): below the stage's own, above every default.
+    `seed` is the seed of the whole request (Start.seed): the stage's own seed overrides it, and it overrides defaults.
     """
     layers = [request, SamplingDefaults(seed=seed), config_default, component_default]
     resolved: dict[str, Any] = {}
@@ -39,7 +39,7 @@ def resolve_sampling(
 def check_stage_sampling(
     sampling: SamplingDefaults, facts: ComponentFacts, *, is_streamed: bool, field: str = ""
 ) -> None:
-    """Refuse, by name, what the stage's component cannot honour.
+    """Refuse a parameter that the stage's component does not support.
 
     `is_streamed`: whether the stage starts before its input is complete. `field` is the path of the sampling in the
     request. Raises InvalidRequestError.
@@ -60,10 +60,10 @@ def sampling_kwargs(
     prompt_len: int | None,
     writes_text: bool,
 ) -> dict[str, Any]:
-    """Keyword arguments of vLLM's SamplingParams for a resolved sampling of an autoregressive stage.
+    """Returns keyword arguments of vLLM's SamplingParams for a resolved sampling of an autoregressive stage.
 
-    max_tokens never passes max_model_len - prompt_len; where the length of the prompt is not known yet (media), vLLM
-    stops at max_model_len by itself. min_tokens is narrowed with it.
+    max_tokens is at most max_model_len - prompt_len; if the prompt's length is not known yet (media), vLLM stops at
+    max_model_len itself. min_tokens is at most max_tokens.
     """
     kwargs: dict[str, Any] = {**generation_defaults, **_set_fields(sampling)}
     if kwargs.get("top_k") == -1:
@@ -73,7 +73,7 @@ def sampling_kwargs(
     if max_tokens is not None or prompt_len is not None:
         kwargs["max_tokens"] = min(max_tokens or room, room)
     else:
-        # SamplingParams defaults to 16; None is "as many as fit".
+        # The default of SamplingParams is 16; None means as many as fit.
         kwargs["max_tokens"] = None
     if kwargs["max_tokens"] is not None and kwargs.get("min_tokens"):
         kwargs["min_tokens"] = min(kwargs["min_tokens"], kwargs["max_tokens"])
@@ -91,9 +91,10 @@ def lower_sampling(
     stop_token_ids: Sequence[int] = (),
     further: Mapping[str, Any] | None = None,
 ) -> SamplingParams:
-    """vLLM's SamplingParams, answering in deltas; `stop_token_ids` end the output beside the request's own.
+    """Returns vLLM's SamplingParams, for outputs in deltas. See sampling_kwargs.
 
-    `further`: parameters that no sampling has a field for. See sampling_kwargs.
+    `stop_token_ids` end the output in addition to the request's own. `further`: parameters that SamplingDefaults has no
+    field for.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind

@@ -1,7 +1,7 @@
 """Component generic/llm: any text model that vLLM serves, as a stage that reads a prompt and writes text.
 
-Text and chat become token ids here, by the checkpoint's own tokenizer and chat template (local files only, no remote
-code), so that a prompt that is too long is refused before the engine sees it.
+The checkpoint's own tokenizer and chat template turn text and chat into token ids here (local files only, no remote
+code). So a prompt that is too long is refused before it reaches the engine.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _WARMUP_TOKENS = 4
 
 
 class TextTokenizer:
-    """The checkpoint's tokenizer behind the three ways to say a prompt. Safe to use from several threads."""
+    """The checkpoint's tokenizer for the three forms of a prompt. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # A fast tokenizer refuses to be used while another thread changes its settings, which encoding may do.
+        # A fast tokenizer fails while another thread changes its settings, which encoding may do.
         self._lock = threading.Lock()
 
     @classmethod
@@ -51,7 +51,7 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids run below this."""
+        """Size of the vocabulary: token ids are below it."""
         return len(self._tokenizer)
 
     @property
@@ -60,7 +60,7 @@ class TextTokenizer:
         return self._tokenizer
 
     def encode(self, prompt: UserPrompt) -> list[int]:
-        """Token ids of the prompt, at least one. Raises InvalidRequestError."""
+        """Returns the token ids of the prompt, at least one. Raises InvalidRequestError."""
         if prompt.token_ids is not None:
             ids = list(prompt.token_ids)
         elif prompt.messages is not None:
@@ -104,7 +104,10 @@ class TextTokenizer:
 
 
 def describe_message(message: ChatMessage, dumps: Callable[[Any], Any] = dict) -> dict[str, Any]:
-    """Returns the message in OpenAI's form, arguments of calls as `dumps` gives them: chat templates read mappings."""
+    """Returns the message in OpenAI's form, with arguments of calls as mappings, converted by `dumps`.
+
+    Chat templates read mappings.
+    """
     described: dict[str, Any] = {"role": message.role, "content": _text_of(message)}
     if message.tool_calls:
         described["tool_calls"] = [
@@ -128,13 +131,13 @@ def _text_of(message: ChatMessage) -> str:
 
 
 class _TextEmitter:
-    """Passes text and token ids on, through the parser if there is one."""
+    """Forwards text and token ids, through the parser if there is one."""
 
     def __init__(self, parse: TextParse | None) -> None:
         self._parse = parse
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step. Raises ModelExecutionError if the parser fails."""
+        """Convert one engine step to one stage step. Raises ModelExecutionError if the parser fails."""
         parsed = ParsedText(step.text)
         if self._parse is not None:
             parsed = self._parse.feed(
@@ -162,20 +165,20 @@ class GenericLlm:
     voices: Sequence[str] = ()
 
     def __init__(self, model_path: Path, tokenizer: TextTokenizer, parsers: TextParsers | None = None) -> None:
-        """`parsers`: of tool calls and reasoning, where the stage has any."""
+        """`parsers`: for tool calls and reasoning, if the stage has any."""
         self._model_path = model_path
         self._tokenizer = tokenizer
         self._parsers = parsers
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Text only, also of a model that could see: media have no way in."""
+        """Returns arguments for text only, even if the model could read images: prompts cannot contain media."""
         return {
             "model": str(self._model_path),
             "language_model_only": True,
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """Tokenize; prompt embeddings pass as they are."""
+        """Tokenize the prompt; prompt embeddings are passed unchanged."""
         if not isinstance(request.source, UserPrompt):
             raise InvalidRequestError(f"component {LLM.id} reads a prompt, not tensors of another stage")
         if request.voice:
@@ -193,11 +196,11 @@ class GenericLlm:
         return self._parsers.open(source.tools, source.structured, messages)
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """An emitter, with the request's parser if it has one."""
+        """Returns an emitter, with the request's parser if it has one."""
         return _TextEmitter(prepared.parse)
 
     def warmup_request(self) -> StageRequest:
-        """A few tokens from token 0."""
+        """Returns a request for a few tokens from token 0."""
         return StageRequest(
             request_id="warmup",
             source=UserPrompt(token_ids=[0] * _WARMUP_TOKENS),
@@ -206,7 +209,7 @@ class GenericLlm:
 
 
 def build_component(config: StageConfig) -> GenericLlm:
-    """The component of config.model.path. Raises ConfigurationError."""
+    """Build the component for config.model.path. Raises ConfigurationError."""
     path = Path(config.model.path)
     if not (path / "config.json").is_file():
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The manifest of stages that serve any model of vLLM's."""
+"""The manifest of stages that serve any model that vLLM supports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ LLM: Final = describe(
 FAMILY: Final = FamilyManifest(
     name="generic",
     components=(ComponentEntry(facts=LLM, factory="omni_stage.models.generic.llm:build_component"),),
-    # What such stages are most often asked to run.
+    # The models that such stages run most often.
     prepared_architectures=("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"),
 )

@@ -29,7 +29,7 @@ _PARTS = {
     "talker_config": (),
     "token2wav_config": ("dit_config",),
 }
-"""What config.json must hold: for a part that is not there transformers takes the sizes of the 7B model."""
+"""What config.json must hold: transformers fills in the sizes of the 7B model for a missing part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CodecTokens:
 
     @property
     def stop_ids(self) -> tuple[int, int]:
-        """Ids that end the codec stream, as transformers' generate() has them: padding and end."""
+        """Ids that end the codec stream, as in transformers' generate(): padding and end."""
         return (self.padding, self.end)
 
 
@@ -56,7 +56,7 @@ class OmniCheckpoint:
     dtype: str
     """Of the weights, and of the rows between thinker and talker: bfloat16, float16 or float32."""
     hidden_size: int
-    """Of the thinker, and so of the rows."""
+    """Of the thinker, and therefore of the rows."""
     vocab_size: int
     """Of the thinker."""
     placeholder_ids: tuple[int, int, int]
@@ -67,9 +67,9 @@ class OmniCheckpoint:
     text_padding_id: int
     """Id in the thinker's vocabulary that the talker reads after the end of the text."""
     talker_positions: int
-    """Positions that the talker's rotary embedding is made for."""
+    """Number of positions of the talker's rotary embedding."""
     code_limit: int
-    """Codec tokens below this can be sounded; token2wav has no embedding for others."""
+    """Codec tokens below this have audio; token2wav has no embedding for others."""
     max_codes: int
     """Most codec tokens of one utterance."""
     block_codes: int
@@ -123,10 +123,13 @@ class Voice:
 
 
 def read_voices(path: str | Path) -> dict[str, Voice]:
-    """The voices by name, the default first. Raises ConfigurationError if spk_dict.pt is missing or malformed."""
+    """Returns the voices by name, the default first.
+
+    Raises ConfigurationError if spk_dict.pt is missing or malformed.
+    """
     file = Path(path) / "spk_dict.pt"
     try:
-        # A pickle file by the publisher's choice; weights_only admits tensors and plain containers, no code.
+        # The publisher chose a pickle file; weights_only admits tensors and plain containers, no code.
         raw = torch.load(file, map_location="cpu", weights_only=True)
         voices = {
             str(name): Voice(
@@ -138,7 +141,7 @@ def read_voices(path: str | Path) -> dict[str, Voice]:
         }
     except OSError as error:
         raise ConfigurationError(f"cannot read the voices at {file}: {error.strerror}", field="model.path") from error
-    except Exception as error:  # torch.load raises what the file's bytes make it raise
+    except Exception as error:  # which class torch.load raises depends on the file's content
         raise ConfigurationError(
             f"{file} does not hold voices (bos_token, cond and ref_mel by name)", field="model.path"
         ) from error
@@ -148,9 +151,9 @@ def read_voices(path: str | Path) -> dict[str, Voice]:
 
 
 def read_embedding_rows(path: str | Path, token_ids: Sequence[int]) -> torch.Tensor:
-    """Rows [len(token_ids), hidden_size] of the thinker's input embedding, on the CPU, in the checkpoint's dtype.
+    """Returns rows [len(token_ids), hidden_size] of the thinker's input embedding, on the CPU.
 
-    Reads only these rows from disk. Raises ConfigurationError.
+    They have the checkpoint's dtype. Reads only these rows from disk. Raises ConfigurationError.
     """
     directory = Path(path)
     file = directory / _find_shard(directory)
@@ -158,7 +161,7 @@ def read_embedding_rows(path: str | Path, token_ids: Sequence[int]) -> torch.Ten
         with safe_open(file, framework="pt") as weights:
             table = weights.get_slice(_EMBEDDING)
             return torch.cat([table[token_id : token_id + 1] for token_id in token_ids])
-    except Exception as error:  # safetensors has no public error class of its own for all it raises
+    except Exception as error:  # safetensors has no public base class for its errors
         raise ConfigurationError(
             f"cannot read {_EMBEDDING} from {file}: {type(error).__name__}", field="model.path"
         ) from error
@@ -188,7 +191,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
 
 def _parse_config(directory: Path, raw: Mapping[str, Any]) -> Qwen2_5OmniConfig:
-    """The configuration as transformers reads it, so that a key which the file leaves out has its default.
+    """Parse the configuration with transformers, so that keys missing in the file get their defaults.
 
     Raises ConfigurationError naming the field.
     """
@@ -204,10 +207,10 @@ def _parse_config(directory: Path, raw: Mapping[str, Any]) -> Qwen2_5OmniConfig:
                     f"{file} is not a Qwen2.5-Omni configuration: {where} is missing", field="model.path"
                 )
     try:
-        # It warns that ids of the text are no ids of the talker, which they are not meant to be.
+        # It warns that the text's token ids are not ids of the talker; they are not meant to be.
         with quiet_transformers():
             config = Qwen2_5OmniConfig.from_dict(dict(raw))
-    except Exception as error:  # its validation raises several classes, of huggingface_hub too
+    except Exception as error:  # its validation raises several classes, some of them huggingface_hub's
         raise ConfigurationError(f"{file}: {_one_line(error)}", field="model.path") from error
     if config.token2wav_config.dit_config.repeats < 1:
         raise ConfigurationError(f"{file}: dit_config.repeats must be at least 1", field="model.path")

@@ -17,7 +17,7 @@ TOKEN2WAV_ARCHITECTURE: Final = "OmniQwen2_5Token2Wav"
 THINKER_TO_TALKER: Final = "qwen2_5_omni/thinker2talker"
 TALKER_TO_TOKEN2WAV: Final = "qwen2_5_omni/talker2token2wav"
 DEFAULT_STEPS: Final = 10
-"""Of token2wav's solver: time points, both ends included."""
+"""Time points of token2wav's solver, both ends included."""
 _VOICES: Final = ("Chelsie", "Ethan")
 
 THINKER: Final = describe(
@@ -26,7 +26,7 @@ THINKER: Final = describe(
     outputs=(Modality.TEXT,),
     publishes=THINKER_TO_TALKER,
     publishes_rows=True,
-    media=("image", "audio"),
+    media=("image", "audio", "video"),
     writes_text=True,
     takes_prompt_embeds=True,
     takes_reply=True,
@@ -42,7 +42,7 @@ TALKER: Final = describe(
     # As transformers' Qwen2_5OmniForConditionalGeneration.generate().
     default_sampling=SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=4096),
     refused_engine_args=(
-        # Equal prompts of masks are not equal input: the rows differ, and a cached prefix would not know.
+        # Equal prompts of masks do not have equal input: the rows differ, which a prefix cache cannot see.
         Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
     ),
 )
@@ -53,7 +53,7 @@ TOKEN2WAV: Final = describe(
     reads=TALKER_TO_TOKEN2WAV,
     streams_input=True,
     voices=_VOICES,
-    # 50 codes a second, two mel frames a code, 240 samples a frame. In no configuration file.
+    # 50 codes a second, two mel frames a code, 240 samples a frame. No configuration file states it.
     sample_rate_hz=24_000,
     step_timeout_s=120.0,
     queue_timeout_s=120.0,

@@ -1,7 +1,7 @@
-"""Picks one stage's part out of a Qwen2.5-Omni configuration for vLLM.
+"""Selects one stage's part of a Qwen2.5-Omni configuration for vLLM.
 
-vLLM calls these in its own processes too (`hf_overrides`), so they are module-level functions that pickle by name. It
-also calls them with a dummy configuration first, to see whether they change the model type.
+vLLM also calls these functions in its own processes (`hf_overrides`), so they are module-level functions, which pickle
+by name. It first calls them with a dummy configuration, to check whether they change the model type.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from omni_stage.models.qwen2_5_omni.manifest import (
 
 
 def name_thinker(config: Any) -> Any:
-    """The whole configuration, of which vLLM's thinker reads its part, under our class's name.
+    """Returns the whole configuration under our class's name; vLLM's thinker reads its own part.
 
-    Checkpoints name the architecture in several ways, and some in none that vLLM knows.
+    Checkpoints name the architecture in several ways, some of which vLLM does not know.
     """
     if getattr(config, "thinker_config", None) is not None:
         config.architectures = [THINKER_ARCHITECTURE]
@@ -26,12 +26,12 @@ def name_thinker(config: Any) -> Any:
 
 
 def pick_talker(config: Any) -> Any:
-    """The talker's configuration, with what vLLM's Llama layers read of it."""
+    """Returns the talker's configuration, with the fields that vLLM's Llama layers read."""
     talker = getattr(config, "talker_config", None)
     if talker is None:
         return config
     talker.architectures = [TALKER_ARCHITECTURE]
-    talker.qkv_bias = True  # the layers are Qwen2's: biases on query, key and value alone
+    talker.qkv_bias = True  # the layers are Qwen2's: only query, key and value have biases
     talker.bos_token_id = talker.tts_codec_start_token_id
     talker.eos_token_id = talker.tts_codec_end_token_id
     talker.omni_code_limit = config.token2wav_config.dit_config.num_embeds + 1
@@ -39,7 +39,7 @@ def pick_talker(config: Any) -> Any:
 
 
 def pick_token2wav(config: Any) -> Any:
-    """The configuration of token2wav, with the numbers that vLLM wants of every model."""
+    """Returns the configuration of token2wav, with the numbers that vLLM requires of every model."""
     token2wav = getattr(config, "token2wav_config", None)
     if token2wav is None:
         return config

@@ -1,15 +1,15 @@
 """Processors of the edges: the upstream stage's tensors in, the downstream engine's input out. Pure functions.
 
-The talker reads, at every position, one row that comes from the thinker and (except over the prompt) one codec token:
+The talker reads at every position one row from the thinker and (except within the prompt) one codec token:
 
     position   0 .. P-1          P            P+1         P+2 ...        then        after that
     row        x[0] .. x[P-1]    text start   x[P]        x[P+1] ...     text end    text padding, held
     token      mask              padding      start       codec tokens that the talker samples
 
-x is the sum of the thinker's hidden state and embedding, P the prompt's tokens. Source: transformers 5.19,
+x is the sum of the thinker's hidden state and embedding, P the number of prompt tokens. Source: transformers 5.19,
 Qwen2_5OmniForConditionalGeneration.generate and Qwen2_5OmniTalkerForConditionalGeneration.forward. The latter adds the
-padding and start tokens only when it is given an attention mask, which transformers' generate() drops when it is all
-ones; the model was trained with them, and so they are added here always.
+padding and start tokens only if it gets an attention mask, and transformers' generate() drops a mask that is all ones.
+The model was trained with these tokens, so they are always added here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens
 from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 
 DEFAULT_POSITIONS = 32_768
-"""That the published talkers' rotary embedding is made for."""
+"""Number of positions of the published talkers' rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class TextRows:
 
 
 class TalkerConditioning:
-    """The table above, built as the thinker's rows come. However they are cut, the parts add up to the same rows."""
+    """The table above, built as the thinker's rows arrive. The result does not depend on how the rows are split."""
 
     def __init__(self, text: TextRows, codec: CodecTokens, positions: int = DEFAULT_POSITIONS) -> None:
-        """positions: how many the talker's rotary embedding is made for."""
+        """`positions`: number of positions of the talker's rotary embedding."""
         self._text = text
         self._codec = codec
         self._positions = positions
@@ -52,7 +52,7 @@ class TalkerConditioning:
         self._next_position = 0
 
     def add(self, rows: EdgeRows) -> None:
-        """Take rows of x [n, H], mrope_positions int64 [n, 3] and mrope_delta int64 [1]. Others are left alone.
+        """Add rows of x [n, H], mrope_positions int64 [n, 3] and mrope_delta int64 [1]. Other tensors are ignored.
 
         Raises InvalidTensorError naming the tensor.
         """
@@ -71,11 +71,11 @@ class TalkerConditioning:
 
     @property
     def ended(self) -> bool:
-        """Whether all rows came."""
+        """Whether all rows have arrived."""
         return self._ended
 
     def take(self) -> TalkerPart | None:
-        """The rows that can be placed now; None if there are none. Raises InvalidTensorError."""
+        """Returns the rows that can be placed now; None if there are none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part() if self._is_startable() else None
         fresh = self._fresh.pop("x", [])
@@ -84,7 +84,7 @@ class TalkerConditioning:
         return self._place(torch.cat(fresh), None) if fresh else None
 
     def _is_startable(self) -> bool:
-        """Whether the prompt's length is known and the first row behind it is there."""
+        """Whether the prompt's length is known and the first row after the prompt has arrived."""
         known = self._ended or {"mrope_positions", "mrope_delta"} <= self._complete
         if not known:
             return False
@@ -124,8 +124,11 @@ class TalkerConditioning:
         return self._place(prompt.input_rows, prompt)
 
     def _check_positions(self, positions: torch.Tensor, delta: int) -> None:
-        """Positions are indices of the rotary embedding's table: one beyond it would end the engine, and every request
-        in it. vLLM's table is four times as long, so that a reply fits behind the last position that passes here."""
+        """Check that all positions are within the rotary embedding's table.
+
+        An index beyond the table would end the engine, and every request in it. vLLM's table is four times as long, so
+        a reply fits after the last position that is accepted here.
+        """
         limit = self._positions
         if int(positions.min()) < 0 or int(positions.max()) >= limit:
             raise InvalidTensorError(
@@ -146,7 +149,7 @@ class TalkerConditioning:
         return TalkerPart(offset, rows, prompt, last=self._ended)
 
     def _frame(self, *names: str, like: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Rows that frame the text, in the dtype of the thinker's."""
+        """Returns the rows that frame the text, in the dtype of the thinker's rows."""
         rows: list[torch.Tensor] = [getattr(self._text, name) for name in names]
         return [row.to(like[0].dtype) for row in rows] if like else rows
 
@@ -155,7 +158,7 @@ class TalkerConditioning:
 
 
 def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: CodecTokens) -> TalkerPrompt | None:
-    """Turn what the thinker published into the talker's input; None if the thinker replied with nothing to speak.
+    """Turn the thinker's tensors into the talker's input; None if the thinker's reply has no text to speak.
 
     tensors: x [T, H], mrope_positions int64 [P, 3], mrope_delta int64 [1]; T >= P.
     Raises InvalidTensorError naming the tensor.
@@ -167,7 +170,7 @@ def thinker2talker(tensors: Mapping[str, torch.Tensor], text: TextRows, codec: C
 
 
 def talker2token2wav(tensors: Mapping[str, torch.Tensor], code_limit: int, max_codes: int) -> torch.Tensor | None:
-    """The codec tokens int64 [N] to sound; None if there are none.
+    """Returns the codec tokens int64 [N] to turn into audio; None if there are none.
 
     Raises InvalidTensorError if one of them is not in [0, code_limit) or they are more than max_codes.
     """
@@ -176,7 +179,7 @@ def talker2token2wav(tensors: Mapping[str, torch.Tensor], code_limit: int, max_c
         return None
     if codes.shape[0] > max_codes:
         raise InvalidTensorError(
-            f"codes: {codes.shape[0]} tokens, at most {max_codes} can be sounded at once; lower max_tokens upstream",
+            f"codes: {codes.shape[0]} tokens, at most {max_codes} fit one request; lower max_tokens upstream",
             field="tensors.codes",
             limit=max_codes,
         )

@@ -1,14 +1,20 @@
-"""What travels on the edges of a Qwen2.5-Omni pipeline."""
+"""The tensors on the edges of a Qwen2.5-Omni pipeline."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
 from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER
 
+PACE: Final = {"tokens_per_second": 50.0, "first_tokens": 24}
+"""Codec tokens per second of speech; token2wav needs 24 of them for its first window. The talker reads one row of the
+thinker for each codec token, so the thinker's rows are consumed at the same rate."""
+
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Thinker to talker. The rows have the checkpoint's dtype: both ends agree whatever dtype they compute in."""
+    """Returns the schema from thinker to talker. Rows have the checkpoint's dtype, whatever the stages' own."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,
@@ -29,7 +35,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
 
 
 def talker2token2wav_schema() -> TensorSchema:
-    """Talker to token2wav."""
+    """Returns the schema from talker to token2wav."""
     return TensorSchema(
         id=TALKER_TO_TOKEN2WAV,
         version=1,

@@ -1,4 +1,4 @@
-"""What the components need to know of a Qwen3-Omni checkpoint: token ids, sizes, speakers. Reads config.json alone."""
+"""What the components need to know of a Qwen3-Omni checkpoint: token ids, sizes, speakers. Reads only config.json."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _PARTS: Final = {
     "talker_config": ("text_config", "code_predictor_config"),
     "code2wav_config": (),
 }
-"""What config.json must hold: for a part that is not there transformers takes sizes of some other model."""
+"""What config.json must hold: for a missing part transformers fills in the sizes of another model."""
 _SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
-"""Which a checkpoint without speech, such as Thinking, leaves out."""
+"""Parts that a checkpoint without speech, such as Thinking, does not have."""
 _UNSOUNDED_IDS: Final = 1024
-"""Last ids of the talker's vocabulary that are no sound: transformers' generate() suppresses as many, but the end."""
+"""How many ids at the end of the talker's vocabulary have no audio. transformers' generate() suppresses them, except
+for the one that ends the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,13 @@ class TextTokens:
     message_start: int
     """<|im_start|>"""
     message_end: int
-    """<|im_end|>: ends a message, and so the thinker's reply."""
+    """<|im_end|>: ends a message, and therefore the thinker's reply."""
     user: int
     assistant: int
     speech_start: int
-    """tts_bos: stands before the first text that the talker speaks."""
+    """tts_bos: precedes the first text that the talker speaks."""
     speech_end: int
-    """tts_eos: stands behind the last."""
+    """tts_eos: follows the last text."""
     speech_padding: int
     """tts_pad"""
 
@@ -61,7 +62,7 @@ class CodecTokens:
     think_end: int
     vocab_size: int
     speakers: Mapping[str, int]
-    """By name in lower case, the default first."""
+    """Speakers' ids by name in lower case, the default first."""
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -71,14 +72,14 @@ class CodecTokens:
 
     @property
     def never_sampled(self) -> range:
-        """Ids that are not sampled, the end of the stream apart."""
+        """Ids that are not sampled, except for the end of the stream."""
         return range(self.vocab_size - _UNSOUNDED_IDS, self.vocab_size)
 
     @property
     def placeholders(self) -> tuple[int, int]:
-        """Two ids that mean nothing: they stand in our prompts for "text here" and "a medium's hidden state here".
+        """Two unused ids: they stand in our prompts for "text here" and "a medium's hidden state here".
 
-        Of those that are never sampled, so that no repetition penalty on them touches a sound.
+        They are among the ids that are never sampled, so a repetition penalty on them affects no audio code.
         """
         free = (token for token in reversed(self.never_sampled) if token not in self.special_ids)
         return next(free), next(free)
@@ -86,23 +87,23 @@ class CodecTokens:
 
 @dataclass(frozen=True, slots=True)
 class SpeechFacts:
-    """What a checkpoint says of its talker and code2wav."""
+    """What a checkpoint states about its talker and code2wav."""
 
     codec: CodecTokens
     groups: int
     """Codes of a frame: the talker's own and those of its code predictor."""
     codebook_size: int
-    """Codes are below this."""
+    """Codes are at least 0 and below this."""
     accept_hidden_layer: int
-    """The thinker's layer, counted from the embeddings as 0, whose hidden states the talker reads of media."""
+    """Layer of the thinker, with the embeddings as layer 0, whose hidden states the talker reads for media."""
     talker_positions: int
-    """Positions that the talker's rotary embedding is made for."""
+    """Number of positions of the talker's rotary embedding."""
     frame_samples: int
-    """Samples of a frame: 1,920 in the published model, 80 ms."""
+    """Samples of a frame: 1,920 in the published model, which are 80 ms."""
     lookahead_samples: int
-    """Samples at the end of the sound that would need a further frame: 555 in the published model."""
+    """Samples at the end of the audio that would need a further frame: 555 in the published model."""
     max_frames: int
-    """Most frames of one sound: positions of code2wav's rotary embedding."""
+    """Most frames of one reply's audio: positions of code2wav's rotary embedding."""
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -125,7 +126,7 @@ class OmniCheckpoint:
     """Token ids that stand for audio, images and video in prompts."""
     text: TextTokens
     speech: SpeechFacts | None
-    """None of a checkpoint that only writes."""
+    """None for a checkpoint that only writes text."""
 
 
 def read_checkpoint(path: str | Path) -> OmniCheckpoint:
@@ -155,7 +156,7 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
 
 
 def read_speaking_checkpoint(path: str | Path) -> tuple[OmniCheckpoint, SpeechFacts]:
-    """The same of a checkpoint that has talker and code2wav. Raises ConfigurationError if it has none."""
+    """Read a checkpoint that has talker and code2wav. Raises ConfigurationError if it lacks them."""
     checkpoint = read_checkpoint(path)
     if checkpoint.speech is None:
         raise ConfigurationError(
@@ -227,10 +228,10 @@ def read_codec_tokens(talker: Qwen3OmniMoeTalkerConfig) -> CodecTokens:
 
 
 def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
-    """Samples at the end of a sound that a further frame would complete.
+    """Returns the number of samples at the end of the audio that only a further frame would complete.
 
-    Each of the decoder's transposed convolutions, of kernel 2r and stride r, gives the r values of one input only with
-    the next input, so N inputs give (N - 1) r outputs.
+    Each of the decoder's transposed convolutions has kernel 2r and stride r: the r values of one input need the next
+    input, so N inputs give (N - 1) r outputs.
     """
     missing = 0
     for rate in rates:
@@ -239,7 +240,7 @@ def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
 
 
 def _parse_config(directory: Path, raw: Mapping[str, Any], *, speaks: bool) -> Qwen3OmniMoeConfig:
-    """The configuration as transformers reads it. Raises ConfigurationError naming the field."""
+    """Parse the configuration with transformers. Raises ConfigurationError naming the field."""
     file = directory / "config.json"
     if raw.get("model_type") != _MODEL_TYPE:
         raise ConfigurationError(
@@ -256,5 +257,5 @@ def _parse_config(directory: Path, raw: Mapping[str, Any], *, speaks: bool) -> Q
     try:
         with quiet_transformers():
             return Qwen3OmniMoeConfig.from_dict(dict(raw))
-    except Exception as error:  # its validation raises several classes, of huggingface_hub too
+    except Exception as error:  # its validation raises several classes, some of them huggingface_hub's
         raise ConfigurationError(f"{file}: {one_line(error)}", field="model.path") from error

@@ -25,6 +25,7 @@ THINKER: Final = describe(
     publishes_rows=True,
     media=("image", "audio"),
     writes_text=True,
+    takes_reply=True,
     takes_prompt_embeds=True,
 )
 TALKER: Final = describe(
@@ -34,10 +35,10 @@ TALKER: Final = describe(
     publishes=TALKER_TO_CODE2WAV,
     streams_input=True,
     voices=("Ethan", "Chelsie", "Aiden"),
-    # As the published generation_config.json and transformers' generate().
+    # As in the published generation_config.json and transformers' generate().
     default_sampling=SamplingDefaults(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05, max_tokens=4096),
     refused_engine_args=(
-        # Equal prompts of placeholders are not equal input: the rows differ, and a cached prefix would not know.
+        # Equal prompts of placeholders do not have equal input: the rows differ, which a prefix cache cannot see.
         Refusal(field="enable_prefix_caching", why="this component cannot reuse cached prefixes", allows_empty=True),
     ),
 )
@@ -47,7 +48,7 @@ CODE2WAV: Final = describe(
     outputs=(Modality.AUDIO,),
     reads=TALKER_TO_CODE2WAV,
     streams_input=True,
-    # 12.5 frames a second, 1,920 samples each. In no configuration file.
+    # 12.5 frames a second, 1,920 samples each. No configuration file states it.
     sample_rate_hz=24_000,
     step_timeout_s=60.0,
     queue_timeout_s=120.0,
@@ -62,7 +63,7 @@ FAMILY: Final = FamilyManifest(
         ComponentEntry(
             facts=TALKER,
             factory=f"{_PACKAGE}.talker.component:build_component",
-            # Text comes as ids: it reads their rows of the thinker's embedding.
+            # Text arrives as ids: it reads their rows of the thinker's embedding.
             weight_prefixes=("talker.", "thinker.model.embed_tokens."),
         ),
         ComponentEntry(

@@ -1,14 +1,20 @@
-"""What travels on the edges of a Qwen3-Omni pipeline."""
+"""The tensors on the edges of a Qwen3-Omni pipeline."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
 from omni_stage.models.qwen3_omni.manifest import TALKER_TO_CODE2WAV, THINKER_TO_TALKER
 
+PACE: Final = {"tokens_per_second": 12.5, "first_tokens": 1}
+"""Frames per second of speech; code2wav decodes each frame as it arrives. The talker reads one row of the thinker for
+each frame, so the thinker's rows are consumed at the same rate."""
+
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
-    """Thinker to talker: ids for text, rows for media. The rows have the checkpoint's dtype."""
+    """Returns the schema from thinker to talker: ids for text, rows for media, in the checkpoint's dtype."""
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,
@@ -30,7 +36,7 @@ def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:
 
 
 def talker2code2wav_schema(speech: SpeechFacts) -> TensorSchema:
-    """Talker to code2wav."""
+    """Returns the schema from talker to code2wav."""
     return TensorSchema(
         id=TALKER_TO_CODE2WAV,
         version=1,

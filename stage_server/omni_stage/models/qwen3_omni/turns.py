@@ -1,4 +1,4 @@
-"""Which of a prompt's tokens the talker reads: those of users' messages. Pure; as transformers 5.19's generate()."""
+"""Which of a prompt's tokens the talker reads: those of users' messages, as in transformers 5.19's generate(). Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from omni_stage.models.qwen3_omni.checkpoint import TextTokens
 
 
 def find_user_tokens(prompt: torch.Tensor, text: TextTokens) -> torch.Tensor:
-    """bool [P] of the prompt int64 [P]: whether a token is in a user's message, its frame included.
+    """Returns bool [P] for the prompt int64 [P]: whether a token is in a user's message, including its markers.
 
-    A message begins with <|im_start|> and the role. What precedes the first one counts as if it began with the prompt.
+    A message begins with <|im_start|> and the role. Tokens before the first one count as a message that begins with
+    the prompt.
     """
     length = prompt.shape[0]
     places = torch.arange(length)
@@ -29,5 +30,5 @@ def find_reply(prompt: torch.Tensor, text: TextTokens) -> int | None:
 
 
 def find_media(tokens: torch.Tensor, placeholder_ids: Sequence[int]) -> torch.Tensor:
-    """bool [n] of tokens int64 [n]: whether a token stands for a medium."""
+    """Returns bool [n] for tokens int64 [n]: whether a token stands for a medium."""
     return torch.isin(tokens, torch.tensor(list(placeholder_ids)))

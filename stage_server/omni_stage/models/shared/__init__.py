@@ -1,1 +1,1 @@
-"""What model families share: parts that hold no family's formula."""
+"""What model families share: parts that are specific to no family."""

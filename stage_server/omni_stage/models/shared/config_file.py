@@ -27,7 +27,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
-    """Returns the type of the weights that the first part names which names one; bfloat16 if none does.
+    """Returns the dtype of the weights from the first part that names one; bfloat16 if none does.
 
     Older transformers wrote torch_dtype; some writers name it in the parts only.
     """

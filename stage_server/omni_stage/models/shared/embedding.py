@@ -1,4 +1,4 @@
-"""Rows of a checkpoint's embedding table, read from its files where they are needed: no copy of it is held."""
+"""Rows of a checkpoint's embedding table, read from its files when they are needed; the table is not kept in memory."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _INDEX = "model.safetensors.index.json"
 
 
 class EmbeddingTable:
-    """One table; the files stay open, their pages are the kernel's cache. Safe to use from several threads."""
+    """One table. Its file stays open; the kernel caches its pages. Safe to use from several threads."""
 
     def __init__(self, path: Path, name: str, dtype: torch.dtype) -> None:
-        """`name`: of the tensor; `dtype`: of the rows that are given. Raises ConfigurationError."""
+        """`name`: of the tensor; `dtype`: of the returned rows. Raises ConfigurationError."""
         file = path / _find_shard(path, name)
         self._name = name
         self._dtype = dtype
         try:
-            # Kept open for as long as the table: its slices read through it.
+            # Must stay open as long as the table: its slices read through it.
             self._file: Any = safe_open(file, framework="pt")
             self._table: Any = self._file.get_slice(name)  # type: ignore[no-untyped-call]
             self.rows, self.width = (int(size) for size in self._table.get_shape())
-        except Exception as error:  # safetensors has no public error class of its own for all it raises
+        except Exception as error:  # safetensors has no public base class for its errors
             raise ConfigurationError(
                 f"cannot read {name} from {file}: {type(error).__name__}", field="model.path"
             ) from error
 
     def read(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Rows [n, width] of token ids int64 [n], on the CPU. Every id must be at least 0 and below `rows`."""
+        """Returns rows [n, width] of token ids int64 [n], on the CPU. Every id must be at least 0 and below `rows`."""
         distinct, places = torch.unique(token_ids, return_inverse=True)
         if not distinct.numel():
             return torch.empty(0, self.width, dtype=self._dtype)

@@ -10,19 +10,23 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from omni_proto.video_header import FRAMES_PER_SECOND
 from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError
 from omni_stage.media.resample import resample
-from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 from omni_stage.models.shared.tokenizer import load_tokenizer
 from omni_stage.reply_form import GivenReply, ReplyTokens
 
 SOUND_RATE_HZ = 16_000
-"""What the audio encoder hears."""
+"""Sample rate of the audio encoder's input."""
 MIN_SOUND_SAMPLES = 800
-"""Shortest sound, 50 ms: below it the encoder has nothing left after its strides."""
+"""Shortest audio, 50 ms: below it the encoder's strides leave no output."""
 MAX_ASPECT_RATIO = 200
-"""Longest side of an image over its shortest; the image processor refuses more."""
+"""Largest ratio of an image's longest side to its shortest; the image processor refuses more."""
 ROLES = ("system", "user", "assistant")
+
+
+_KINDS = {ImagePart: "image", AudioPart: "audio", VideoPart: "video"}
 
 
 class PromptFacts(Protocol):
@@ -40,7 +44,7 @@ class PromptFacts(Protocol):
 
     @property
     def placeholder_ids(self) -> tuple[int, ...]:
-        """Token ids that stand for media."""
+        """Token ids that stand for audio, an image and a video."""
         ...
 
 
@@ -56,16 +60,16 @@ class PromptBuilder:
         speech_system_prompt: str = "",
         speech_needs_chat: bool = False,
     ) -> None:
-        """`max_audio_samples`: of the longest sound, at SOUND_RATE_HZ.
+        """`max_audio_samples`: of the longest audio, at SOUND_RATE_HZ.
 
-        `speech_system_prompt`: the system message that a chat gets whose reply is to be spoken, if it has none;
-        `speech_needs_chat`: whether a text whose reply is to be spoken is put as a user's message, because the talker
-        finds its way by the turns. Raises ConfigurationError if the tokenizer is not the checkpoint's.
+        `speech_system_prompt`: the system message for a chat that has none, if the reply is to be spoken;
+        `speech_needs_chat`: whether a plain text, if the reply is to be spoken, is sent as a user's message, because
+        the talker depends on the messages' markers. Raises ConfigurationError if the tokenizer is not the checkpoint's.
         """
         self._tokenizer = tokenizer
         self._speech_system_prompt = speech_system_prompt
         self._speech_needs_chat = speech_needs_chat
-        # A fast tokenizer refuses to be used while another thread changes its settings, which encoding may do.
+        # A fast tokenizer fails while another thread changes its settings, which encoding may do.
         self._lock = threading.Lock()
         self._vocab_size = checkpoint.vocab_size
         self._placeholder_ids = frozenset(checkpoint.placeholder_ids)
@@ -73,7 +77,7 @@ class PromptBuilder:
             token for item in checkpoint.placeholder_ids if (token := tokenizer.convert_ids_to_tokens(item))
         ]
         if len(self._placeholders) < len(checkpoint.placeholder_ids):
-            # transformers makes an empty tokenizer of a directory without tokenizer files.
+            # transformers returns an empty tokenizer for a directory without tokenizer files.
             raise ConfigurationError(
                 f"the tokenizer in model.path {checkpoint.path} does not know the tokens that stand for media; "
                 "the checkpoint must hold its own tokenizer files",
@@ -83,7 +87,7 @@ class PromptBuilder:
 
     @classmethod
     def load(cls, checkpoint: PromptFacts, **settings: Any) -> PromptBuilder:
-        """Read the tokenizer of the checkpoint; `settings` as of the constructor. Raises ConfigurationError."""
+        """Read the tokenizer of the checkpoint; `settings` as in the constructor. Raises ConfigurationError."""
         tokenizer = load_tokenizer(checkpoint.path)
         if not tokenizer.chat_template:
             tokenizer.chat_template = _read_chat_template(checkpoint.path)
@@ -91,29 +95,29 @@ class PromptBuilder:
 
     @property
     def end_token_id(self) -> int | None:
-        """The tokenizer's end of text, where it names one."""
+        """The tokenizer's end of text, if it names one."""
         token_id = self._tokenizer.eos_token_id
         return None if token_id is None else int(token_id)
 
     def build(self, prompt: UserPrompt, *, speaks: bool = False, reply: ReplyTokens | None = None) -> dict[str, Any]:
         """Returns vLLM's prompt: prompt_token_ids, or for media the text with placeholders and multi_modal_data.
 
-        `speaks`: whether the reply is to be spoken; see the constructor. Otherwise the chat template alone decides
-        about a system message, and a text stays as it is. Token ids always do.
-        `reply`: what the prompt ends with. Raises InvalidRequestError, InvalidMediaError.
+        `speaks`: whether the reply is to be spoken; see the constructor. If not, the chat template alone decides about
+        a system message, and a plain text is not changed. Token ids are never changed.
+        `reply`: the tokens that end the prompt. Raises InvalidRequestError, InvalidMediaError.
         """
         built = self._build(prompt, speaks)
         if reply is None:
             return built
-        # Media do not hinder: vLLM finds their places among token ids as it does in text.
+        # This also works with media: vLLM finds their placeholders in token ids as it does in text.
         text = built.pop("prompt", None)
         ids = built["prompt_token_ids"] if text is None else self._encode(text, "start.chat")
         return {**built, "prompt_token_ids": [*ids, *reply.token_ids]}
 
     def encode_reply(self, reply: GivenReply, end_token_ids: Sequence[int]) -> ReplyTokens:
-        """Returns the tokens of a given reply; of ids the last is left out if it ends the text.
+        """Returns the tokens of a given reply; if it is given as ids, without a last id that ends the text.
 
-        The names of special tokens in a text are tokenized as any other text. Raises InvalidRequestError.
+        The names of special tokens in a text are tokenized like any other text. Raises InvalidRequestError.
         """
         if reply.token_ids is None:
             text = reply.text or ""
@@ -148,21 +152,38 @@ class PromptBuilder:
             raise InvalidRequestError(
                 "this checkpoint has no chat template; send the prompt as text", field="start.chat"
             )
-        images = [part.image for message in messages for part in message.parts if isinstance(part, ImagePart)]
-        sounds = [part for message in messages for part in message.parts if isinstance(part, AudioPart)]
+        parts = [part for message in messages for part in message.parts]
+        images = [part.image for part in parts if isinstance(part, ImagePart)]
+        videos = [part for part in parts if isinstance(part, VideoPart)]
+        sounds = [sound for part in parts if (sound := _sound_of(part)) is not None]
         described = [self._describe_message(index, message) for index, message in enumerate(messages)]
         if speaks and self._speech_system_prompt and messages[0].role != "system":
             described.insert(0, {"role": "system", "content": [{"type": "text", "text": self._speech_system_prompt}]})
         with self._lock:
             text = self._tokenizer.apply_chat_template(described, tokenize=False, add_generation_prompt=True)
+        text = self._mark_heard(text, [_sound_of(video) is not None for video in videos])
         media: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
+        if videos:
+            media["video"] = [video.frames for video in videos]
+            settings = {"mm_processor_kwargs": {"fps": float(FRAMES_PER_SECOND), "do_sample_frames": False}}
         if images:
             media["image"] = [_check_image(image) for image in images]
         if sounds:
             media["audio"] = [(prepare_sound(sound, self._max_audio_samples), SOUND_RATE_HZ) for sound in sounds]
         if not media:
             return {"prompt_token_ids": self._encode(text, "start.chat")}
-        return {"prompt": text, "multi_modal_data": media}
+        return {"prompt": text, "multi_modal_data": media, **settings}
+
+    def _mark_heard(self, text: str, heard: Sequence[bool]) -> str:
+        """Insert an audio placeholder after that of each video whose audio is read; see heard_video."""
+        if not any(heard):
+            return text
+        audio, video = self._placeholders[0], self._placeholders[-1]
+        begin, *rest = text.split(video)
+        return begin + "".join(
+            video + (audio if has_sound else "") + piece for has_sound, piece in zip(heard, rest, strict=True)
+        )
 
     def _describe_message(self, index: int, message: ChatMessage) -> dict[str, Any]:
         field = f"start.chat.messages[{index}]"
@@ -173,11 +194,11 @@ class PromptBuilder:
             if isinstance(part, TextPart):
                 content.append({"type": "text", "text": self._check_text(part.text, f"{field}.parts")})
             else:
-                content.append({"type": "image" if isinstance(part, ImagePart) else "audio"})
+                content.append({"type": _KINDS[type(part)]})
         return {"role": message.role, "content": content}
 
     def _check_text(self, text: str, field: str) -> str:
-        # A placeholder in text would be counted as a medium that nobody sent.
+        # A placeholder in text would be counted as a medium that was not sent.
         for placeholder in self._placeholders:
             if placeholder in text:
                 raise InvalidRequestError(
@@ -223,10 +244,10 @@ def prepare_sound(sound: AudioPart, max_samples: int) -> np.ndarray:
 
 
 def check_sound_length(samples: float, max_samples: int) -> None:
-    """Refuse a sound of more samples, at SOUND_RATE_HZ, than the model hears at once. Raises InvalidMediaError."""
+    """Refuse audio of more samples, at SOUND_RATE_HZ, than the model reads at once. Raises InvalidMediaError."""
     if samples > max_samples:
         limit_s = max_samples / SOUND_RATE_HZ
-        # The feature extractor would cut it there without a word.
+        # The feature extractor would cut it there silently.
         raise InvalidMediaError(
             f"start.chat: an audio is longer than {limit_s:g} s, all that the model hears at once; send it in parts",
             field="start.chat",
@@ -245,14 +266,22 @@ def check_aspect(width: int, height: int) -> None:
         )
 
 
+def _sound_of(part: Any) -> AudioPart | None:
+    """Returns the audio that the model reads from a message part; None for a video whose audio is too short."""
+    if isinstance(part, VideoPart):
+        is_heard = part.sound is not None and part.sound.samples.size >= MIN_SOUND_SAMPLES
+        return part.sound if is_heard else None
+    return part if isinstance(part, AudioPart) else None
+
+
 def _check_image(image: Any) -> Any:
     check_aspect(*image.size)
-    # Pillow would copy what is RGB already.
+    # Pillow would copy an image that is RGB already.
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _read_chat_template(path: Path) -> str | None:
-    """The template in chat_template.json, where older processors kept it apart from the tokenizer."""
+    """Returns the template in chat_template.json, where older processors stored it, outside of the tokenizer."""
     try:
         template = json.loads((path / "chat_template.json").read_text(encoding="utf-8"))["chat_template"]
     except (OSError, ValueError, KeyError, TypeError):

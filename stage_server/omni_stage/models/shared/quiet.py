@@ -1,4 +1,4 @@
-"""transformers without what it writes to the terminal."""
+"""Silences what transformers writes to the terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without transformers' progress bars, and without its warnings that ids of the text are no ids of the talker.
+    """Hide transformers' progress bars, and its warnings that the text's ids are not ids of the talker.
 
-    They are not meant to be: the talker's configuration names tokens of both vocabularies, in the real model too.
+    They are not meant to be: the talker's configuration names tokens of both vocabularies, in the real model, too.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

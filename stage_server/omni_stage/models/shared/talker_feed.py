@@ -1,4 +1,4 @@
-"""A talker's streamed input: what its thinker wrote, as it comes, to parts of the engine's input."""
+"""A talker's streamed input: the thinker's tokens and rows, as they arrive, to parts of the engine's input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TalkerPrompt:
     prompt_token_ids: list[int]
     """N ids of the talker's vocabulary."""
     input_rows: torch.Tensor
-    """[R, H], R >= N: row p belongs to position p; the last is held."""
+    """[R, H], R >= N: row p belongs to position p; the last row is used for all later positions."""
     mrope_positions: torch.Tensor
     """int64 [N, 3]."""
     mrope_delta: int
@@ -29,22 +29,22 @@ class TalkerPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TalkerPart:
-    """What some of the thinker's rows are to the talker."""
+    """The talker's input made from some of the thinker's rows."""
 
     offset: int
     """Position of the first row."""
     rows: torch.Tensor
     """[n, H], n >= 1."""
     prompt: TalkerPrompt | None = None
-    """In the first part, whose rows are its input rows."""
+    """Set in the first part, whose rows are its input rows."""
     last: bool = False
-    """Whether the text ended: the last row is held from here on."""
+    """Whether the text has ended: the last row is used for all later positions."""
 
     @property
     def max_tokens(self) -> int | None:
-        """Codec tokens that can be sampled with these rows; None if they are the last.
+        """Number of codec tokens that can be sampled with these rows; None if they are the last.
 
-        A token is sampled at each position that has its row, from the prompt's last position on.
+        A token is sampled at each position that has a row, from the prompt's last position on.
         """
         if self.last:
             return None
@@ -52,24 +52,27 @@ class TalkerPart:
 
 
 class Conditioning(Protocol):
-    """Places what a thinker wrote at the talker's positions, as it comes. However it is cut, the parts are the same."""
+    """Assigns the thinker's output, as it arrives, to the talker's positions.
+
+    The result does not depend on how that output is split.
+    """
 
     @property
     def ended(self) -> bool:
-        """Whether all came."""
+        """Whether all input has arrived."""
         ...
 
     def add(self, rows: EdgeRows) -> None:
-        """Take rows. Raises InvalidTensorError."""
+        """Add rows. Raises InvalidTensorError."""
         ...
 
     def take(self) -> TalkerPart | None:
-        """What can be placed now; None if there is nothing. Raises InvalidTensorError."""
+        """Returns the part that can be placed now; None if there is none. Raises InvalidTensorError."""
         ...
 
 
 class TalkerFeed:
-    """An InputFeed. The engine goes on with the tokens that it sampled; what it needs of us are the rows."""
+    """An InputFeed. The engine continues with the tokens that it sampled; it needs only the rows from this feed."""
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class TalkerFeed:
     ) -> None:
         """`stop_ids` end the codec stream; `goes_on`: whether they are never written, instead of ending the request.
 
-        `repeat_limit`: one token this often in a row ends the stream: now and then a talker misses its own end, and
-        hums or is silent until max_tokens. transformers has no such guard; speech does not come near it.
-        `settings`: what the model reads beside the rows, with the first part.
+        `repeat_limit`: this many repetitions of one token end the stream. Occasionally a talker misses its own end, and
+        hums or is silent until max_tokens. transformers has no such limit; normal speech stays far below it.
+        `settings`: what the model reads besides the rows, with the first part.
         """
         self._conditioning = conditioning
         self._suppress: Sequence[int] = stop_ids if goes_on else ()
@@ -93,11 +96,11 @@ class TalkerFeed:
         self._settings = dict(settings or {})
 
     def add(self, rows: EdgeRows) -> None:
-        """Take what the thinker wrote. Raises InvalidTensorError."""
+        """Add the thinker's output. Raises InvalidTensorError."""
         self._conditioning.add(rows)
 
     def next_part(self) -> InputPart | None:
-        """The rows that came, at their positions. A reply without text ends as EMPTY_INPUT."""
+        """Returns the rows that have arrived, at their positions. A reply without text ends as EMPTY_INPUT."""
         part = self._conditioning.take()
         if part is None:
             if not self._conditioning.ended:

@@ -9,7 +9,7 @@ from omni_stage.errors import ConfigurationError
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Returns the tokenizer in the checkpoint directory: local files, no code of the checkpoint.
+    """Returns the tokenizer in the checkpoint directory: local files, without running code from the checkpoint.
 
     Raises ConfigurationError.
     """

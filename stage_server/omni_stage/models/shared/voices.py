@@ -1,4 +1,4 @@
-"""Which voice a request speaks in."""
+"""Selects the voice of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omni_stage.errors import InvalidRequestError
 
 
 def pick_voice(name: str, voices: Sequence[str]) -> str:
-    """The named voice, or the first where none is named. Raises InvalidRequestError listing the voices."""
+    """Returns the named voice, or the first if no name is given. Raises InvalidRequestError listing the voices."""
     if not name:
         return voices[0]
     if name not in voices:

@@ -1,11 +1,11 @@
-"""Paced engines: the time of a table, and tokens, rows and sound of a published model's shapes, without a model.
+"""Paced engines: step times from a table, and tokens, rows and audio in a published model's shapes, without a model.
 
-For load tests of a cluster without GPUs, and for measuring all that is not the model. Imports neither torch nor vLLM.
+For load tests of a cluster without GPUs, and for measuring everything but the model. Imports neither torch nor vLLM.
 
     tables       what a step costs, read from a table's config.json
     clock        which requests make up an autoregressive step and when it ends, in virtual time; pure
-    windows      the same of a decoder, whose step is a window of sound; pure
-    content      what is said, heard and handed on; a function of the seed
+    windows      which windows of audio make up a decoder's step and when it ends, in virtual time; pure
+    content      generated text, codes, rows and audio; functions of the seed
     thinker, talker, decoder    the stages
-    engine, sounding, ticker    the clocks against the real one
+    engine, sounding, ticker    run the virtual clocks in real time
 """

@@ -1,8 +1,8 @@
 """Continuous batching in virtual time: which requests make up an autoregressive step, and when it ends. Pure.
 
-`add`, `allow` and `abort` say what came when; `advance` ends every step that is over by then. The clock does not wait
-for whoever reads: as an engine in a process of its own, it begins the next step when one ends, with the requests that
-had come by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
+`add`, `allow` and `abort` report what arrived when; `advance` ends every step that is over by then. The clock does not
+wait for the reader: like an engine in a process of its own, it begins the next step when one ends, with the requests
+that had arrived by then. So a late reader gets several tokens at once, and the times of the steps are the table's.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from operator import attrgetter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of an engine."""
+    """Limits of an engine."""
 
     max_seqs: int
     """Most requests that run at once; more wait."""
     max_step_tokens: int
     """Most tokens of a step."""
     kv_tokens: int
-    """Tokens that the KV cache holds."""
+    """Capacity of the KV cache in tokens."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -30,16 +30,16 @@ class Sequence:
 
     request_id: str
     prompt_tokens: int
-    """At least 1."""
+    """Tokens of the prompt, at least 1."""
     limit: int
-    """Tokens that it makes in all, at least 1."""
+    """Tokens that it generates in all, at least 1."""
     allowed: int
-    """Tokens that it can make with the input that has come."""
+    """Tokens that it can generate with the input that has arrived."""
     priority: int = 0
-    """Lower is earlier."""
+    """Requests with lower values are scheduled earlier."""
     arrived: float = 0.0
     computed: int = 0
-    """Positions of prompt and output whose KV is there."""
+    """Positions of prompt and output whose KV is in the cache."""
     made: int = 0
     scheduled: float | None = None
     """When it was first part of a step."""
@@ -56,11 +56,11 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A token."""
+    """A generated token."""
 
     request_id: str
     index: int
-    """Tokens of the request before it."""
+    """Index of the token in the request's output."""
     time: float
     scheduled: float
     last: bool
@@ -70,34 +70,34 @@ class Made:
 class _Step:
     ends: float
     parts: list[tuple[Sequence, int]]
-    """Each with the positions that the step computes."""
+    """The step's requests, each with the positions that the step computes."""
 
 
 @dataclass(slots=True)
 class StepClock:
-    """The scheduler and the clock of one engine. Times are seconds of any clock that does not go back."""
+    """The scheduler and the clock of one engine. Times are seconds of any monotonic clock."""
 
     cost_ms: Callable[[int, int], float]
-    """Milliseconds of a step by its requests and the prompt tokens in it."""
+    """Milliseconds of a step by the number of its requests and the prompt tokens in it."""
     limits: Limits
     waiting: list[Sequence] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)
     preempted: int = 0
     """How often a request lost its KV to another one."""
     prompted: int = 0
-    """Prompt tokens that were computed for whoever has written something since."""
+    """Prompt tokens computed for requests that have since generated a token."""
     generated: int = 0
-    """Tokens that were made."""
+    """Generated tokens."""
     _step: _Step | None = None
     _known: dict[str, Sequence] = field(default_factory=dict)
 
     @property
     def next_time(self) -> float | None:
-        """When the step that runs ends; None if nothing runs."""
+        """When the running step ends; None if nothing runs."""
         return None if self._step is None else self._step.ends
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """A request came."""
+        """Queue a request that has arrived."""
         sequence.arrived = now
         self._known[sequence.request_id] = sequence
         self.waiting.append(sequence)
@@ -105,9 +105,9 @@ class StepClock:
         self._begin(now)
 
     def allow(self, request_id: str, tokens: int, now: float, limit: int | None = None) -> None:
-        """More of a request's input came: it can make so many tokens in all.
+        """Note that more of a request's input has arrived: it can generate so many tokens in all.
 
-        `limit`: what it makes in all, once that is known. Unknown ids are ignored.
+        `limit`: how many it generates in all, once that is known. Unknown ids are ignored.
         """
         sequence = self._known.get(request_id)
         if sequence is not None:
@@ -116,7 +116,7 @@ class StepClock:
             self._begin(now)
 
     def abort(self, request_id: str, now: float) -> None:
-        """A request ends. The step that it is part of takes its time nevertheless. Unknown ids are ignored."""
+        """End a request. The step that it is part of still takes its full time. Unknown ids are ignored."""
         sequence = self._known.pop(request_id, None)
         if sequence is not None:
             self._remove(sequence)
@@ -151,7 +151,7 @@ class StepClock:
                 queue.remove(sequence)
 
     def _begin(self, now: float) -> None:
-        """Begin a step, unless one runs or nobody has work."""
+        """Begin a step, unless one is running or no request has work."""
         if self._step is not None:
             return
         self._make_room()
@@ -175,17 +175,17 @@ class StepClock:
         prompt = 0
         for sequence, positions in parts:
             sequence.scheduled = now if sequence.scheduled is None else sequence.scheduled
-            # The last position of a request that has written something is a decode, not a prompt.
+            # The last position of a request that has already generated a token is a decode, not a prompt.
             prompt += positions - (1 if sequence.made and positions == sequence.pending else 0)
         self._step = _Step(now + self.cost_ms(len(parts), prompt) / 1000, parts)
 
     @property
     def kv_used(self) -> int:
-        """Tokens that the requests that run have in the KV cache."""
+        """Tokens of the running requests in the KV cache."""
         return sum(sequence.prompt_tokens + sequence.made for sequence in self.running)
 
     def _make_room(self) -> None:
-        """Take the KV of those that came last where the cache is over its size; they start over."""
+        """Preempt the latest requests while the cache is over its capacity; they start over."""
         while len(self.running) > 1 and self.kv_used > self.limits.kv_tokens:
             victim = max(self.running, key=attrgetter("priority", "arrived"))
             self.running.remove(victim)

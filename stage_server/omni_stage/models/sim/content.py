@@ -1,4 +1,4 @@
-"""What a paced pipeline says, hands on and sounds like: functions of the seed, equal on every machine."""
+"""The text, rows, codes and audio of a paced pipeline: functions of the seed, equal on every machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from omni_stage.models.component import TextPart, UserPrompt
 from omni_stage.models.sim.manifest import SAMPLE_RATE_HZ, VOICES
 
 VOCABULARY: Final = 152_064
-"""Of the published models' text; token ids of prompts are below it."""
+"""Size of the published models' text vocabulary; token ids of prompts are below it."""
 END_OF_TEXT: Final = 151_645
 _CHARACTERS_PER_TOKEN: Final = 4
 _TOKENS_PER_MESSAGE: Final = 5
-"""Its role and its marks in the published chat templates."""
+"""Tokens of a message's role and markers in the published chat templates."""
 _TEXT: Final = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they "
     "which one you were all her she there would their we him been has when who will no more if out so up said "
@@ -29,13 +29,13 @@ _TEXT: Final = (
 )
 _WORDS: Final = _TEXT.split()
 _BANK: Final = 64
-"""Rows that are handed on in turn; what they hold does not matter, that they are finite does."""
+"""Number of rows that are sent in rotation; their values do not matter, as long as they are finite."""
 _PITCHES_HZ: Final = dict(zip(VOICES, (196, 330), strict=True))
 _SYLLABLES_HZ: Final = 4
 
 
 def mix(seed: int, position: int) -> int:
-    """Returns 64 bits that follow from both, by splitmix64."""
+    """Returns 64 bits computed from seed and position by splitmix64."""
     value = (seed + 0x9E3779B97F4A7C15 * (position + 1)) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -54,12 +54,12 @@ def word_text(token_id: int, position: int) -> str:
 
 
 def reply_length(seed: int, shortest: int, longest: int) -> int:
-    """Returns the words of a reply whose request sets no length."""
+    """Returns the number of words in a reply whose request sets no length."""
     return shortest + mix(seed, -1) % (longest - shortest + 1)
 
 
 def prompt_ids(prompt: UserPrompt) -> list[int]:
-    """Returns token ids of a prompt: its own, or as many as a text of that length has (four characters a token)."""
+    """Returns the prompt's own token ids, or as many as a text of that length has (four characters a token)."""
     if prompt.token_ids is not None:
         return list(prompt.token_ids)
     if prompt.text is not None:
@@ -81,13 +81,13 @@ class RowBank:
     """bfloat16 rows, as uint16 bits."""
 
     def __init__(self, values: int) -> None:
-        """`values`: numbers of a row."""
+        """`values`: numbers in a row."""
         drawn = np.random.default_rng(0).standard_normal((_BANK, values), dtype=np.float32)
         # The upper half of a float32 is a bfloat16.
         self._rows: npt.NDArray[np.uint16] = (drawn.view(np.uint32) >> 16).astype(np.uint16)
 
     def rows(self, token_ids: Sequence[int]) -> npt.NDArray[np.uint16]:
-        """Returns the rows [n, values] of tokens; of one token without a copy."""
+        """Returns the rows [n, values] of tokens; for one token without a copy."""
         if len(token_ids) == 1:
             at = token_ids[0] % _BANK
             return self._rows[at : at + 1]
@@ -95,7 +95,7 @@ class RowBank:
 
 
 class Sound:
-    """A tone with the rhythm of syllables, a second long, which joins its own beginning without a click."""
+    """A tone with the rhythm of syllables, one second long, whose end joins its beginning without a click."""
 
     def __init__(self, voice: str) -> None:
         time = np.arange(SAMPLE_RATE_HZ, dtype=np.float64) / SAMPLE_RATE_HZ
@@ -104,7 +104,7 @@ class Sound:
         self._second = (0.3 * tone * loudness).astype(np.float32)
 
     def samples(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Returns float32 [count] from a sample on."""
+        """Returns float32 [count] from sample `first` on."""
         begin = first % SAMPLE_RATE_HZ
         if begin + count <= SAMPLE_RATE_HZ:
             return self._second[begin : begin + count]

@@ -1,4 +1,4 @@
-"""Component sim/decoder: reads frames of codes, makes as many samples at the pace of a table."""
+"""Component sim/decoder: reads frames of codes, writes their samples at the pace of a table."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class Decoder:
         self._sounds = {voice: Sound(voice) for voice in VOICES}
 
     def sound(self, request: StageRequest) -> Sound:
-        """Returns what a request sounds like. Raises InvalidRequestError naming the voice."""
+        """Returns the audio of a request. Raises InvalidRequestError naming the voice."""
         return self._sounds[pick_voice(request.voice, self.voices)]

@@ -1,7 +1,7 @@
-"""PacedEngine: a StageEngine whose steps take the time of a table. What it makes comes from the run of each request.
+"""PacedEngine: a StageEngine whose steps take the time that a table gives. Each request's run makes its content.
 
-A clock knows which requests make up a step and when it ends; a ticker wakes up then. The engine's time goes on while
-the stage server is busy, as that of an engine in a process of its own: what is late is the server's own doing.
+A clock decides which requests make up a step and when it ends; a ticker wakes up at that time. The engine's time
+continues while the stage server is busy, like that of an engine in a process of its own: only the server causes delays.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Final
 
@@ -29,16 +29,17 @@ from omni_stage.models.sim.tables import Table, read_table, token_cost
 from omni_stage.models.sim.talker import CodecRun, Talker
 from omni_stage.models.sim.thinker import TextRun, Thinker
 from omni_stage.models.sim.ticker import Mailbox, Ticker
+from omni_stage.session_queue import SessionRoom, Sessions
 
 DEFAULT_MODEL_LEN: Final = 32_768
 DEFAULT_SEQS: Final = 1024
 DEFAULT_STEP_TOKENS: Final = 8192
-"""vLLM's of a server on an H100, both."""
+"""Both are vLLM's defaults for a server on an H100."""
 _MIB: Final = 1 << 20
 
 
 class PacedEngine(ABC):
-    """What paced engines have in common. One event loop uses it."""
+    """What paced engines have in common. For use from one event loop."""
 
     is_dead = False
     compiled_check_failed = False
@@ -49,10 +50,9 @@ class PacedEngine(ABC):
         self._model = Path(config.model.path).name
         self._gauges: EngineGauges | None = None
         self.max_model_len = config.engine_args.max_model_len or DEFAULT_MODEL_LEN
-        self.max_streamed: int | None = None
 
     def open_tensors(self, received: Mapping[str, ReceivedTensor]) -> Mapping[str, Array]:
-        """As numpy's arrays, bfloat16 as uint16."""
+        """Returns numpy arrays, with bfloat16 as uint16."""
         return to_numpy(received)
 
     @property
@@ -61,11 +61,11 @@ class PacedEngine(ABC):
         """What the engine does now."""
 
     async def start(self) -> None:
-        """Nothing has to be loaded: show the metrics."""
+        """Register the metrics; there is nothing to load."""
         self._gauges = EngineGauges(self._model, lambda: self.load)
 
     async def shutdown(self) -> None:
-        """Show them no more. Idempotent."""
+        """Unregister the metrics. Idempotent."""
         if self._gauges is not None:
             self._gauges.close()
             self._gauges = None
@@ -77,7 +77,7 @@ class PacedTokens(PacedEngine):
     def __init__(self, config: StageConfig, table: Table) -> None:
         super().__init__(config)
         self.last_step_monotonic = time.monotonic()
-        """time.monotonic() of the last step, or of the submission that ended idleness."""
+        """time.monotonic() of the last step, or of the request that ended an idle period."""
         args = config.engine_args
         is_thinker = config.component == THINKER.id
         shape = table.thinker if is_thinker else table.talker
@@ -95,14 +95,14 @@ class PacedTokens(PacedEngine):
                 field="engineArgs.maxModelLen",
                 limit=limits.kv_tokens,
             )
-        self.max_streamed = min(limits.max_seqs, limits.kv_tokens // self.max_model_len)
+        self._sessions = Sessions(SessionRoom(limits.max_seqs, limits.kv_tokens))
         self._clock = StepClock(token_cost(shape), limits)
         self._mail: dict[str, Mailbox[Made]] = {}
         self._ticker = Ticker(lambda: self._clock.next_time, self._advance)
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests that can be stepped: not those that wait for more rows."""
+        """Requests that can run, without those that wait for more rows."""
         return sum(one.has_work for queue in (self._clock.waiting, self._clock.running) for one in queue)
 
     @property
@@ -130,14 +130,18 @@ class PacedTokens(PacedEngine):
             if isinstance(run, CodecRun) and run.is_empty:
                 yield StageStep(finish_reason=FinishReason.EMPTY_INPUT)
                 return
-            self._submit(request, run)
-            if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream) and not run.has_all:
-                reader = asyncio.create_task(self._read(request.request_id, run, request.source, mail))
-            finish: FinishReason | None = None
-            while finish is None:
-                step = run.step(await mail.take())
-                finish = step.finish_reason
-                yield step
+            async with AsyncExitStack() as session:
+                if isinstance(run, CodecRun) and isinstance(request.source, EdgeStream):
+                    longest = min(run.prompt_tokens + run.limit, self.max_model_len)
+                    await session.enter_async_context(self._sessions.enter(longest, request.priority))
+                    if not run.has_all:
+                        reader = asyncio.create_task(self._read(request.request_id, run, request.source, mail))
+                self._submit(request, run)
+                finish: FinishReason | None = None
+                while finish is None:
+                    step = run.step(await mail.take())
+                    finish = step.finish_reason
+                    yield step
         finally:
             if reader is not None:
                 reader.cancel()
@@ -151,7 +155,7 @@ class PacedTokens(PacedEngine):
             mail.fail(ModelExecutionError("the request was aborted"))
 
     async def shutdown(self) -> None:
-        """Wake up no more. Idempotent."""
+        """Stop the ticker. Idempotent."""
         await super().shutdown()
         self._ticker.close()
 
@@ -171,7 +175,7 @@ class PacedTokens(PacedEngine):
         self._ticker.update()
 
     async def _read(self, request_id: str, run: CodecRun, stream: EdgeStream, mail: Mailbox[Made]) -> None:
-        """Hand on what comes of the input, up to its end."""
+        """Forward the input as it arrives, up to its end."""
         try:
             while not run.has_all:
                 run.add(await stream.read())
@@ -192,7 +196,7 @@ class PacedTokens(PacedEngine):
 
 
 class PacedSound(PacedEngine):
-    """The decoder: windows, or whole sounds."""
+    """The decoder: windows, or whole utterances."""
 
     def __init__(self, config: StageConfig, table: Table) -> None:
         super().__init__(config)
@@ -203,12 +207,12 @@ class PacedSound(PacedEngine):
 
     @property
     def unfinished_requests(self) -> int:
-        """Requests with a window that waits or runs."""
+        """Requests with a window that is waiting or running."""
         return self._runs.open_windows
 
     @property
     def last_step_monotonic(self) -> float:
-        """time.monotonic() of the last step, or of the window that ended idleness."""
+        """time.monotonic() of the last step, or of the window that ended an idle period."""
         return self._runs.last_step
 
     @property
@@ -227,7 +231,7 @@ class PacedSound(PacedEngine):
         self._runs.abort(request_id)
 
     async def shutdown(self) -> None:
-        """Wake up no more. Idempotent."""
+        """Stop the ticker. Idempotent."""
         await super().shutdown()
         self._runs.close()
 

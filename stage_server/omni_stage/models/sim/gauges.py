@@ -1,4 +1,4 @@
-"""What a paced engine shows of itself, by vLLM's names: dashboards and alerts then have data as with vLLM."""
+"""Metrics of a paced engine under vLLM's names, so that dashboards and alerts have data as with vLLM."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Load:
 
 
 class EngineGauges(Collector):
-    """A collector that asks the engine when it is scraped."""
+    """A collector that reads the engine's load at each scrape."""
 
     def __init__(self, model: str, read: Callable[[], Load], registry: CollectorRegistry = REGISTRY) -> None:
         """`read` is called on the thread that renders the metrics."""
@@ -45,15 +45,15 @@ class EngineGauges(Collector):
         registry.register(self)
 
     def close(self) -> None:
-        """Be asked no more."""
+        """Unregister the collector."""
         self._registry.unregister(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing: a process may hold several engines, as one of vLLM's does."""
+        """Returns nothing, so that a process may hold several engines, like one of vLLM's."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """What a scrape gets."""
+        """Yields the metrics of a scrape."""
         load = self._read()
         for (name, what), value in zip(_GAUGES.items(), (load.running, load.waiting, load.kv_share), strict=True):
             gauge = GaugeMetricFamily(name, what, labels=_LABELS)

@@ -1,4 +1,4 @@
-"""What travels on the edges of a paced pipeline: the published models' tensors, by their names and shapes."""
+"""The tensors on the edges of a paced pipeline: the published models' tensors, by name and shape."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from omni_stage.models.sim.tables import Table
 
 
 def thinker2talker_schema(table: Table) -> TensorSchema:
-    """Returns the schema of the edge from thinker to talker: 7 KiB a row at 3,584 values."""
+    """Returns the schema from thinker to talker: 7 KiB a row at 3,584 values; 8 bytes where only ids are sent."""
+    values = table.thinker.row_values
+    described = "Prompt rows, then reply rows; the reply's last token has none."
+    rows = (TensorSpec("x", "bfloat16", (values,), described),) if values else ()
     return TensorSchema(
         id=THINKER_TO_TALKER,
         version=1,
         tensors=(
-            TensorSpec(
-                "x",
-                "bfloat16",
-                (table.thinker.row_values,),
-                "Prompt rows, then reply rows; the reply's last token has none.",
-            ),
-            TensorSpec("token_ids", "int64", (), "Token at the same position as the row of x."),
+            *rows,
+            TensorSpec("token_ids", "int64", (), "Prompt, then reply; the reply's last token is left out."),
             TensorSpec("mrope_positions", "int64", (3,), "Time, height and width positions; one row a prompt token."),
             TensorSpec("mrope_delta", "int64", (), "One row: position of the first reply token minus prompt tokens."),
         ),
@@ -27,7 +25,7 @@ def thinker2talker_schema(table: Table) -> TensorSchema:
 
 
 def talker2decoder_schema(table: Table) -> TensorSchema:
-    """Returns the schema of the edge from talker to decoder: a row a frame."""
+    """Returns the schema of the edge from talker to decoder: one row for each frame."""
     shape = () if table.talker.frame_codes == 1 else (table.talker.frame_codes,)
     return TensorSchema(
         id=TALKER_TO_DECODER,

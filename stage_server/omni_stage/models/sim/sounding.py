@@ -1,4 +1,4 @@
-"""The decoder's requests: frames in, windows of sound out, by when their listeners need them."""
+"""The decoder's requests: frames in, windows of audio out, by the time at which playback needs them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SoundRuns:
 
     def __init__(self, component: Decoder, shape: SoundShape, frames_per_second: float, max_batch: int) -> None:
         self.last_step = time.monotonic()
-        """time.monotonic() of the last step, or of the window that ended idleness."""
+        """time.monotonic() of the last step, or of the window that ended an idle period."""
         self._component = component
         self._shape = shape
         self._frame_s = 1 / frames_per_second
@@ -34,7 +34,7 @@ class SoundRuns:
 
     @property
     def open_windows(self) -> int:
-        """Windows that wait or run."""
+        """Windows that are waiting or running."""
         return len(self._busy)
 
     @property
@@ -43,7 +43,7 @@ class SoundRuns:
         return Load(self._clock.running, len(self._clock.waiting), prompt_tokens=self._clock.frames)
 
     def run(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Returns the steps of a request. Closing them aborts it. Raises InvalidRequestError."""
+        """Returns the steps of a request. Closing the generator aborts it. Raises InvalidRequestError."""
         sound = self._component.sound(request)
         if isinstance(request.source, EdgeStream):
             return self._run_windows(request, request.source, sound)
@@ -57,7 +57,7 @@ class SoundRuns:
             mail.fail(ModelExecutionError("the request was aborted"))
 
     def close(self) -> None:
-        """Wake up no more."""
+        """Stop the ticker."""
         self._ticker.close()
 
     async def _run_whole(self, request: StageRequest, frames: int, sound: Sound) -> AsyncGenerator[StageStep, None]:
@@ -88,7 +88,7 @@ class SoundRuns:
                 step = await self._make(request, window, sound, due=began + sounded * self._frame_s)
                 began = time.monotonic() if not sounded else began
                 sounded = window.until
-                # A window that ends where the frames end now may still not be the last.
+                # A window that ends at the last frame so far may still not be the last window.
                 if ended and sounded == frames:
                     step.finish_reason = FinishReason.STOP
                 yield step
@@ -101,7 +101,7 @@ class SoundRuns:
     async def _make(
         self, request: StageRequest, window: Window, sound: Sound, *, due: float, is_whole: bool = False
     ) -> StageStep:
-        """One window's step, once the clock has made it."""
+        """Returns one window's step, as soon as the clock has finished it."""
         now, key = time.monotonic(), request.request_id
         mail = self._mail.setdefault(key, Mailbox())
         if not self._busy:
@@ -119,7 +119,7 @@ class SoundRuns:
     def _check(self, frames: int) -> None:
         if frames > (most := self._component.max_frames):
             raise InvalidTensorError(
-                f"codes: {frames} frames, at most {most} can be sounded; lower max_tokens upstream",
+                f"codes: {frames} frames, at most {most} fit one request; lower max_tokens upstream",
                 field="tensors.codes",
                 limit=most,
             )

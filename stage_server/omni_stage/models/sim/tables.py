@@ -1,7 +1,7 @@
-"""The tables: what a step of each stage costs on one kind of GPU, and the shapes of what it hands on.
+"""The tables: what a step of each stage costs on one kind of GPU, and the shapes of what the stages send.
 
-A table takes a checkpoint's place: a directory with config.json, which spec.model.uri names. Those in `tables/` come
-from published figures and say which; docs/load-tests.md tells how to write one from a GPU of your own.
+A table takes a checkpoint's place: a directory with config.json, which spec.model.uri names. Those in `tables/` are
+based on published figures and name them; docs/load-tests.md describes how to write one for your own GPU.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ BUILT_IN: Final = Path(__file__).parent / "tables"
 MODEL_TYPE: Final = "omnipipeline_sim"
 
 Curve = Annotated[dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], Field(min_length=1)]
-"""Milliseconds by a count; linear in between, and beyond the last two points on the line through them."""
+"""Milliseconds by a count. Between two points the curve is linear; past the last it continues the last segment."""
 
 
 class TextShape(ConfigModel):
     """The thinker."""
 
     step_ms: Curve
-    """A step by the requests in it."""
+    """Milliseconds of a step, by the number of its requests."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
-    """More for each token of a prompt that the step computes."""
+    """Additional milliseconds for each prompt token that the step computes."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
-    """KV cache of one token."""
+    """Bytes of KV cache for one token."""
     kv_memory_mib: Annotated[int, Field(ge=1)]
-    """KV cache where engineArgs does not say."""
-    row_values: Annotated[int, Field(ge=1, le=1 << 16)]
-    """bfloat16 numbers of a row, one row a position: what the talker reads."""
+    """MiB of KV cache if engineArgs does not set it."""
+    row_values: Annotated[int, Field(ge=0, le=1 << 16)]
+    """bfloat16 values in the row that the talker reads for each position. 0 if text is sent as ids only."""
     reply_tokens: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-    """Shortest and longest reply of requests that set no length; the seed chooses."""
+    """Shortest and longest reply for requests that set no length; the seed selects one in between."""
 
     @model_validator(mode="after")
     def _check_reply(self) -> TextShape:
@@ -47,35 +47,35 @@ class TextShape(ConfigModel):
 
 
 class CodecShape(ConfigModel):
-    """The talker: one step is one frame of sound, whatever a frame's codes."""
+    """The talker: one step is one frame of audio, however many codes a frame has."""
 
     step_ms: Curve
-    """A step by the requests in it, all codes of their frames included."""
+    """Milliseconds of a step, by the number of its requests, including all codes of their frames."""
     prompt_token_ms: Annotated[float, Field(ge=0)]
-    """More for each row of a prompt that the step computes."""
+    """Additional milliseconds for each prompt row that the step computes."""
     kv_token_bytes: Annotated[int, Field(ge=1)]
-    """KV cache of one position."""
+    """Bytes of KV cache for one position."""
     kv_memory_mib: Annotated[int, Field(ge=1)]
-    """KV cache where engineArgs does not say."""
+    """MiB of KV cache if engineArgs does not set it."""
     frame_codes: Annotated[int, Field(ge=1, le=64)]
     """Codes of a frame."""
     frames_per_second: Annotated[float, Field(gt=0)]
-    """Frames of a second of speech."""
+    """Frames per second of speech."""
     seconds_per_text_token: Annotated[float, Field(gt=0)]
-    """Speech of a token of text."""
+    """Seconds of speech for a token of text."""
 
 
 class SoundShape(ConfigModel):
     """The decoder: a step is a window of frames for each request in it."""
 
     frame_ms: Curve
-    """A frame by the requests in the step; the longest window counts."""
+    """Milliseconds per frame of the longest window, by the number of requests in the step."""
     least_ms: Annotated[float, Field(ge=0)] = 0.0
-    """Least time of a step: what launches cost."""
+    """Shortest time of a step: the cost of kernel launches."""
     whole_factor: Annotated[float, Field(gt=0)] = 1.0
-    """Of a sound that is made whole: times frameMs."""
+    """Factor on frameMs for an utterance that is made as a whole."""
     max_batch: Annotated[int, Field(ge=1)] = 64
-    """Most windows of a step."""
+    """Most windows in a step."""
     first_frames: Annotated[int, Field(ge=1)]
     """New frames of the first window."""
     next_frames: Annotated[int, Field(ge=1)]
@@ -83,18 +83,18 @@ class SoundShape(ConfigModel):
     back_frames: Annotated[int, Field(ge=0)] = 0
     """Frames before its new ones that a window computes again."""
     ahead_frames: Annotated[int, Field(ge=0)] = 0
-    """Frames behind its new ones that a window needs."""
+    """Frames after its new ones that a window needs."""
 
 
 class Table(ConfigModel):
     """One model on one kind of GPU, a GPU for each stage."""
 
     model_type: Literal["omnipipeline_sim"]
-    """Marks the file."""
+    """Identifies the file as a table."""
     title: str
     """The model and the GPU."""
     sources: Annotated[dict[str, str], Field(min_length=1)]
-    """Where each figure is from: field -> source, and how it follows where it was not measured."""
+    """Where each figure is from: field -> source, with the derivation of figures that were not measured."""
     thinker: TextShape
     talker: CodecShape
     decoder: SoundShape

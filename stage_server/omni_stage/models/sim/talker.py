@@ -40,7 +40,10 @@ class Talker:
         self._max_model_len = max_model_len
 
     def open(self, request: StageRequest) -> CodecRun:
-        """Returns the run of a request, which waits for rows if they stream. Raises InvalidRequestError and its kin."""
+        """Returns the run of a request, which waits for streamed rows.
+
+        Raises InvalidRequestError, InvalidTensorError.
+        """
         if not isinstance(request.source, EdgeInput | EdgeStream):
             raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
         pick_voice(request.voice, self.voices)
@@ -60,7 +63,7 @@ class Talker:
 
 
 class CodecRun:
-    """One request. A frame needs a row of the text; after the text's end frames go on without."""
+    """One request. A frame needs a row of the text; after the text's end frames continue without rows."""
 
     def __init__(
         self, frames_per_row: float, codes: int, *, most: int, least: int, goes_on: bool, max_model_len: int
@@ -83,7 +86,7 @@ class CodecRun:
 
     @property
     def is_startable(self) -> bool:
-        """Whether the prompt's length is known, and its first frame's row is there or the text has ended."""
+        """Whether the prompt's length is known, and its first frame's row has arrived or the text has ended."""
         return self.prompt_tokens > 0
 
     @property
@@ -93,19 +96,19 @@ class CodecRun:
 
     @property
     def has_all(self) -> bool:
-        """Whether no more rows come."""
+        """Whether all rows have arrived."""
         return self._ended
 
     def add(self, rows: EdgeRows) -> None:
-        """Take rows. Raises InvalidTensorError."""
-        self._rows += rows.tensors["x"].shape[0] if "x" in rows.tensors else 0
+        """Add rows. Raises InvalidTensorError."""
+        self._rows += rows.tensors["token_ids"].shape[0] if "token_ids" in rows.tensors else 0
         self._positions += rows.tensors["mrope_positions"].shape[0] if "mrope_positions" in rows.tensors else 0
         self._ended = self._ended or rows.ended
         known = self._ended or "mrope_positions" in rows.complete
         if self._ended and (self._rows < self._positions or not self._positions):
             raise InvalidTensorError(
-                f"x: {self._rows} rows do not fit the {self._positions} prompt tokens of mrope_positions",
-                field="tensors.x",
+                f"token_ids: {self._rows} rows do not fit the {self._positions} prompt tokens of mrope_positions",
+                field="tensors.token_ids",
             )
         if not self.prompt_tokens and not (known and self._rows > self._positions):
             return
@@ -120,7 +123,7 @@ class CodecRun:
             self.limit = self.allowed = natural if self._ends_speech else most
 
     def step(self, made: Sequence[Made]) -> StageStep:
-        """Returns the stage's step of frames that came together."""
+        """Returns the stage's step for frames that were finished together."""
         ended = made[-1].last
         tokens = [mix(0, one.index) % _CODES for one in made]
         if ended and self._ends_speech:

@@ -33,7 +33,8 @@ class Thinker:
         self.output_schema: TensorSchema | None = thinker2talker_schema(table)
         self._shape = table.thinker
         self._max_model_len = max_model_len
-        self._bank = RowBank(table.thinker.row_values if config.downstream else 1)
+        values = table.thinker.row_values
+        self._bank = RowBank(values) if values and config.downstream else None
 
     def open(self, request: StageRequest) -> TextRun:
         """Returns the run of a request. Raises InvalidRequestError, PromptTooLongError."""
@@ -50,7 +51,7 @@ class Thinker:
         sampling = request.sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         most = min(sampling.max_tokens or room, room)
-        # The end of the text is a token too.
+        # The end of the text is a token, too.
         natural = max(reply_length(seed, *self._shape.reply_tokens), sampling.min_tokens or 0) + 1
         ends = not sampling.ignore_eos and natural <= most
         stops = frozenset(sampling.stop_token_ids or ())
@@ -74,9 +75,20 @@ class TextRun:
     """One request."""
 
     def __init__(
-        self, ids: list[int], seed: int, tokens: int, bank: RowBank, *, ends_text: bool, stopped: bool, rows: bool
+        self,
+        ids: list[int],
+        seed: int,
+        tokens: int,
+        bank: RowBank | None,
+        *,
+        ends_text: bool,
+        stopped: bool,
+        rows: bool,
     ) -> None:
-        """`ends_text`: whether its last token is the end of the text; `stopped`: whether any token ends it."""
+        """`bank`: None where ids are sent without rows.
+
+        `ends_text`: whether its last token is the end of the text; `stopped`: whether any token ends it.
+        """
         self.prompt_tokens = len(ids)
         self.limit = tokens
         self.allowed = tokens
@@ -89,7 +101,7 @@ class TextRun:
         self._last_id: int | None = None
 
     def step(self, made: Sequence[Made]) -> StageStep:
-        """Returns the stage's step of tokens that came together."""
+        """Returns the stage's step for tokens that were finished together."""
         tokens: list[int] = []
         text = ""
         for one in made:
@@ -111,11 +123,13 @@ class TextRun:
         return step
 
     def _tensors(self, prompt: list[int] | None, tokens: list[int]) -> dict[str, Array]:
-        """A row for each position that was computed: the last token's is computed with the next one."""
+        """Returns an id, and a row, for each computed position: the last token's is computed with the next one."""
         ids = prompt if prompt is not None else [] if self._last_id is None else [self._last_id]
         ids = [*ids, *tokens[:-1]]
         self._last_id = tokens[-1]
-        tensors: dict[str, Array] = {"x": self._bank.rows(ids), "token_ids": np.array(ids, np.int64)}
+        tensors: dict[str, Array] = {"token_ids": np.array(ids, np.int64)}
+        if self._bank is not None:
+            tensors["x"] = self._bank.rows(ids)
         if prompt is not None:
             positions = np.arange(len(prompt), dtype=np.int64)
             tensors["mrope_positions"] = np.repeat(positions[:, None], 3, axis=1)

@@ -1,4 +1,4 @@
-"""A virtual clock against the real one: wakes up when a step ends, and hands out what it made."""
+"""Runs a virtual clock in real time: wakes up when a step ends, and delivers what the step made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class Ticker:
-    """Calls `advance` when the time that `next_time` gives has come. Used from one event loop."""
+    """Calls `advance` at the time that `next_time` returns. For use from one event loop."""
 
     def __init__(self, next_time: Callable[[], float | None], advance: Callable[[float], None]) -> None:
         self._next_time = next_time
@@ -20,19 +20,19 @@ class Ticker:
         self._due: float | None = None
 
     def update(self) -> None:
-        """Look at the clock again: something was added or taken away."""
+        """Set the timer again, after something was added to the clock or removed from it."""
         due = self._next_time()
         if due == self._due:
             return
         self.close()
         self._due = due
         if due is not None:
-            # uvloop rounds timers to a millisecond: half a one more, and none fires too early.
+            # uvloop rounds timers to a millisecond: the additional half keeps any from firing too early.
             delay = max(0.0, due - time.monotonic()) + 0.0005
             self._handle = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def close(self) -> None:
-        """Wake up no more."""
+        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
         self._handle = self._due = None
@@ -44,7 +44,7 @@ class Ticker:
 
 
 class Mailbox(Generic[_T]):
-    """What one request was made: its reader takes all of it at once."""
+    """The items made for one request; its reader takes all of them at once."""
 
     def __init__(self) -> None:
         self._items: list[_T] = []
@@ -57,12 +57,12 @@ class Mailbox(Generic[_T]):
         self._news.set()
 
     def fail(self, error: Exception) -> None:
-        """Let the reader fail."""
+        """Make the reader raise an error."""
         self._error = error
         self._news.set()
 
     async def take(self) -> list[_T]:
-        """Returns everything since the last call; waits until there is something. Raises what `fail` was given."""
+        """Returns everything since the last call; waits until there is something. Raises the error given to `fail`."""
         await self._news.wait()
         self._news.clear()
         if self._error is not None:

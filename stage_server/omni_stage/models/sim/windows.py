@@ -1,8 +1,8 @@
-"""A decoder's work in virtual time: which windows of sound make up a step, and when it ends. Pure.
+"""A decoder's work in virtual time: which windows of audio make up a step, and when it ends. Pure.
 
-Whoever hears silence next comes first: first windows before all others, then the stream whose played sound runs out
-soonest. A step takes more windows as long as that makes a window cheaper: where computing is the limit, whoever comes
-first need not wait for the others.
+The stream whose playback would stall next has priority: first windows before all others, then the stream whose buffered
+audio runs out soonest. A step takes more windows as long as that reduces the time per window. Where computing is the
+limit, larger steps save nothing, so the first stream need not wait for the others.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from operator import attrgetter
 from omni_stage.models.sim.tables import SoundShape
 
 _CHEAPER = 0.999
-"""What is cheaper by less than that is rounding."""
+"""Smaller differences in cost are rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Frames [begin, end) are computed; of them [first, until) are sounded."""
+    """Frames [begin, end) are computed; of them [first, until) become audio."""
 
     begin: int
     first: int
@@ -33,7 +33,7 @@ class Window:
 
 
 def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> Window | None:
-    """Returns the window that sounds from frame `first` on, where so many frames are there; None if more must come."""
+    """Returns the window whose audio starts at frame `first`, given `frames` so far; None if more must arrive."""
     begin = max(0, first - shape.back_frames)
     until = first + (shape.next_frames if first else shape.first_frames)
     if frames >= until + shape.ahead_frames:
@@ -44,7 +44,7 @@ def next_window(first: int, frames: int, *, ended: bool, shape: SoundShape) -> W
 
 
 def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
-    """Yields the windows of a sound of so many frames."""
+    """Yields the windows of an utterance of so many frames."""
     first = 0
     while (window := next_window(first, frames, ended=True, shape=shape)) is not None:
         yield window
@@ -53,12 +53,12 @@ def all_windows(frames: int, shape: SoundShape) -> Iterator[Window]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """A window that waits, or a whole sound."""
+    """A waiting window, or a whole utterance."""
 
     request_id: str
     frames: int
     due: float
-    """When the listener runs out of sound; minus infinity for the first."""
+    """When playback runs out of audio; minus infinity for the first window."""
     is_whole: bool = False
     priority: int = 0
     arrived: float = 0.0
@@ -67,34 +67,34 @@ class Job:
 
 @dataclass(slots=True)
 class WindowClock:
-    """The scheduler and the clock of one decoder. Times are seconds of any clock that does not go back."""
+    """The scheduler and the clock of one decoder. Times are seconds of any monotonic clock."""
 
     cost_ms: Callable[[int, int, bool], float]
-    """Milliseconds of a step by its windows, the frames of the longest one, and whether that is a whole sound."""
+    """Milliseconds of a step by its windows, the frames of the longest one, and whether that is a whole utterance."""
     max_batch: int
     waiting: list[Job] = field(default_factory=list)
     frames: int = 0
-    """Frames that were computed."""
+    """Frames computed so far."""
     _step: tuple[float, list[Job]] | None = None
 
     @property
     def next_time(self) -> float | None:
-        """When the step that runs ends; None if nothing runs."""
+        """When the running step ends; None if nothing runs."""
         return None if self._step is None else self._step[0]
 
     @property
     def running(self) -> int:
-        """Windows of the step that runs."""
+        """Windows of the running step."""
         return 0 if self._step is None else len(self._step[1])
 
     def add(self, job: Job, now: float) -> None:
-        """A window came."""
+        """Queue a window that has arrived."""
         job.arrived = now
         self.waiting.append(job)
         self._begin(now)
 
     def abort(self, request_id: str) -> None:
-        """What waits of a request goes. The step that it is part of takes its time nevertheless."""
+        """Remove a request's waiting windows. A step that it is part of still takes its full time."""
         self.waiting = [job for job in self.waiting if job.request_id != request_id]
 
     def advance(self, now: float) -> list[tuple[Job, float]]:
@@ -122,6 +122,6 @@ class WindowClock:
         self._step = (now + cost / 1000, jobs)
 
     def _cost(self, count: int) -> float:
-        """Milliseconds of a step of the first windows that wait."""
+        """Returns the milliseconds of a step with the first `count` waiting windows."""
         longest = max(self.waiting[:count], key=attrgetter("is_whole", "frames"))
         return self.cost_ms(count, longest.frames, longest.is_whole)

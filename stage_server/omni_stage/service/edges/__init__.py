@@ -1,1 +1,1 @@
-"""Edges between stages: calls to the stages below, and the tensors that come and go."""
+"""Edges between stages: calls to downstream stages, and the tensors that are received and sent."""

@@ -27,13 +27,13 @@ class OpenCall:
 
     def __init__(self, channels: DownstreamChannels, stage: str, loan: Loan[_StageChannel], call: Any) -> None:
         self.call = call
-        """gRPC's own, to write to and to iterate."""
+        """The gRPC call object, to write to and to iterate."""
         self._channels = channels
         self._stage = stage
         self._loan = loan
 
     def end(self, *, unreached: bool = False) -> None:
-        """Cancels the call unless it is over. Idempotent. unreached: see `omni_proto.rpc.retry.is_unreached`."""
+        """Cancel the call unless it has ended. Idempotent. unreached: see `omni_proto.rpc.retry.is_unreached`."""
         self.call.cancel()
         self._loan.unreached = unreached
         self._channels.give_back(self._stage, self._loan)
@@ -52,13 +52,13 @@ class DownstreamChannels:
         """Calls that have not ended, to all stages."""
 
     def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> OpenCall:
-        """Opens a Generate call to a downstream stage."""
+        """Open a Generate call to a downstream stage."""
         loan = self._pools[stage].take()
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
-        """A call has ended; the channel is closed if nobody needs it any more."""
+        """Return the channel of a call that has ended to the pool; close the channel if it is no longer needed."""
         if not loan.over:
             self.open_calls -= 1
         unused = self._pools[stage].give_back(loan)
@@ -68,7 +68,7 @@ class DownstreamChannels:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes every channel; calls in flight end with CANCELLED."""
+        """Close every channel. Calls in flight end with CANCELLED."""
         for pool in self._pools.values():
             for unused in pool.close():
                 await unused.channel.close()

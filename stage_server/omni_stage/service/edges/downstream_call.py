@@ -1,8 +1,8 @@
-"""One call to one downstream stage: rows go down, events come back.
+"""One call to one downstream stage: sends rows and receives events.
 
-A Full edge's call opens when the first rows exist, a Stream edge's before the engine starts. Rows queue here without
-bound of their own: admission reserved their bytes. Nothing but Start is sent before Accepted, so a retry repeats
-nothing.
+The call of a Full edge opens when the first rows exist, that of a Stream edge before the engine starts. The queue of
+rows needs no bound of its own, because admission reserved their bytes. Only Start is sent before Accepted, so a retry
+never sends rows twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class EdgeContext:
-    """What the calls of one request have in common."""
+    """What all downstream calls of one request share."""
 
     source_stage: str
     schema: TensorSchema
@@ -63,7 +63,7 @@ class EdgeCall:
         self.transfer_start: int | None = None
         """time.monotonic_ns() of the first chunk."""
         self.transfer_end: int | None = None
-        """time.monotonic_ns() when the call took the last chunk."""
+        """time.monotonic_ns() after the last chunk was written."""
         self.opened = False
         self._start = start
         self._context = context
@@ -81,7 +81,7 @@ class EdgeCall:
         return self.edge.mode is EdgeMode.STREAM
 
     async def open(self, max_rows: int) -> None:
-        """Open the call before rows exist; at most max_rows of each tensor will come. Raises as `run` does."""
+        """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does."""
         self._max_rows = max_rows
         await self._open()
 
@@ -91,28 +91,30 @@ class EdgeCall:
             self._call.end()
 
     def feed(self, tensors: Mapping[str, Array], max_rows: int, complete: frozenset[str] = frozenset()) -> None:
-        """Send rows after those before; max_rows of the first feed is announced, unless the call is open already.
+        """Queue the next rows. Unless the call is already open, Start announces the max_rows of the first `feed`.
 
-        `complete`: tensors of which no more rows come.
+        `complete`: tensors that end with these rows.
         """
         if self._settled.is_set():
-            # The stage needed no more.
+            # The downstream stage needed no more rows.
             return
         self._max_rows = self._max_rows or max_rows
         self._outbox.put(tensors, complete)
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
-        """No more rows."""
+        """Queue the end: no more rows follow."""
         self._max_rows = self._max_rows or max_rows
         self._outbox.end(reason)
 
     async def wait_sent(self) -> None:
-        """Wait until everything was sent, or the call ended otherwise."""
+        """Wait until everything was sent, or the call has ended for another reason."""
         await self._settled.wait()
 
     async def run(self) -> None:
-        """Open, send, relay. Raises RelayedError with the failing stage's status, DownstreamProtocolError,
-        DeadlineExceededError. The call is over when this returns, however it does."""
+        """Open the call, send rows and relay responses. The call has ended when this returns or raises.
+
+        Raises RelayedError with the failing stage's status, DownstreamProtocolError, DeadlineExceededError.
+        """
         try:
             if self._call is None:
                 await self._outbox.wait()
@@ -120,7 +122,7 @@ class EdgeCall:
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send(call))
                 await self._relay(responses)
-                # The stage ended by itself; it may have needed less than all rows.
+                # The downstream stage has finished; it may not have needed all rows.
                 sender.cancel()
         except BaseExceptionGroup as error:
             raise first_error(error) from None
@@ -130,9 +132,9 @@ class EdgeCall:
             self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
-        """Returns a call that is accepted, and its further responses. Makes it unless it is open already.
+        """Returns an accepted call and the responses after Accepted. Opens the call unless it is already open.
 
-        Tries up to 3 times, as long as nothing but Start was sent.
+        Tries up to 3 times; only Start has been sent by then.
         """
         if self._call is not None and self._responses is not None:
             return self._call.call, self._responses
@@ -144,7 +146,7 @@ class EdgeCall:
             timeout = downstream_timeout(self._context.deadline.remaining(time.monotonic()), self.edge.stage)
             opened = self._context.channels.generate(self.edge.stage, timeout=timeout, metadata=self._context.metadata)
             self._keeper = StatusKeeper(opened.call)
-            # Iterated, not read(): read() leaves messages behind once a write has failed (StatusKeeper).
+            # Iterate instead of calling read(), which loses messages after a failed write (see StatusKeeper).
             responses = aiter(opened.call)
             accepted = unreached = False
             try:
@@ -174,7 +176,7 @@ class EdgeCall:
         return start
 
     def _wait_or_raise(self, error: grpc.aio.AioRpcError, attempt: int) -> float:
-        """Returns the seconds to wait before the next attempt. Raises RelayedError if there is none."""
+        """Returns the seconds to wait before the next attempt. Raises RelayedError if no attempt is left."""
         status = self._failed(error)
         wait_s = compute_retry_wait_s(
             read_status(status),
@@ -191,7 +193,7 @@ class EdgeCall:
         return wait_s
 
     def _failed(self, error: grpc.aio.AioRpcError) -> status_pb2.Status:
-        """Counts a failed call. Returns what it means."""
+        """Count a failed call. Returns the status to report for it."""
         self._context.metrics.downstream_error(self.edge.stage, error.code().name)
         return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
 
@@ -236,7 +238,7 @@ class EdgeCall:
 
 
 async def _write(call: Any, message: stage_service_pb2.GenerateRequest | OutgoingChunk) -> bool:
-    """Write. Returns False if the call is over; reading then shows why."""
+    """Write a message. Returns False if the call has ended; reading from it then shows why."""
     try:
         await call.write(message)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -1,4 +1,4 @@
-"""What a downstream stage answers, judged: order of its messages, and what a broken call means. Pure."""
+"""Checks a downstream stage's responses: the order of its messages, and the meaning of a failed call. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_stage.errors import (
 from omni_stage.service.errors import to_status
 
 _LOST = frozenset(
-    # INTERNAL without an ErrorInfo is the transport's: a reset stream, a write that the connection no longer took.
+    # INTERNAL without an ErrorInfo comes from the transport: a reset stream, or a write to a closed connection.
     (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 )
 
@@ -34,7 +34,7 @@ class DownstreamProtocol:
         self._accepted = False
 
     def check(self, response: stage_service_pb2.GenerateResponse) -> None:
-        """Take one message. Raises DownstreamProtocolError."""
+        """Check one message. Raises DownstreamProtocolError."""
         kind = response.WhichOneof("message")
         if response.stage not in self._stages:
             raise self._broken("sent a message in the name of a stage that is not below it")
@@ -55,7 +55,7 @@ class DownstreamProtocol:
             self._ended.add(response.stage)
 
     def finish(self) -> None:
-        """The call ended with OK. Raises DownstreamProtocolError if the stage's own end is missing."""
+        """Check a call that ended with OK. Raises DownstreamProtocolError if the stage did not report its own end."""
         if self._stage not in self._ended:
             raise self._broken("ended its call without StageFinished or StageFailed")
 
@@ -64,7 +64,7 @@ class DownstreamProtocol:
 
 
 def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> status_pb2.Status:
-    """Returns the status that a failed call means: made by the stage itself if it said so, else named after stage."""
+    """Returns the status to report for a failed call: the one that a stage sent, else one that names `stage`."""
     status = status_of_call(error)
     if status is not None and read_status(status).is_of_a_stage:
         return status
@@ -72,7 +72,7 @@ def explain_failure(error: grpc.RpcError, *, stage: str, request_id: str) -> sta
 
 
 def _explain(code: grpc.StatusCode, stage: str) -> OmniStageError:
-    """What a status means that no stage made: the transport's, or that of something else on the port."""
+    """Returns the error for a code that no stage sent: it is from the transport, or from another server on the port."""
     if code in _LOST:
         return DownstreamUnavailableError(
             f"stage {stage!r} cannot be reached, or its connection was lost ({code.name}); is it ready?",

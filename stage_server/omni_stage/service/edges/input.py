@@ -1,4 +1,4 @@
-"""The input edge: what upstream announces, checked before Accepted, and its tensors once they are whole."""
+"""The input edge: checks what the upstream stage announces, before Accepted."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, Inval
 
 
 def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema | None) -> EdgeAssembler:
-    """The assembler of the announced tensors.
+    """Returns the assembler of the announced tensors.
 
-    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, TensorError for
-    headers that are not the schema's.
+    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, and TensorError for
+    headers that do not match the schema.
     """
     if schema is None:
         raise ConfigurationError(f"the component reads no edge, but the stage reads {source!r}", field="input")

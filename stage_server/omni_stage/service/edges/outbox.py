@@ -1,4 +1,4 @@
-"""Rows between the engine's steps and the call that sends them: taken out together, when pacing says so."""
+"""The queue between the engine's steps and the call that sends their rows. `Pacing` decides when rows are sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_stage.arrays import Array
 from omni_stage.service.edges.pacing import MOST_STEPS, Pacing
 
 Taken = tuple[list[Mapping[str, Array]], set[str], "events_pb2.FinishReason | None"]
-"""The rows of some steps, in order; the tensors that end with them; how the engine ended, if these are all."""
+"""The rows of some steps, in order; the tensors that end with them; the finish reason if no rows follow, else None."""
 
 
 class OpenCalls(Protocol):
@@ -19,15 +19,15 @@ class OpenCalls(Protocol):
 
     @property
     def open_calls(self) -> int:
-        """Calls that are open now."""
+        """Number of calls that are open now."""
         ...
 
 
 class Outbox:
-    """One call's rows. `put` and `end` never block; one task takes."""
+    """The queued rows of one call. `put` and `end` never block; a single task calls `take`."""
 
     def __init__(self, calls: OpenCalls, *, heard: bool) -> None:
-        """`heard`: whether the stage below reads before the end."""
+        """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge)."""
         self._calls = calls
         self._pacing = Pacing(heard)
         self._loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> None:
-        """Rows after those before. `complete`: tensors of which no more come."""
+        """Queue the rows of a step. `complete`: tensors that end with these rows."""
         self._steps.append(tensors)
         self._complete |= complete
         now = self._loop.time()
@@ -50,16 +50,16 @@ class Outbox:
             self._timer = self._loop.call_at(due, self._due.set)
 
     def end(self, reason: events_pb2.FinishReason) -> None:
-        """No more rows."""
+        """Queue the end: no more rows follow."""
         self._reason = reason
         self._due.set()
 
     async def wait(self) -> None:
-        """Until something is to be taken."""
+        """Wait until rows, or the end, are due."""
         await self._due.wait()
 
     async def take(self) -> Taken:
-        """What has come, once some of it must go."""
+        """Wait until rows are due. Returns all queued steps, at most MOST_STEPS."""
         await self._due.wait()
         self.close()
         self._pacing.sent()
@@ -73,7 +73,7 @@ class Outbox:
         return steps, complete, self._reason
 
     def close(self) -> None:
-        """No timer is left behind. Idempotent."""
+        """Cancel the timer. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,12 +1,13 @@
-"""When rows that wait for company must go. Pure; the clock is passed in.
+"""How long rows may wait to be sent together with later ones. Pure; the clock is passed in.
 
-A message costs the sender about as much as the text of a token, whether it carries one row or ten. So rows wait for
-those of the next steps, but only where that is worth it and nobody hears it:
+Sending a message costs about as much as sending the text of a token, whether it carries one row or ten. So rows wait
+for those of the next steps, but only where that saves time and causes no audible delay:
 
-- the first steps of a request go at once: speech cannot begin without them;
-- later ones wait no longer than what the reader has in hand. A talker reads a row for each code, and the longest that
-  codes play is what a row is worth: a stage that writes faster than that is ahead, and one that is slower never waits;
-- the more calls are open, the longer: one request alone has the processor for itself, and its rows gain nothing.
+- The first steps of a request are sent at once, because speech cannot begin without them.
+- Later rows wait no longer than the reader's buffer lasts. A talker reads one row per code, so each row buffers the
+  playing time of a code. A stage that writes faster than that is ahead and may wait; a slower one never waits.
+- The more calls are open, the longer rows may wait. A single request has the processor to itself, and its rows would
+  gain nothing by waiting.
 """
 
 from __future__ import annotations
@@ -19,32 +20,32 @@ EARLY_STEPS: Final = 9
 """The prompt's rows, and the first eight after it."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
-"""Wait for each open call: 64 of them reach the longest."""
+"""Longest wait per open call: with 64 open calls it reaches LONGEST_S."""
 ROW_PLAYS_S: Final = 0.02
-"""Seconds of audio of a row: at 50 codes a second, the most that a published talker writes."""
+"""Seconds of audio per row, at 50 codes a second: the highest rate of a published talker."""
 MOST_STEPS: Final = 64
-"""Steps in one message: at 7 KiB a row less than half of the size that a chunk may have."""
+"""Most steps in one message. At 7 KiB a row they fill less than half of the largest chunk."""
 
 
 @dataclass(slots=True)
 class Pacing:
-    """The clock of one call's rows."""
+    """Decides when the rows of one call are sent."""
 
     heard: bool = True
-    """Whether the stage below reads before the end."""
+    """Whether the downstream stage reads rows before the request ends (a Stream edge)."""
     _steps: int = 0
     _rows: int = 0
     _began: float = 0.0
     _last: float = 0.0
     _due: float = math.inf
-    """When what waits must go."""
+    """When the waiting rows must be sent."""
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
-        """Returns when what waits, this step's rows included, must go; `now` for at once.
+        """Returns when the waiting rows, this step's included, must be sent; `now` means at once.
 
-        `rows` of the step; `now` of any clock in seconds. Rows leave with a step, together with those of the other
-        requests of its batch, rather than between steps, where each would wake the process by itself: at once also
-        means that the next step, which is as far away as the last one, would come too late.
+        `rows`: number of rows of the step; `now`: seconds of any monotonic clock. Rows are sent with a step, together
+        with those of the other requests of its batch. Between steps each call would wake the process separately. So
+        rows are also sent at once if the next step, expected after the same gap as the last one, would be too late.
         """
         self._steps += 1
         gap, self._last = now - self._last, now
@@ -56,7 +57,7 @@ class Pacing:
         return now if now + gap > self._due else self._due
 
     def sent(self) -> None:
-        """Nothing waits any more."""
+        """Record that all waiting rows were sent."""
         self._due = math.inf
 
     def _longest_s(self, now: float, open_calls: int) -> float:

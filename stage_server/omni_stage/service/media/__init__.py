@@ -1,1 +1,1 @@
-"""The images and audio of a request: what they will cost, and the processes that decode them."""
+"""The images, audio and video of a request: their cost, and the processes that decode them."""

@@ -1,7 +1,7 @@
-"""What a request's images and audio will cost, by their headers: checked and reserved before decoding. Pure.
+"""What a request's media will cost according to their headers: checked and reserved before decoding. Pure.
 
-Media inside of Start are judged before admission. Of media that follow in chunks Start states the decoded size, or the
-most that the stage takes is reserved; once they are there, their headers are compared with that.
+Media inside Start are checked before admission. For media that follow in chunks, Start states the decoded size;
+otherwise the stage reserves its limit. Once they have arrived, their headers are compared with what was reserved.
 """
 
 from __future__ import annotations
@@ -21,69 +21,81 @@ from omni_proto.media_header import (
 )
 from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage_config import Limits, MediaLimits
+from omni_proto.video_header import FRAME_PIXELS, FRAMES_PER_SECOND, MAX_FRAMES, MIN_FRAMES, SOUND_RATE_HZ, VideoHeader
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
-from omni_stage.models.component import TakesMedia
+from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
+from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind, check_video
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 MIN_RATE_HZ: Final = 4000
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
-"""A pixel, until the engine's input is made: the decoder's, shared memory's 3, and the stage server's 4."""
+"""Bytes per pixel until the engine's input exists: the decoder's, 3 in shared memory, and 4 in the stage server."""
 AUDIO_COPIES: Final = 4
-"""Of audio at the model's rate: in pieces and as one in the process that decodes, shared memory, the stage server."""
+"""Copies of audio at the model's rate: in pieces and whole in the worker, in shared memory, and in the stage server."""
 ENCODED_COPIES: Final = 2
-"""As it came, and in the shared memory that the decoder reads."""
+"""Copies of the encoded bytes: as received, and in the shared memory that the decoder reads."""
 
+VIDEO_WORK_BYTES_PER_PIXEL: Final = 96
+"""Equal to the constant in omni_stage.media.video, which this process does not import, to keep FFmpeg out of it."""
 _PATCH_MARGIN: Final = 64
-"""More pixels than a side is rounded up by."""
+"""More pixels than rounding to patches ever adds to a side."""
 
 
-_IMAGE_TYPES: Final = ("image/png", "image/jpeg")
-_AUDIO_TYPES: Final = ("audio/wav", "audio/flac")
 _ALIASES: Final = {
     "image/jpg": "image/jpeg",
     "audio/x-wav": "audio/wav",
     "audio/wave": "audio/wav",
     "audio/x-flac": "audio/flac",
+    "video/mov": "video/quicktime",
+    "video/matroska": "video/x-matroska",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSlot:
-    """One image or piece of audio of a prompt: where its bytes are and, once they are known, what their header says."""
+    """One medium of a prompt: where its bytes are and, once it was read, their header."""
 
     field: str
-    is_image: bool
+    kind: MediaKind
     media_type: str
     data: bytes | bytearray
     media_id: int | None
     size: int
-    """As encoded."""
+    """Bytes as encoded."""
     declared_bytes: int = 0
-    """Decoded size stated in Start; 0 if it states none, and for media that Start holds."""
-    header: ImageHeader | AudioHeader | None = None
+    """Decoded size stated in Start; 0 if Start states none, and for media inside Start."""
+    header: ImageHeader | AudioHeader | VideoHeader | None = None
+    frames: FramePlan | None = None
+    """The frame plan of a video, once its header is known."""
     tokens: int = 0
     held_bytes: int = 0
-    """What the stage holds for it, at most, until the request ends."""
+    """Most bytes that the stage holds for it until the request ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRules:
-    """What media are compared with."""
+    """The limits and the model that media are checked against."""
 
     limits: Limits
     media: MediaLimits
     takes: TakesMedia
     max_model_len: int
+    reads_video: bool = True
+    """Whether the component's facts name video."""
+    hear_videos: bool = False
+    """ChatPrompt.use_audio_in_video."""
 
     @property
     def max_audio_samples(self) -> int:
-        """At the model's rate."""
+        """Most samples of one audio, at the model's rate."""
         return self.media.max_audio_seconds * self.takes.audio_rate_hz
 
 
-def plan_medium(message: prompt_pb2.Media, field: str, is_image: bool, rules: MediaRules) -> MediaSlot:
-    """One medium of a chat, with what it will cost. Raises InvalidMediaError, RequestTooLargeError."""
+def plan_medium(message: prompt_pb2.Media, field: str, kind: MediaKind, rules: MediaRules) -> MediaSlot:
+    """Returns one medium of a chat with its cost. Raises InvalidMediaError, RequestTooLargeError."""
+    if kind == "video" and not (rules.reads_video and isinstance(rules.takes, TakesVideo)):
+        raise InvalidRequestError("this model reads no video; send its frames as images", field=field)
     source = message.WhichOneof("source")
     if source == "data":
         if len(message.data) > MAX_INLINE_MEDIA_BYTES:
@@ -92,11 +104,11 @@ def plan_medium(message: prompt_pb2.Media, field: str, is_image: bool, rules: Me
                 field=field,
                 limit=f"{MAX_INLINE_MEDIA_BYTES} bytes",
             )
-        slot = MediaSlot(field, is_image, message.media_type, message.data, None, len(message.data))
+        slot = MediaSlot(field, kind, message.media_type, message.data, None, len(message.data))
     elif source == "chunked":
         chunked = message.chunked
         slot = MediaSlot(
-            field, is_image, message.media_type, b"", chunked.media_id, chunked.total_bytes, chunked.decoded_bytes
+            field, kind, message.media_type, b"", chunked.media_id, chunked.total_bytes, chunked.decoded_bytes
         )
     else:
         raise InvalidMediaError("a medium has data or chunked", field=field)
@@ -114,14 +126,14 @@ def plan_medium(message: prompt_pb2.Media, field: str, is_image: bool, rules: Me
 
 
 def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
-    """Hold the media of a request together against its bounds. Raises OmniStageError."""
+    """Check all media of a request together against its limits. Raises OmniStageError."""
     ids = [slot.media_id for slot in media if slot.media_id is not None]
     if len(set(ids)) != len(ids):
         raise InvalidRequestError("two media have the same media_id", field="start.chat")
     decoded = sum(_decoded_bytes(slot) for slot in media)
     if decoded > rules.media.max_decoded_bytes:
         raise RequestTooLargeError(
-            f"the request's media have {decoded} bytes once decoded (3 a pixel, 4 a sample), at most "
+            f"the request's media have {decoded} bytes once decoded (3 a pixel that is seen, 4 a sample), at most "
             f"{rules.media.max_decoded_bytes} (media.maxDecodedBytes); send fewer or smaller ones",
             field="start.chat",
             limit=f"{rules.media.max_decoded_bytes} bytes",
@@ -139,9 +151,9 @@ def check_media(media: Sequence[MediaSlot], rules: MediaRules) -> None:
 def receive_media(
     media: Sequence[MediaSlot], received: Mapping[int, bytes | bytearray], rules: MediaRules
 ) -> tuple[MediaSlot, ...]:
-    """The media with the bytes that came in chunks, compared with their headers. Raises InvalidMediaError and its kin.
+    """Returns the media with the bytes that arrived in chunks, checked by their headers.
 
-    No medium holds more than was reserved for it.
+    No medium holds more than was reserved for it. Raises InvalidMediaError, RequestTooLargeError, PromptTooLongError.
     """
     slots = []
     for slot in media:
@@ -153,12 +165,12 @@ def receive_media(
 
 
 def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
-    """The slot with its header, once its bytes are there. Raises InvalidMediaError."""
+    """Returns the slot with its header and cost, read from its bytes. Raises InvalidMediaError."""
     try:
         header = read_header(slot.data)
     except MediaHeaderError as error:
         raise InvalidMediaError(str(error), field=slot.field) from None
-    allowed = _IMAGE_TYPES if slot.is_image else _AUDIO_TYPES
+    allowed = MEDIA_TYPES[slot.kind]
     if header.media_type not in allowed:
         raise InvalidMediaError(
             f"the bytes are none of {', '.join(allowed)}", field=slot.field, limit=", ".join(allowed)
@@ -168,6 +180,8 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
         raise InvalidMediaError(
             f"media_type does not agree with the bytes, which are {header.media_type}", field=f"{slot.field}.media_type"
         )
+    if isinstance(header, VideoHeader):
+        return _judge_video(slot, header, rules)
     if isinstance(header, ImageHeader):
         _check_image(header, slot.field, rules.media)
         cost = rules.takes.image_cost(header.width, header.height)
@@ -181,8 +195,34 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
 
 
 def audio_samples(header: AudioHeader, rules: MediaRules) -> int:
-    """Returns how many samples audio has at the model's rate, by its header."""
+    """Returns how many samples audio has at the model's rate, according to its header."""
     return math.ceil(header.frames * rules.takes.audio_rate_hz / header.rate_hz)
+
+
+def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> MediaSlot:
+    check_video(header, slot.field, rules.media)
+    if not isinstance(rules.takes, TakesVideo):
+        raise InvalidRequestError("this model reads no video; send its frames as images", field=slot.field)
+    count = header.kept_frames
+    width, height = rules.takes.frame_size(header.width, header.height, count)
+    plan = FramePlan(width, height, count, rules.hear_videos and header.has_sound)
+    seen = rules.takes.video_cost(width, height, count)
+    heard = _cost_of_track(header, rules) if plan.is_heard else MediaCost(0, 0)
+    held = (
+        ENCODED_COPIES * slot.size
+        + plan.bytes * FRAME_COPIES
+        + header.pixels * VIDEO_WORK_BYTES_PER_PIXEL
+        + (_audio_copies(header.sound_samples) if plan.is_heard else 0)
+        + seen.engine_input_bytes
+        + heard.engine_input_bytes
+    )
+    # A video that is shorter than its header says takes fewer tokens; it takes at least those of two frames.
+    least = rules.takes.video_cost(width, height, 2).tokens
+    return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held)
+
+
+def _cost_of_track(header: VideoHeader, rules: MediaRules) -> MediaCost:
+    return rules.takes.audio_cost(min(header.sound_samples, rules.max_audio_samples))
 
 
 def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules) -> MediaSlot:
@@ -241,13 +281,15 @@ def _check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
 
 
 def _decoded_bytes(slot: MediaSlot) -> int:
-    """As the header says; of a medium that is still to come, as declared."""
+    """Returns the decoded size from the header, or the declared size while the medium has not arrived."""
     return slot.declared_bytes if slot.header is None else slot.header.decoded_bytes
 
 
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
-    """Most bytes that a medium whose header is still to come may hold once it is here."""
-    if slot.is_image:
+    """Returns the most bytes that a medium may hold once it has arrived, before its header is known."""
+    if slot.kind == "video":
+        return _bound_unseen_video(slot, rules)
+    if slot.kind == "image":
         pixels = rules.media.max_image_pixels
         if slot.declared_bytes:
             pixels = min(pixels, -(-slot.declared_bytes // BYTES_PER_PIXEL))
@@ -259,8 +301,25 @@ def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
     return _audio_copies(samples) + rules.takes.audio_cost(samples).engine_input_bytes
 
 
+def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> int:
+    frames = min(MAX_FRAMES, max(MIN_FRAMES, FRAMES_PER_SECOND * rules.media.max_video_seconds))
+    seen = frames * max(FRAME_PIXELS)
+    samples = (rules.media.max_video_seconds + 1) * SOUND_RATE_HZ
+    decoded = min(3 * seen + 4 * samples, rules.media.max_decoded_bytes)
+    if slot.declared_bytes:
+        decoded = min(decoded, slot.declared_bytes)
+    # Sides are rounded up to patches, which makes a very elongated frame up to 1.5 times as large.
+    seen = decoded // 2 + max(FRAME_PIXELS)
+    if not isinstance(rules.takes, TakesVideo):
+        return 0
+    cost = rules.takes.video_cost(seen // MIN_FRAMES, 1, MIN_FRAMES).engine_input_bytes
+    sound = rules.takes.audio_cost(min(samples, rules.max_audio_samples)).engine_input_bytes
+    work = rules.media.max_video_pixels * VIDEO_WORK_BYTES_PER_PIXEL
+    return 3 * seen * FRAME_COPIES + work + _audio_copies(min(samples, decoded // 4 + 1)) + cost + sound
+
+
 def _worst_image(pixels: int, takes: TakesMedia) -> int:
-    """Bytes of the engine's input of an image of so many pixels, whatever its form: sides are rounded up to patches."""
+    """Returns the most bytes of engine input for `pixels` pixels, for any sides (rounded up to patches)."""
     wide = math.isqrt(takes.max_aspect_ratio * pixels) + _PATCH_MARGIN
     square = math.isqrt(pixels) + _PATCH_MARGIN
     forms = ((square, square), (wide, pixels // wide + _PATCH_MARGIN))

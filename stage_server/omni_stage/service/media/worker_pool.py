@@ -1,9 +1,9 @@
-"""Processes that decode media, so that a hostile image costs its own request and a core for a few seconds, no more.
+"""Processes that decode media, so that a hostile image harms only its own request and one core for a few seconds.
 
 encoded bytes -> shared memory -> a worker (omni_stage/media/worker.py) -> shared memory -> pixels and samples
 
-Text never comes here. A job that takes too long, or whose caller left, is ended with its process; the next one gets a
-fresh process. Used from one event loop.
+Text is not handled here. If a job takes too long or its caller cancels, its process is killed; the next job gets a new
+process. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -27,37 +27,36 @@ import numpy as np
 from PIL import Image
 
 from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
+from omni_proto.video_header import VideoHeader
 from omni_stage.errors import InvalidMediaError, OmniStageError, PrepareTimeoutError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.media.worker import PACKET_BYTES, READY
-from omni_stage.models.component import AudioPart, ImagePart
-from omni_stage.service.media.planning import MediaRules, MediaSlot, audio_samples
+from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
+from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, MediaRules, MediaSlot, audio_samples
 
 WORKERS: Final = 2
 START_TIMEOUT_S: Final = 60.0
 _WORK_SLACK_BYTES: Final = 64 << 20
-"""Of a worker beside images and audio: decoders' tables, blocks, the resampler."""
+"""Memory of a worker in addition to media: decoders' tables, blocks, the resampler."""
 _MAX_ERROR_CHARS: Final = 200
 
 _log = logging.getLogger(__name__)
 
 
 class MediaPool:
-    """Decodes on at most `workers` processes; they start when they are first needed, and stay."""
+    """Decodes in at most `workers` processes, which start on first use and are kept."""
 
     def __init__(self, workers: int = WORKERS) -> None:
         self._places = asyncio.Semaphore(workers)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._starting: set[asyncio.Task[None]] = set()
-        # Copies to and from shared memory: not on the loop, and not on the threads that texts are prepared on.
+        # For copies to and from shared memory, off the event loop and off the threads that prepare texts.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
-    async def decode(
-        self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float
-    ) -> list[ImagePart | AudioPart]:
-        """The media of a request, decoded: images as RGB, audio as mono at the model's rate.
+    async def decode(self, slots: Sequence[MediaSlot], rules: MediaRules, timeout_s: float) -> list[MediaPart]:
+        """Returns the decoded media of a request: images and frames as RGB, audio as mono at the model's rate.
 
         Raises InvalidMediaError, and PrepareTimeoutError if a worker took longer than timeout_s.
         """
@@ -66,18 +65,18 @@ class MediaPool:
             descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(descriptor, job.shared_bytes)
-                # A worker that was taken over must not shrink what is mapped here.
+                # A compromised worker must not shrink the memory that is mapped here.
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
                 shared = mmap.mmap(descriptor, job.shared_bytes)
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._threads, job.fill, shared)
-                samples = await self._run(job, descriptor, timeout_s)
-                return await loop.run_in_executor(self._threads, job.take, shared, samples)
+                sizes = await self._run(job, descriptor, timeout_s)
+                return await loop.run_in_executor(self._threads, job.take, shared, sizes)
             finally:
                 os.close(descriptor)
 
     async def warm(self) -> None:
-        """Start a process now, if none is there, so that the next request finds one."""
+        """Start a process now if there is none, so that the next request need not wait for it."""
         if self._idle or self._busy or self._closed:
             return
         try:
@@ -93,8 +92,8 @@ class MediaPool:
         self._idle.clear()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, job: _Job, descriptor: int, timeout_s: float) -> list[int]:
-        """The job's answer from a worker. Whatever goes wrong, also that the caller left, ends the worker."""
+    async def _run(self, job: _Job, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
+        """Returns the result of a job that a worker ran. Any error, and cancellation too, ends the worker."""
         worker = self._idle.pop() if self._idle else await _Worker.start()
         self._busy.add(worker)
         try:
@@ -158,7 +157,7 @@ class _Worker:
         return decoded
 
     async def _receive(self) -> bytes:
-        """A packet; empty if the process ended."""
+        """Returns a packet; empty if the process ended."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, PACKET_BYTES)
         except ConnectionResetError:
@@ -167,14 +166,14 @@ class _Worker:
     def kill(self) -> None:
         """End the process. Idempotent."""
         self._process.kill()
-        # Behind the callbacks of a read that was cancelled just now, which still look at the socket.
+        # Close after the callbacks of a read that was just cancelled, because they still use the socket.
         asyncio.get_running_loop().call_soon(self._socket.close)
-        # Reaped beside the loop: giving back gigabytes takes the kernel a while.
+        # Reaped in a thread, because the kernel needs a while to free gigabytes.
         threading.Thread(target=self._process.wait, name="media-reaper", daemon=True).start()
 
 
 def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A process that is still importing, and our end of its socket. Takes milliseconds: Popen forks by vfork."""
+    """Returns a process that is still importing, and the parent's end of its socket. Popen uses vfork: milliseconds."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -188,7 +187,7 @@ def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A request's media and where they lie in shared memory: encoded ones first, then room for the decoded ones."""
+    """A request's media and their layout in shared memory: encoded media first, then space for the decoded ones."""
 
     slots: Sequence[MediaSlot]
     media: list[dict[str, Any]]
@@ -197,7 +196,7 @@ class _Job:
 
     @classmethod
     def plan(cls, slots: Sequence[MediaSlot], rules: MediaRules, seconds: float) -> _Job:
-        """Lay the media out by their headers."""
+        """Returns the job for these media, laid out by their headers."""
         media: list[dict[str, Any]] = []
         position = work = 0
         for slot in slots:
@@ -208,6 +207,9 @@ class _Job:
             medium["out"] = position
             needed, room, described = _describe(slot, rules)
             medium |= described
+            if "seconds" in described:
+                # After the frames, which take a whole number of pages.
+                medium["sound_out"] = position + room - described["max_samples"] * BYTES_PER_SAMPLE
             position += room
             work = max(work, needed + slot.size)
         job = {
@@ -219,12 +221,12 @@ class _Job:
         return cls(slots, media, position, json.dumps(job).encode())
 
     def fill(self, shared: mmap.mmap) -> None:
-        """Copy the encoded bytes in."""
+        """Copy the encoded bytes into shared memory."""
         for slot, medium in zip(self.slots, self.media, strict=True):
             shared[medium["offset"] : medium["offset"] + slot.size] = bytes(slot.data)
 
-    def read(self, answer: dict[str, Any]) -> list[int]:
-        """Samples of each medium. Raises InvalidMediaError; believes nothing that does not fit the job."""
+    def read(self, answer: dict[str, Any]) -> list[tuple[int, int]]:
+        """Returns frames and samples of each medium. Raises InvalidMediaError, also for an answer that does not fit."""
         if "error" in answer:
             number = answer.get("medium")
             fields = {index: slot.field for index, slot in enumerate(self.slots)}
@@ -232,33 +234,51 @@ class _Job:
                 f"a medium cannot be used: {str(answer['error'])[:_MAX_ERROR_CHARS]}",
                 field=fields.get(number, "start.chat") if type(number) is int else "start.chat",
             )
-        samples = answer.get("samples")
-        fits = isinstance(samples, list) and len(samples) == len(self.media)
-        if not fits or any(
-            type(count) is not int or not 0 <= count <= medium.get("max_samples", 0)
-            for count, medium in zip(samples or (), self.media, strict=False)
-        ):
+        sizes = answer.get("sizes")
+        fits = isinstance(sizes, list) and len(sizes) == len(self.media)
+        if not fits or not all(map(_fits, sizes or (), self.media)):
             raise InvalidMediaError("the request's media cannot be decoded", field="start.chat")
-        return list(samples or ())
+        return [(frames, samples) for frames, samples in sizes or ()]
 
-    def take(self, shared: mmap.mmap, samples: Sequence[int]) -> list[ImagePart | AudioPart]:
-        """Copy the decoded media out: the worker may still write to what is shared."""
-        parts: list[ImagePart | AudioPart] = []
-        for medium, count in zip(self.media, samples, strict=True):
+    def take(self, shared: mmap.mmap, sizes: Sequence[tuple[int, int]]) -> list[MediaPart]:
+        """Returns copies of the decoded media, because the worker may still write to the shared memory."""
+        parts: list[MediaPart] = []
+        for medium, (frames, count) in zip(self.media, sizes, strict=True):
             begin = medium["out"]
-            if "width" in medium:
+            if "seconds" in medium:
+                seen = np.ndarray((frames, medium["height"], medium["width"], 3), np.uint8, shared, begin).copy()
+                sound = _take_sound(shared, medium["sound_out"], count, medium["to_hz"]) if count else None
+                parts.append(VideoPart(seen, sound))
+            elif "width" in medium:
                 pixels = np.ndarray((medium["height"], medium["width"], 3), np.uint8, shared, begin)
                 parts.append(ImagePart(Image.fromarray(pixels)))
             else:
-                waveform = np.ndarray((count,), np.float32, shared, begin).copy()
-                if not np.isfinite(waveform).all():
-                    raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
-                parts.append(AudioPart(waveform, medium["to_hz"]))
+                parts.append(_take_sound(shared, begin, count, medium["to_hz"]))
         return parts
 
 
+def _fits(size: Any, medium: dict[str, Any]) -> bool:
+    """Returns whether a worker's answer is [frames, samples] within the bounds of the requested medium."""
+    if not isinstance(size, list) or len(size) != 2 or any(type(count) is not int for count in size):
+        return False
+    frames, samples = size
+    least = 2 if "seconds" in medium else 0
+    return bool(least <= frames <= max(1, medium.get("frames", 1)) and 0 <= samples <= medium.get("max_samples", 0))
+
+
+def _take_sound(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:
+    waveform = np.ndarray((count,), np.float32, shared, begin).copy()
+    if not np.isfinite(waveform).all():
+        raise InvalidMediaError("audio holds NaN or infinity", field="start.chat")
+    return AudioPart(waveform, rate_hz)
+
+
+def _paged(size: int) -> int:
+    return size + -size % mmap.PAGESIZE
+
+
 def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, Any]]:
-    """Bytes that a worker needs for it, bytes of its result, and the worker's instructions."""
+    """Returns the bytes that a worker needs for a medium, the bytes of its result, and the worker's instructions."""
     header = slot.header
     if isinstance(header, ImageHeader):
         kind = header.media_type.removeprefix("image/").upper()
@@ -274,6 +294,23 @@ def _describe(slot: MediaSlot, rules: MediaRules) -> tuple[int, int, dict[str, A
                 "max_frames": header.frames,
                 "rate_hz": header.rate_hz,
                 "channels": header.channels,
+                "to_hz": rules.takes.audio_rate_hz,
+            },
+        )
+    if isinstance(header, VideoHeader) and slot.frames is not None:
+        plan = slot.frames
+        samples = header.sound_samples if plan.is_heard else 0
+        return (
+            VIDEO_WORK_BYTES_PER_PIXEL * header.pixels + 3 * samples * BYTES_PER_SAMPLE,
+            _paged(plan.bytes) + samples * BYTES_PER_SAMPLE,
+            {
+                "kind": header.media_type,
+                "seconds": header.seconds,
+                "width": plan.width,
+                "height": plan.height,
+                "frames": plan.count,
+                "max_frames": rules.media.max_video_frames,
+                "max_samples": samples,
                 "to_hz": rules.takes.audio_rate_hz,
             },
         )

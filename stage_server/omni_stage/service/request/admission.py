@@ -1,9 +1,9 @@
 """Admission: how many requests, and how many bytes, a stage holds at once.
 
-Bytes are reserved before any chunk is read, by what the request says it may need; so buffers behind it need no
-bounds of their own. Nobody waits here: what does not fit is refused with RetryInfo. So priority means a share here, and
-order only in the engine's queue: a request whose priority is above 0 finds the stage full while a quarter is still free
-for the others.
+Bytes are reserved before any chunk is read, by the request's own upper bounds, so later buffers need no bounds of their
+own. No request waits here: one that does not fit is refused with RetryInfo. Here priority limits a share; it decides
+the order only in the engine's queue. A request with a priority above 0 is refused while a quarter of the stage is still
+free for other requests.
 """
 
 from __future__ import annotations
@@ -14,24 +14,10 @@ from contextlib import contextmanager
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
 
 YIELDING_SHARE = 0.75
-"""Share of the stage's requests, bytes and streamed requests that requests of a priority above 0 may fill."""
+"""Share of the stage's requests and bytes that requests with a priority above 0 may fill."""
 MEDIA_SHARE = 0.75
-"""Share of the stage's bytes that media may fill: text always fits beside them."""
+"""Share of the stage's bytes that media may fill; the rest stays free for text."""
 RETRY_AFTER_S = 1.0
-
-
-class Admitted:
-    """A request that was admitted."""
-
-    def __init__(self, admission: Admission, streamed: bool) -> None:
-        self._admission = admission
-        self._holds_engine = streamed
-
-    def release_engine(self) -> None:
-        """The engine is done with the request, though stages below may not be. Idempotent."""
-        if self._holds_engine:
-            self._holds_engine = False
-            self._admission.streamed -= 1
 
 
 class Admission:
@@ -40,23 +26,18 @@ class Admission:
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self.max_requests = max_requests
         self.max_bytes = max_bytes
-        self.max_streamed: int | None = None
-        """Most requests whose engine part starts before its input is complete; None where that has no bound."""
         self.requests = 0
-        self.streamed = 0
         self.bytes = 0
         self.media_bytes = 0
-        """Of `bytes`, those of media."""
+        """The part of `bytes` that media hold."""
 
     @contextmanager
-    def admit(
-        self, needed_bytes: int, *, media_bytes: int = 0, streamed: bool = False, priority: int = 0
-    ) -> Iterator[Admitted]:
-        """Hold one request and needed_bytes while the context is open, and for streamed input the engine's KV.
+    def admit(self, needed_bytes: int, *, media_bytes: int = 0, priority: int = 0) -> Iterator[None]:
+        """Hold one request and needed_bytes while the context is open.
 
-        `media_bytes`: what media need of needed_bytes; those of all requests together fill MEDIA_SHARE at most.
-        A priority above 0 yields: it is admitted only into YIELDING_SHARE of each limit, but at least one request at a
-        time, and one of any size into an idle stage.
+        `media_bytes`: the part of needed_bytes that media need. The media of all requests fill at most MEDIA_SHARE.
+        Requests with a priority above 0 yield to others: they may fill only YIELDING_SHARE of each limit. One of them
+        is always allowed, and a stage that holds no bytes admits one of any size.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """
@@ -98,25 +79,12 @@ class Admission:
                 limit=f"{most_media} bytes",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if streamed and self.max_streamed is not None:
-            most_streamed = _share(self.max_streamed) if yields else self.max_streamed
-            if self.streamed >= most_streamed:
-                raise TooManyRequestsError(
-                    f"the stage has {self.streamed} requests with streamed input, as many as its KV cache holds at "
-                    f"full length{_YIELDING if yields else ''}; retry later, or give it more memory, a smaller "
-                    "maxModelLen or more replicas",
-                    limit=f"{most_streamed} requests with streamed input",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-        admitted = Admitted(self, streamed)
         self.requests += 1
-        self.streamed += int(streamed)
         self.bytes += needed_bytes
         self.media_bytes += media_bytes
         try:
-            yield admitted
+            yield
         finally:
-            admitted.release_engine()
             self.requests -= 1
             self.bytes -= needed_bytes
             self.media_bytes -= media_bytes
@@ -126,5 +94,5 @@ _YIELDING = ", of which a priority above 0 may fill three quarters"
 
 
 def _share(most: int) -> int:
-    """What requests that yield may fill of a limit; at least 1."""
+    """Returns how much of a limit yielding requests may fill; at least 1."""
     return max(1, int(most * YIELDING_SHARE))

@@ -18,14 +18,14 @@ _TO_PROTO = {Modality.TEXT: sampling_pb2.MODALITY_TEXT, Modality.AUDIO: sampling
 
 @dataclass(frozen=True, slots=True)
 class ModalityPlan:
-    """What a request wants of this stage and of those below it."""
+    """What a request wants from this stage and from its downstream stages."""
 
     own: frozenset[Modality]
     """Modalities that this stage itself sends."""
     edges: tuple[DownstreamStage, ...]
     """Stages to call."""
     requested: frozenset[Modality]
-    """All that was asked for, defaults applied."""
+    """All requested modalities, with defaults applied."""
 
 
 def to_proto(modalities: Iterable[Modality]) -> list[sampling_pb2.Modality]:
@@ -34,12 +34,12 @@ def to_proto(modalities: Iterable[Modality]) -> list[sampling_pb2.Modality]:
 
 
 def declared(config: StageConfig) -> frozenset[Modality]:
-    """Returns the modalities that this stage and those below it return."""
+    """Returns the modalities that this stage and its downstream stages declare."""
     return frozenset(config.outputs).union(*(edge.outputs for edge in config.downstream))
 
 
 def plan_modalities(config: StageConfig, requested: Sequence[int]) -> ModalityPlan:
-    """Decide which modalities this stage sends and which stages it calls; empty means all that is declared.
+    """Decide which modalities this stage sends and which stages it calls. An empty list requests all declared ones.
 
     Raises InvalidRequestError for a modality that is unknown, or that no stage from here on declares.
     """

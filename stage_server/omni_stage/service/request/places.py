@@ -1,7 +1,7 @@
-"""Places for calls that have not been admitted: those that send no Start yet, and those beside Generate.
+"""Places for calls without admission: Generate calls that have not sent Start yet, and calls other than Generate.
 
-A call holds a place while it may hold memory of the server. Whoever takes many does not keep others out: a full table
-ends the oldest call of the peer that holds most of them.
+A call holds a place while it may hold the server's memory. A peer with many calls cannot lock others out: when the
+table is full, the oldest call of the peer with the most places is ended.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from omni_stage.service.request.admission import RETRY_AFTER_S
 FEWEST_START_PLACES = 8
 """Calls that may be sending their Start, however small the budget."""
 START_GRACE_S = 0.5
-"""Until a call without Start needs a place: mostly Start comes with the call, of hundreds at a time too. What can be
-sent in so short a time bounds what such calls hold."""
+"""Seconds after which a call without Start needs a place. Start mostly arrives with the call, even with hundreds of
+calls at a time. Calls within the grace can hold only what was sent in so short a time."""
 GRACE_STEPS = 5
-"""The grace passes in steps, each timed after the one before: a loop that is late itself is not the callers' fault."""
+"""The grace passes in steps, each timed from the previous one, so that a delayed event loop does not shorten it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,14 +33,14 @@ class Place:
     lost: bool = False
     """Whether the call got no place in time, or was ended for another one."""
     timer: asyncio.TimerHandle | None = None
-    """Of a call that does not need its place yet."""
+    """The timer of a call that does not need its place yet."""
 
 
 class Places:
     """Places of one kind of calls, in one event loop."""
 
     def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
-        """what names the calls in errors; without per_peer one peer may have all, until another one comes."""
+        """what: names the calls in errors. Without per_peer one peer may hold all places until another peer calls."""
         self._what = what
         self.in_all = in_all
         self._per_peer = per_peer
@@ -51,10 +51,10 @@ class Places:
 
     @contextmanager
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
-        """Hold a place while the context is open, if it is open for longer than after_s.
+        """Hold a place while the context is open, beginning after_s seconds after it was entered.
 
-        end is called when the place is lost to another call, or when there is none after after_s. Raises
-        TooManyRequestsError if there is none at once.
+        Calls `end` when the place is lost to another call, or when no place is free after after_s. With after_s = 0,
+        raises TooManyRequestsError if no place is free.
         """
         place = Place(end)
         if after_s:
@@ -94,7 +94,7 @@ class Places:
         place.end()
 
     def refusal(self, limit: str = "") -> TooManyRequestsError:
-        """The error of a call that gets no place, or has lost it."""
+        """Returns the error for a call that gets no place or has lost it."""
         return TooManyRequestsError(
             f"the stage holds as many {self._what} as it takes ({limit or self.in_all}); retry later",
             limit=f"{limit or self.in_all} {self._what}",
@@ -103,14 +103,14 @@ class Places:
 
 
 def peer_address(peer: str) -> str:
-    """The address of a peer as gRPC names it, without its port: `ipv4:10.0.0.7:41234` -> `10.0.0.7`."""
+    """Returns the address in gRPC's name of a peer, without its port: `ipv4:10.0.0.7:41234` -> `10.0.0.7`."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0] if kind in ("ipv4", "ipv6") else peer
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """How many calls may be sending their Start: as many as requests, while that is at most half of the byte budget.
+    """Returns how many calls may be sending their Start: as many as requests, if that fits half of the byte budget.
 
-    A Start may be as large as a message, and is held before anything can be reserved for it.
+    A Start may be as large as a message, and is in memory before any bytes are reserved for it.
     """
     return min(max_requests, max(FEWEST_START_PLACES, max_bytes // 2 // max_message_bytes))

@@ -1,4 +1,4 @@
-"""From a Start to what the stage will do: a pure decision, made before the request is admitted."""
+"""Turns a Start into a plan of what the stage will do. Pure; runs before the request is admitted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_CACHE_SALT_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """What a stage does for one request, everything validated and every default applied."""
+    """What a stage does for one request, validated and with every default applied."""
 
     prompt: PromptPlan | None
     """The user's prompt; None if the input is an edge."""
@@ -52,20 +52,20 @@ class RequestPlan:
     priority: int
     cache_salt: str
     input_bytes: int
-    """Bytes that the input may hold: tensors by their headers (prompt embeddings twice), media as media_plan says."""
+    """Bytes that the input may hold: tensors by their headers (prompt embeddings twice), and media_bytes."""
     output_rows: int
     """Most rows that the stage publishes."""
     output_bytes: int
-    """Bytes that published rows may hold until downstream stages took them."""
+    """Bytes that published rows may hold until downstream stages have taken them."""
 
     @property
     def media_bytes(self) -> int:
-        """Of input_bytes, what media may hold."""
+        """The part of input_bytes that media may hold."""
         return self.prompt.media_bytes if self.prompt else 0
 
     @property
     def reserved_bytes(self) -> int:
-        """What admission reserves."""
+        """Bytes that admission reserves."""
         return self.input_bytes + self.output_bytes
 
 
@@ -76,9 +76,9 @@ def plan_request(
     max_model_len: int,
     prompt_embeds: TensorSpec | None = None,
 ) -> RequestPlan:
-    """Validate Start against the stage; `prompt_embeds` is the engine's, see StageEngine.
+    """Validate Start and return the plan. `prompt_embeds`: see StageEngine.
 
-    Raises OmniStageError with the path of the wrong field; touches nothing.
+    Raises OmniStageError with the path of the wrong field. Has no side effects.
     """
     plan = plan_modalities(config, start.modalities)
     check_reply_form(start, config, component.facts, speaks=bool(plan.edges))
@@ -89,7 +89,7 @@ def plan_request(
         raise InvalidRequestError(f"seed must be at most {MAX_SEED}", field="start.seed", limit=MAX_SEED)
     sampling = _resolve(start, config, component)
     if prompt is not None and prompt.reply is not None:
-        # As long as the reply can be, whatever would be sampled.
+        # A given reply is not sampled: its own length replaces max_tokens.
         sampling = sampling.model_copy(update={"max_tokens": bound_reply(prompt.reply, max_model_len)})
     if start.audio.encoding not in _ENCODINGS:
         raise InvalidRequestError("the audio encoding is not known", field="start.audio.encoding")
@@ -117,26 +117,28 @@ def plan_request(
 
 
 def media_rules(config: StageConfig, component: ServedComponent, max_model_len: int) -> MediaRules | None:
-    """The limits for media; None if its model takes none."""
+    """Returns the rules for media; None if the model takes no media."""
     if not isinstance(component, TakesMedia):
         return None
-    return MediaRules(config.limits, config.media, component, max_model_len)
+    return MediaRules(
+        config.limits, config.media, component, max_model_len, reads_video="video" in component.facts.media
+    )
 
 
 def reads_stream(config: StageConfig) -> bool:
-    """Whether the stage starts before its upstream has ended."""
+    """Returns whether the stage starts before its upstream stage has finished."""
     return config.input is not None and config.input.mode is EdgeMode.STREAM
 
 
 def bound_rows(prompt_rows: int, max_tokens: int | None, max_model_len: int) -> int:
-    """Most rows of a sequence: prompt and output, never more than the engine's longest sequence."""
+    """Returns the most rows of a sequence, prompt and output together: at most the engine's longest sequence."""
     return min(max_model_len, prompt_rows + (max_model_len if max_tokens is None else max_tokens))
 
 
 def downstream_start(
     start: stage_service_pb2.Start, plan: RequestPlan, edge: DownstreamStage, requested: Sequence[sampling_pb2.Modality]
 ) -> stage_service_pb2.Start:
-    """The Start for a downstream stage, without its input: what concerns that stage and those below it."""
+    """Returns the Start for a downstream stage, without its input. It has what that stage and those below it need."""
     message = stage_service_pb2.Start(
         modalities=requested,
         audio=start.audio,
@@ -154,7 +156,7 @@ def downstream_start(
 
 
 def requested_below(start: stage_service_pb2.Start, edge: DownstreamStage) -> list[sampling_pb2.Modality]:
-    """The modalities to ask of a downstream stage: those wanted that it or a stage below it returns."""
+    """Returns the modalities to request from a downstream stage: wanted ones that it or a stage below it declares."""
     declared = modalities.to_proto(edge.outputs)
     return [number for number in declared if not start.modalities or number in start.modalities]
 

@@ -1,6 +1,6 @@
-"""The prompt of a request: validated with the path of every wrong field, then the component's UserPrompt. Pure.
+"""The prompt of a request: validates it, then builds the component's UserPrompt. Pure.
 
-Errors name fields and limits, never what a field holds.
+Errors name the path of the wrong field and the limit, never the content of a field.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from omni_proto.stage.v1 import prompt_pb2, stage_service_pb2
 from omni_proto.stage_config import Limits
 from omni_stage.errors import InvalidRequestError, PromptTooLongError, RequestTooLargeError
-from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.component import ChatMessage, MediaPart, TextPart, UserPrompt
 from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, plan_medium
 from omni_stage.service.request.reply_form import read_called_tools, read_reply, read_structured, read_tools
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
-"""Of all messages of a chat together: what a conversation costs does not depend on how it is cut."""
+"""Most parts in all messages of a chat together: the cost of a conversation does not depend on how it is divided."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
 """More than any chat template adds to a message."""
@@ -28,18 +28,18 @@ _TEMPLATE_OVERHEAD_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
-    """A user's prompt before its media arrived."""
+    """A user's prompt before its media have arrived."""
 
     text: str | None
     chat: prompt_pb2.ChatPrompt | None
     token_ids: tuple[int, ...] | None
     media: tuple[MediaSlot, ...]
     max_prompt_tokens: int
-    """No tokenizer makes more of it: a token is at least one byte."""
+    """Upper bound for any tokenizer, because a token has at least one byte."""
     embeds: bool = False
-    """Whether embeddings follow in place of text, chat and token ids."""
+    """Whether embeddings follow instead of text, chat or token ids."""
     called_tools: tuple[tuple[CalledTool, ...], ...] = ()
-    """Of each message of the chat."""
+    """The called tools of each message of the chat."""
     tools: Tools | None = None
     reply: GivenReply | None = None
     structured: StructuredText | None = None
@@ -56,7 +56,7 @@ class PromptPlan:
 
 
 def is_light(start: stage_service_pb2.Start) -> bool:
-    """Whether planning takes well below a millisecond: no media, whose headers are read, no JSON, and few parts."""
+    """Returns whether planning takes well below a millisecond: no media headers or JSON to parse, and few parts."""
     messages = start.chat.messages
     if start.chat.tools or start.HasField("structured_output") or any(message.tool_calls for message in messages):
         return False
@@ -68,7 +68,7 @@ def is_light(start: stage_service_pb2.Start) -> bool:
 def plan_prompt(
     start: stage_service_pb2.Start, limits: Limits, max_model_len: int, media: MediaRules | None = None
 ) -> PromptPlan:
-    """Validate the prompt of an entry stage; `media` is None where the model takes text alone.
+    """Validate the prompt of an entry stage. `media` is None if the model takes only text.
 
     Raises InvalidRequestError, InvalidMediaError, PromptTooLongError, RequestTooLargeError.
     """
@@ -99,8 +99,8 @@ def _plan_input(
     )
 
 
-def build_prompt(plan: PromptPlan, decoded: Sequence[ImagePart | AudioPart] = ()) -> UserPrompt:
-    """Returns the prompt; `decoded` are the media of the plan, in its order."""
+def build_prompt(plan: PromptPlan, decoded: Sequence[MediaPart] = ()) -> UserPrompt:
+    """Returns the prompt. `decoded` holds the plan's media, in the same order."""
     if plan.chat is None:
         return UserPrompt(text=plan.text, token_ids=plan.token_ids, reply=plan.reply, structured=plan.structured)
     media = iter(decoded)
@@ -133,6 +133,8 @@ def _plan_tokens(ids: Sequence[int], max_model_len: int) -> PromptPlan:
 def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, rules: MediaRules | None) -> PromptPlan:
     _check_size(chat, limits)
     tools = read_tools(chat)
+    if rules is not None and chat.use_audio_in_video:
+        rules = replace(rules, hear_videos=True)
     media: list[MediaSlot] = []
     called: list[tuple[CalledTool, ...]] = []
     chars = tokens = 0
@@ -151,24 +153,26 @@ def _plan_chat(chat: prompt_pb2.ChatPrompt, limits: Limits, max_model_len: int, 
             if kind == "text":
                 chars += len(part.text)
                 tokens += len(part.text.encode())
-            elif kind in ("image", "audio"):
+            elif kind == "image" or kind == "audio" or kind == "video":
                 field = f"{path}.parts[{index}].{kind}"
                 if rules is None:
-                    raise InvalidRequestError("this model reads text only; leave images and audio out", field=field)
-                media.append(plan_medium(part.image if kind == "image" else part.audio, field, kind == "image", rules))
+                    raise InvalidRequestError("this model reads text only; leave media out", field=field)
+                media.append(plan_medium(getattr(part, kind), field, kind, rules))
             else:
-                raise InvalidRequestError("a part holds text, an image or audio", field=f"{path}.parts[{index}]")
+                raise InvalidRequestError(
+                    "a part holds text, an image, audio or a video", field=f"{path}.parts[{index}]"
+                )
     _check_chars(chars, limits, "start.chat")
     if rules is not None:
         check_media(media, rules)
-    # A template writes tools in a way of its own, which may be longer than what was sent.
+    # Each template formats tools in its own way, which may be longer than what was sent.
     is_open = media or tools or any(called)
     upper = max_model_len if is_open else min(tokens + _TEMPLATE_OVERHEAD_TOKENS, max_model_len)
     return PromptPlan(None, chat, None, tuple(media), upper, called_tools=tuple(called), tools=tools)
 
 
 def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:
-    """What belongs to one role alone. Raises InvalidRequestError."""
+    """Check the fields that only one role may set. Raises InvalidRequestError."""
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequestError("only an assistant's message has tool_calls", field=f"{path}.tool_calls")
     if bool(message.tool_call_id) != (message.role == "tool"):
@@ -180,7 +184,10 @@ def _check_tool_fields(message: prompt_pb2.ChatMessage, path: str) -> None:
 
 
 def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
-    """How many messages, parts and media there are, before any is read. Raises InvalidRequestError and its kin."""
+    """Check the number of messages, parts and media before any is read.
+
+    Raises InvalidRequestError, RequestTooLargeError.
+    """
     if not 1 <= len(chat.messages) <= MAX_PARTS:
         raise InvalidRequestError(
             f"a chat has 1 to {MAX_PARTS} messages, got {len(chat.messages)}",
@@ -200,7 +207,9 @@ def _check_size(chat: prompt_pb2.ChatPrompt, limits: Limits) -> None:
             field="start.chat.messages",
             limit=MAX_PARTS,
         )
-    media = sum(part.WhichOneof("part") in ("image", "audio") for message in chat.messages for part in message.parts)
+    media = sum(
+        part.WhichOneof("part") in ("image", "audio", "video") for message in chat.messages for part in message.parts
+    )
     if media > limits.max_media_per_request:
         raise RequestTooLargeError(
             f"the request has {media} media, at most {limits.max_media_per_request} (limits.maxMediaPerRequest)",

@@ -1,6 +1,6 @@
-"""A prompt of embeddings: what Start announces, checked before Accepted, and the payload once its rows are there.
+"""A prompt of embeddings: checks what Start announces, before Accepted, and builds the payload from the received rows.
 
-Payloads are torch's, and imported when one is made: most stages never make any.
+Payloads need torch and are imported only when one is built: most stages never build any.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from omni_stage.payloads import PromptEmbedsPayload
 
 EMBEDS_COPIES = 2
-"""How often the stage server holds the embeddings of a request: as received (then as the payload), and as the tensor
-that vLLM keeps with the request."""
+"""How many copies of a request's embeddings the stage server holds: the received one (later the payload), and the
+tensor that vLLM keeps with the request."""
 _FIELD = "start.prompt_embeds"
 
 
 def plan_embeds(
     header: tensors_pb2.TensorHeader, accepted: TensorSpec | None, config: StageConfig, max_model_len: int
 ) -> EdgeAssembler:
-    """What receives the rows that the header announces. `accepted`: what the engine takes, None if it takes none.
+    """Returns the assembler for the announced rows. `accepted`: the spec that the engine takes, None if it takes none.
 
     Raises InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError.
     """
@@ -75,7 +75,7 @@ def plan_embeds(
 
 
 def build_embeds(received: ReceivedTensor) -> PromptEmbedsPayload:
-    """The payload of the rows that came. One copy of them. Raises InvalidRequestError if there are none."""
+    """Returns the payload with one copy of the received rows. Raises InvalidRequestError if there are none."""
     if received.rows == 0:
         raise InvalidRequestError("no row of the prompt came; send at least one", field=_FIELD)
     from omni_stage.payloads import PromptEmbedsPayload

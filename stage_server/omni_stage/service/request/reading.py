@@ -1,6 +1,6 @@
-"""The caller's side of the protocol, sans-IO: Start, then media or tensor chunks, then End.
+"""Reads the caller's messages, sans-IO: Start, then media or tensor chunks, then End.
 
-Feed messages in the order they came; the reader keeps what they carry and names what is wrong. Nothing here awaits.
+Feed messages in the order of arrival. The reader keeps their content and raises errors. Nothing here awaits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class MediaBuffer:
-    """A medium that arrives in pieces. Grows as they come: an announced size costs nothing by itself."""
+    """A medium that arrives in pieces. It grows as they arrive, so the announced size alone allocates nothing."""
 
     total_bytes: int
     data: bytearray = field(default_factory=bytearray)
@@ -48,7 +48,7 @@ class MediaBuffer:
 
 
 class RequestReader:
-    """State of one call's input. `feed` in order; `done` after End; then `media` and `tensors` hold the input."""
+    """State of one call's input. After End, `done` is true and `media` and `tensors` hold the input."""
 
     def __init__(self) -> None:
         self._state = _State.START
@@ -59,11 +59,11 @@ class RequestReader:
 
     @property
     def done(self) -> bool:
-        """Whether End came."""
+        """Whether End was received."""
         return self._state is _State.ENDED
 
     def start(self, message: WireMessage) -> stage_service_pb2.Start:
-        """Take the first message. Raises ProtocolViolationError if it is no Start."""
+        """Take the first message. Raises ProtocolViolationError if it is not Start."""
         kind = _kind(message)
         if self._state is not _State.START or not isinstance(message, stage_service_pb2.GenerateRequest):
             raise ProtocolViolationError(f"the first message must be Start, got {kind}", field="message")
@@ -73,22 +73,25 @@ class RequestReader:
         return message.start
 
     def expect(self, media: Mapping[int, int], edge: EdgeAssembler | None) -> None:
-        """Say what Start announced: total bytes by media id, and the tensors of the edge."""
+        """Set what Start announced: total bytes by media id, and the assembler of the tensors."""
         self.media = {media_id: MediaBuffer(total) for media_id, total in media.items()}
         self.edge = edge
 
     def feed(self, message: WireMessage) -> None:
         """Take one message after Start.
 
-        Raises ProtocolViolationError, and TensorError for what is wrong inside a tensor chunk.
+        Raises ProtocolViolationError, and TensorError for an error inside a tensor chunk.
         """
         kind = _kind(message)
         if self._state is _State.ENDED:
             raise ProtocolViolationError(f"{kind} came after End, the last message", field="message")
         if isinstance(message, TensorChunkView):
+            message = (message,)
+        if isinstance(message, tuple):
             if self.edge is None:
                 raise ProtocolViolationError("a tensor chunk came, but Start announced no tensors", field="tensor")
-            self.edge.add(message)
+            for chunk in message:
+                self.edge.add(chunk)
             return
         if not isinstance(message, stage_service_pb2.GenerateRequest) or kind == "start":
             raise ProtocolViolationError("Start came twice", field="start")
@@ -98,7 +101,7 @@ class RequestReader:
             self._finish()
 
     def end_of_stream(self) -> None:
-        """The caller closed its side. Raises ProtocolViolationError unless End came."""
+        """Check the input once the caller has closed its side. Raises ProtocolViolationError if End is missing."""
         if not self.done:
             missing = "Start" if self._state is _State.START else "End"
             raise ProtocolViolationError(f"the stream ended before {missing}", field="message")
@@ -125,11 +128,15 @@ class RequestReader:
 
 
 def _kind(message: WireMessage) -> str:
-    """Name of the message in the protocol. Raises ProtocolViolationError for what is no message."""
+    """Returns the protocol's name of a message. Raises ProtocolViolationError if it is not a valid message."""
     if isinstance(message, WireError):
         raise ProtocolViolationError(f"bytes that are no GenerateRequest: {message}", field="message") from message
     if isinstance(message, TensorChunkView):
         return "a tensor chunk"
+    if isinstance(message, tuple):
+        if not message:
+            raise ProtocolViolationError("a message of tensor chunks without any", field="tensors.chunks")
+        return "tensor chunks"
     kind = message.WhichOneof("message")
     if kind is None:
         raise ProtocolViolationError("an empty message, or one of a newer protocol", field="message")

@@ -1,7 +1,7 @@
-"""What Start asks of the entry stage's reply: validated with the path of every wrong field. Pure.
+"""Validates what Start requests of the entry stage's reply. Pure.
 
-Errors name fields and limits, never what a field holds. A grammar's own rules are vLLM's to check; what is checked here
-bounds what that costs.
+Errors name the path of the wrong field and the limit, never the content of a field. vLLM checks the rules inside a
+grammar; the checks here bound the cost of that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tool, 
 MAX_TOOLS: Final = 128
 MAX_CHOICES: Final = 1024
 MAX_FORM_BYTES: Final = 64 << 10
-"""Of a schema, an expression or a grammar: vLLM compiles it before the request runs."""
+"""Largest schema, regular expression or grammar, which vLLM compiles before the request runs."""
 MAX_JSON_DEPTH: Final = 64
 _TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MODES: Final = {
@@ -34,7 +34,7 @@ _MODES: Final = {
 def check_reply_form(
     start: stage_service_pb2.Start, config: StageConfig, facts: ComponentFacts, *, speaks: bool
 ) -> None:
-    """Refuse what the stage cannot do, and what does not go together. `speaks`: whether stages below are called.
+    """Refuse what the stage cannot do, and fields that exclude each other. `speaks`: whether it calls other stages.
 
     Raises InvalidRequestError.
     """
@@ -64,7 +64,7 @@ def check_reply_form(
 
 
 def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: int) -> GivenReply | None:
-    """Returns the given reply, if there is one.
+    """Returns the given reply, or None.
 
     Raises InvalidRequestError, PromptTooLongError, RequestTooLargeError.
     """
@@ -97,13 +97,13 @@ def read_reply(start: stage_service_pb2.Start, limits: Limits, max_model_len: in
 
 
 def bound_reply(reply: GivenReply, max_model_len: int) -> int:
-    """Returns the most tokens that a reply can have: no token is less than a byte of its text."""
+    """Returns the most tokens that a reply can have: each token has at least one byte of its text."""
     length = len(reply.token_ids) if reply.token_ids is not None else len((reply.text or "").encode())
     return max(1, min(length, max_model_len))
 
 
 def read_structured(start: stage_service_pb2.Start) -> StructuredText | None:
-    """Returns the form of the text, if one is asked for. Raises InvalidRequestError, RequestTooLargeError."""
+    """Returns the requested form of the text, or None. Raises InvalidRequestError, RequestTooLargeError."""
     if not start.HasField("structured_output"):
         return None
     message, field = start.structured_output, "start.structured_output"
@@ -126,7 +126,7 @@ def read_structured(start: stage_service_pb2.Start) -> StructuredText | None:
 
 
 def read_tools(chat: prompt_pb2.ChatPrompt) -> Tools | None:
-    """Returns the tools of a chat, if it has any. Raises InvalidRequestError, RequestTooLargeError."""
+    """Returns the tools of a chat, or None. Raises InvalidRequestError, RequestTooLargeError."""
     field = "start.chat.tools"
     if not chat.tools:
         if chat.HasField("tool_choice"):
@@ -234,7 +234,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Levels of lists and mappings; without recursion, because a caller chose the value."""
+    """Returns how deep lists and mappings are nested. Not recursive, because the caller chose the value."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         item, level = waiting.pop()

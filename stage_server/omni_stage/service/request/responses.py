@@ -1,4 +1,4 @@
-"""The way back to the caller: one writer for this stage's events and for those relayed from below."""
+"""Responses to the caller: one writer for this stage's events and for those relayed from downstream stages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from omni_stage.service.wire import TextEncoder
 class ResponseWriter:
     """Writes messages one at a time (gRPC allows one write in progress) and keeps each stage's outcome.
 
-    Accepted comes first: what stages below send earlier is held back until then.
+    Accepted is sent first; messages that downstream stages send earlier are held back until then.
     """
 
     def __init__(self, stage: str, context: Any, meter: AnswerMeter | None = None) -> None:
-        """The meter, if any, counts every message that was written."""
+        """meter: if given, records every message that was written."""
         self._stage = stage
         self._context = context
         self._meter = meter
@@ -32,14 +32,14 @@ class ResponseWriter:
         self._texts = TextEncoder(stage)
 
     async def accept(self, accepted: events_pb2.Accepted) -> None:
-        """Send Accepted, and then what was held back."""
+        """Send Accepted, then the messages that were held back."""
         held, self._held = self._held or [], None
         await self.relay(stage_service_pb2.GenerateResponse(stage=self._stage, accepted=accepted))
         for response in held:
             await self.relay(response)
 
     async def send_text(self, text: str) -> None:
-        """Send text of this stage, which was accepted. Waits while the caller reads slowly. Runs once a token."""
+        """Send text of this stage, after `accept`. Waits while the caller reads slowly. Runs once per token."""
         message = self._texts.encode(text)
         lock = self._lock
         await lock.acquire()
@@ -74,13 +74,13 @@ class ResponseWriter:
         )
 
     async def send_failed(self, status: status_pb2.Status, default_stage: str) -> None:
-        """Send StageFailed in the name of the stage that the status blames."""
+        """Send StageFailed in the name of the stage that the status names, else of default_stage."""
         stage = read_status(status).stage or default_stage
         failed = events_pb2.StageFailed(status=status)
         await self.relay(stage_service_pb2.GenerateResponse(stage=stage, failed=failed))
 
     async def relay(self, response: stage_service_pb2.GenerateResponse) -> None:
-        """Send a message as it is."""
+        """Send a message unchanged; hold it back before `accept`."""
         self._note(response)
         if self._held is not None:
             self._held.append(response)
@@ -91,12 +91,12 @@ class ResponseWriter:
                 self._meter.note(response)
 
     def note_cancelled(self, stage: str) -> None:
-        """A stage that was called and ended by this stage, before it said how it ended."""
+        """Record as cancelled a downstream stage whose call this stage ended before it reported an outcome."""
         cancelled = events_pb2.StageOutcome(stage=stage, code=StatusCode.CANCELLED.value[0])
         self.outcomes.setdefault(stage, cancelled)
 
     def summarize(self, stages: Sequence[str]) -> list[events_pb2.StageOutcome]:
-        """Outcomes of the stages that were called, in the order of stages."""
+        """Returns the outcomes of the stages that have one, in the order of `stages`."""
         return [self.outcomes[stage] for stage in stages if stage in self.outcomes]
 
     def _note(self, response: stage_service_pb2.GenerateResponse) -> None:

@@ -1,4 +1,4 @@
-"""One accepted request: the engine's steps become events and rows for the stages below, which answer meanwhile."""
+"""One admitted request: turns the engine's steps into events for the caller and rows for the downstream stages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from omni_stage.service.audio import AudioEncoder
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.errors import first_error, to_status
 from omni_stage.service.metrics import StageMetrics
-from omni_stage.service.request.admission import Admitted
 from omni_stage.service.request.plan import RequestPlan, bound_rows
 from omni_stage.service.request.responses import ResponseWriter
 from omni_stage.service.request.timeline import Timeline
@@ -46,7 +45,6 @@ class RequestRun:
         writer: ResponseWriter,
         timeline: Timeline,
         metrics: StageMetrics,
-        admitted: Admitted,
     ) -> None:
         self._stage = stage
         self._request_id = request_id
@@ -57,7 +55,6 @@ class RequestRun:
         self._writer = writer
         self._timeline = timeline
         self._metrics = metrics
-        self._admitted = admitted
         self._audio = AudioEncoder(plan.encoding, self._component.facts.sample_rate_hz)
         self._prompt_tokens = 0
         self._completion_tokens = 0
@@ -67,9 +64,9 @@ class RequestRun:
         self._rows_bound = plan.output_rows
 
     async def open_early(self) -> None:
-        """Open the calls of Stream edges, so that Accepted means that those stages took the request too.
+        """Open the calls of Stream edges, so that Accepted means that those stages accepted the request too.
 
-        Raises the first failure; with allow_partial a stage that cannot be had is reported and left out.
+        Raises the first failure. With allow_partial an unavailable stage is reported and left out instead.
         """
         early = [call for call in self._calls if call.opens_early]
         try:
@@ -89,18 +86,18 @@ class RequestRun:
             await self._report(error, call.edge.stage)
 
     def close(self) -> None:
-        """End what is open downstream. Idempotent."""
+        """End all open downstream calls. Idempotent."""
         for call in self._calls:
             call.close()
 
     async def execute(
         self, build: Callable[[], Awaitable[StageRequest]], receive: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Run the engine on the request that build makes, and the downstream calls, to their ends.
+        """Run the engine on the request that `build` returns, and the downstream calls, until both have ended.
 
-        `receive` takes in what is still to come of the input meanwhile; an engine that needs no more ends it.
-        Raises the first failure of either, after ending the other; with allow_partial a failure becomes a
-        StageFailed event and what can continue continues.
+        `receive` reads the rest of the input meanwhile; it is cancelled when the engine has finished. Raises the first
+        failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead, and
+        the stages that can continue do so.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -142,12 +139,11 @@ class RequestRun:
         """Consume the engine's steps. Returns the last one."""
         self._timeline.engine_submitted = self._timeline.now()
         last: StageStep | None = None
-        # The engine aborts the request when its iterator is closed, on every way out of here.
+        # Closing the iterator makes the engine abort the request, however this function ends.
         async with aclosing(self._engine.generate(request)) as steps:
             async for step in steps:
                 await self._on_step(step)
                 last = step
-        self._admitted.release_engine()
         if last is None or last.finish_reason is None:
             raise ModelExecutionError(f"the engine of stage {self._stage!r} ended the request without a finish reason")
         return last
@@ -180,12 +176,12 @@ class RequestRun:
 
     def _on_prompt(self, tokens: int) -> None:
         self._prompt_tokens = tokens
-        # The prompt's true length is known now: announce, and so reserve below, no more than it needs.
+        # The prompt's exact length is known now: announce, and so reserve downstream, no more than it needs.
         exact = bound_rows(tokens, self._plan.sampling.max_tokens, self._engine.max_model_len)
         self._rows_bound = min(self._rows_bound, exact)
 
     async def _send_tokens(self, step: StageStep) -> None:
-        # Of embeddings the engine reports zeros, which are nobody's token ids.
+        # For embeddings the engine reports zeros instead of token ids.
         has_ids = self._component.facts.writes_text and not (self._plan.prompt and self._plan.prompt.embeds)
         prompt = step.prompt_token_ids if has_ids else None
         await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
@@ -198,7 +194,7 @@ class RequestRun:
             await self._writer.send(tool_call=delta)
 
     async def _finish(self, last: StageStep) -> None:
-        """Wait until the rows are handed over, then report the end of this stage's own work."""
+        """Wait until the rows are sent, then report the end of this stage's own work."""
         if last.finish_reason is None:
             raise ModelExecutionError(f"stage {self._stage!r} has no finish reason")
         reason = _FINISH_REASONS[last.finish_reason]

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request as plain data, with the path of every wrong one. Pure."""
+"""Sampling parameters of a request as plain data; errors name the path of the wrong one. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_sampling_names(sampling: Mapping[str, sampling_pb2.SamplingParams], st
     for name in sorted(sampling):
         if name not in stages:
             listed = ", ".join(stages)
-            # The name is the caller's text: not repeated.
+            # The name is the caller's text, so the message does not repeat it.
             raise InvalidRequestError(
                 f"start.sampling names a stage that does not exist; known stages: {listed}",
                 field="start.sampling",

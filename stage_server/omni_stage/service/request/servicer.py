@@ -1,5 +1,8 @@
-"""StageService: one request in numbered steps. Deciding is in `plan`, the work in `run`, the calls below in
-`downstream`; errors are raised here and mapped in `errors` by the interceptor."""
+"""StageService: one request in numbered steps.
+
+`plan` decides, `run` does the work, `edges.downstream_call` calls the downstream stages. The interceptor maps errors to
+statuses, with `service.errors`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +21,7 @@ from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import PROMPT_EMBEDS
 from omni_stage.engine.protocol import StageEngine
 from omni_stage.errors import ConfigurationError, DeadlineExceededError, EngineDeadStageError, NotReadyError
-from omni_stage.models.component import AudioPart, EdgeInput, ImagePart, StageRequest, UserPrompt
+from omni_stage.models.component import EdgeInput, MediaPart, StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.process.stage_log import request_id_var
 from omni_stage.service.answer_meter import AnswerMeter
@@ -44,14 +47,14 @@ from omni_stage.service.request.tracing import RequestTrace, Tracing
 from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0
-"""Time for a call's first message, which may hold some MiB of media."""
+"""Time limit for a call's first message, which may hold several MiB of media."""
 PLANNERS: Final = 2
-"""Threads that look at large requests before they are admitted."""
+"""Threads that plan large requests before they are admitted."""
 
 
 @dataclass(slots=True)
 class StageRuntime:
-    """What every call of a stage server shares."""
+    """What all calls of a stage server share."""
 
     config: StageConfig
     engine: StageEngine
@@ -60,12 +63,12 @@ class StageRuntime:
     channels: DownstreamChannels
     metrics: StageMetrics
     starting: Places
-    """Of calls whose Start has not come: nothing is reserved for them yet."""
+    """Places of calls that have not sent Start: no bytes are reserved for them yet."""
     tracing: Tracing = field(default_factory=Tracing)
     media: MediaPool = field(default_factory=MediaPool)
     planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(PLANNERS, "plan"))
     engine_ready: bool = False
-    """Set once the engine loaded and answered its warm-up request."""
+    """Whether the engine has loaded and completed its warm-up request."""
 
 
 class StageServicer:
@@ -83,7 +86,7 @@ class StageServicer:
         return describe_stage(self._config, self._runtime.engine, self._runtime.admission)
 
     async def generate(self, messages: AsyncIterator[WireMessage], context: Any) -> None:
-        """Run one request: within its deadline, counted, and ended with the stage."""
+        """Run one request within its deadline, counted in `in_flight` so that it ends with the stage."""
         deadline = Deadline.of_call(context.time_remaining(), self._config.timeouts.request, time.monotonic())
         entry = self._runtime.metrics.entry
         meter = AnswerMeter() if entry is not None else None
@@ -106,17 +109,15 @@ class StageServicer:
         self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline, meter: AnswerMeter | None
     ) -> None:
         runtime, config = self._runtime, self._config
-        # 1. Start, and nothing that is large yet.
+        # 1. Read Start, and nothing large yet.
         self._check_engine()
         reader = RequestReader()
         start = await _read_start(messages, reader, runtime.starting, peer_address(context.peer()))
-        # 2. Decide what it asks for; the edge's schema is part of that.
+        # 2. Plan the request; this checks the edge's schema too.
         plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
-        # 3. Admit: from here on its bytes are reserved.
-        with runtime.admission.admit(
-            plan.reserved_bytes, media_bytes=plan.media_bytes, streamed=plan.streamed, priority=plan.priority
-        ) as admitted:
+        # 3. Admit the request: its bytes are reserved from here on.
+        with runtime.admission.admit(plan.reserved_bytes, media_bytes=plan.media_bytes, priority=plan.priority):
             writer = ResponseWriter(config.stage, context, meter)
             request_id = request_id_var.get()
             timeline = Timeline()
@@ -133,33 +134,33 @@ class StageServicer:
                 writer=writer,
                 timeline=timeline,
                 metrics=runtime.metrics,
-                admitted=admitted,
             )
             with closing(run), _traced(trace, timeline):
-                # 4. Accepted, by the stages of Stream edges first: the caller may not retry any more.
+                # 4. Accept, after the stages of Stream edges did. From here on the caller may not retry.
                 await run.open_early()
                 timeline.accept()
                 await writer.accept(
                     events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
                 )
-                # 5. The rest of the input, up to End, before the engine or beside it; 6. the stages below.
+                # 5. Read the input up to End, before the engine starts or while it runs. 6. Run the engine and the
+                # downstream calls.
                 if plan.streamed:
                     stream = EdgeStream()
                     await run.execute(
-                        lambda: self._stage_request(plan, stream, bool(calls)),
+                        lambda: self._stage_request(plan, stream, bool(calls), timeline),
                         lambda: self._receive(messages, reader, stream, timeline),
                     )
                 else:
                     await self._receive(messages, reader, None, timeline)
-                    await run.execute(lambda: self._stage_request(plan, reader, bool(calls)))
-            # 7. The entry reports how all of it ended.
+                    await run.execute(lambda: self._stage_request(plan, reader, bool(calls), timeline))
+            # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = writer.summarize(config.stages)
                 summary = events_pb2.Summary(request_id=request_id, stages=stages, total_ns=timeline.now())
                 await writer.send(summary=summary)
 
     async def _plan(self, start: stage_service_pb2.Start) -> RequestPlan:
-        """Beside the loop what takes longer than a blink: other calls, and health checks, continue meanwhile."""
+        """Plan the request; a large one in a thread, so that other calls and health checks continue meanwhile."""
         engine = self._runtime.engine
         plan = partial(plan_request, start, self._config, engine.component, engine.max_model_len, engine.prompt_embeds)
         if is_light(start):
@@ -203,7 +204,7 @@ class StageServicer:
     async def _receive(
         self, messages: AsyncIterator[WireMessage], reader: RequestReader, stream: EdgeStream | None, timeline: Timeline
     ) -> None:
-        """Read up to End; rows go to stream as they come. Raises ProtocolViolationError, TensorError."""
+        """Read up to End, and pass rows to `stream` as they arrive. Raises ProtocolViolationError, TensorError."""
         while not reader.done:
             reader.feed(await _next(messages, reader))
             if stream is not None and reader.edge is not None and not reader.done:
@@ -217,17 +218,17 @@ class StageServicer:
             stream.end()
 
     async def _stage_request(
-        self, plan: RequestPlan, received: RequestReader | EdgeStream, want_tensors: bool
+        self, plan: RequestPlan, received: RequestReader | EdgeStream, want_tensors: bool, timeline: Timeline
     ) -> StageRequest:
-        """The engine's request. Raises InvalidMediaError, PrepareTimeoutError, TensorError."""
+        """Returns the engine's request. Raises InvalidMediaError, PrepareTimeoutError, TensorError."""
         source: UserPrompt | EdgeInput | EdgeStream
         if isinstance(received, EdgeStream):
             source = received
         elif plan.prompt is not None and plan.prompt.embeds:
-            # Popped: from here on the rows are held by the payload alone.
+            # Popped, so that only the payload holds the rows from here on.
             source = UserPrompt(prompt_embeds=build_embeds(received.tensors.pop(PROMPT_EMBEDS)))
         elif plan.prompt is not None:
-            source = build_prompt(plan.prompt, await self._decode(plan.prompt, received))
+            source = build_prompt(plan.prompt, await self._decode(plan.prompt, received, timeline))
         elif plan.edge is not None:
             source = EdgeInput(self._runtime.engine.open_tensors(received.tensors))
         else:
@@ -242,24 +243,31 @@ class StageServicer:
             cache_salt=plan.cache_salt,
         )
 
-    async def _decode(self, prompt: PromptPlan, reader: RequestReader) -> list[ImagePart | AudioPart]:
-        """The prompt's media. Raises InvalidMediaError and its kin, PrepareTimeoutError."""
+    async def _decode(self, prompt: PromptPlan, reader: RequestReader, timeline: Timeline) -> list[MediaPart]:
+        """Returns the prompt's decoded media.
+
+        Raises InvalidMediaError, RequestTooLargeError, PromptTooLongError, PrepareTimeoutError.
+        """
         runtime, config, engine = self._runtime, self._config, self._runtime.engine
         rules = media_rules(config, engine.component, engine.max_model_len)
         if rules is None or not prompt.media:
             return []
+        rules = replace(rules, hear_videos=prompt.chat is not None and prompt.chat.use_audio_in_video)
         data = {media_id: buffer.data for media_id, buffer in reader.media.items()}
         reader.media = {}
         slots = await asyncio.get_running_loop().run_in_executor(
             runtime.planners, receive_media, prompt.media, data, rules
         )
         del data
-        return await runtime.media.decode(slots, rules, config.timeouts.prepare)
+        timeline.decode_start = timeline.now()
+        parts = await runtime.media.decode(slots, rules, config.timeouts.prepare)
+        timeline.decode_end = timeline.now()
+        return parts
 
 
 @contextmanager
 def _traced(trace: RequestTrace, timeline: Timeline) -> Iterator[None]:
-    """The request's spans end with it, however it ends."""
+    """End the request's spans with the context, whether it succeeds or fails."""
     error: BaseException | None = None
     try:
         yield
@@ -273,7 +281,7 @@ def _traced(trace: RequestTrace, timeline: Timeline) -> Iterator[None]:
 async def _read_start(
     messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
 ) -> stage_service_pb2.Start:
-    """The first message. If it does not come soon the call needs one of the places, and may lose it to another."""
+    """Returns the first message. A call that does not send it soon needs a place, and may lose it to another call."""
     place = None
     try:
         async with asyncio.timeout(START_TIMEOUT_S) as scope:

@@ -1,4 +1,4 @@
-"""GetStage: what a stage is."""
+"""GetStage: describes the stage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DISTRIBUTIONS = {
 
 @cache
 def installed_versions() -> dict[str, str]:
-    """Versions of what the stage is made of; what is not installed is left out."""
+    """Returns the versions of the stage's packages, without those that are not installed."""
     versions = {}
     for name, distributions in _DISTRIBUTIONS.items():
         for distribution in distributions:
@@ -40,7 +40,7 @@ def installed_versions() -> dict[str, str]:
 def describe_stage(
     config: StageConfig, engine: StageEngine, admission: Admission
 ) -> stage_service_pb2.GetStageResponse:
-    """The answer to GetStage."""
+    """Returns the response to GetStage."""
     component = engine.component
     read = component.input_schema if config.input is not None else None
     written = component.output_schema

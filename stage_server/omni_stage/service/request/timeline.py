@@ -10,12 +10,15 @@ from omni_proto.stage.v1 import events_pb2
 
 @dataclass(slots=True)
 class Timeline:
-    """Marks of one request. Each mark is set once; 0 means that it did not happen."""
+    """Times of one request in ns since Accepted. Each is set once; 0 means that it did not happen."""
 
     accepted_unix_ns: int = field(default_factory=time.time_ns)
     accepted_ns: int = field(default_factory=time.monotonic_ns)
-    """Of the monotonic clock: the zero of every mark."""
+    """Accepted on the monotonic clock: the zero of all times."""
     input_complete: int = 0
+    decode_start: int = 0
+    """The media worker starts to decode the prompt's media."""
+    decode_end: int = 0
     engine_submitted: int = 0
     engine_scheduled: int = 0
     first_output: int = 0
@@ -27,19 +30,19 @@ class Timeline:
     steps: list[int] = field(default_factory=list)
 
     def accept(self) -> None:
-        """The request is accepted now: the zero of every mark."""
+        """Record that the request is accepted now: the zero of all times."""
         self.accepted_unix_ns, self.accepted_ns = time.time_ns(), time.monotonic_ns()
 
     def now(self) -> int:
-        """ns since Accepted, at least 1: 0 means never."""
+        """Returns the ns since Accepted; at least 1, because 0 means never."""
         return self.since(time.monotonic_ns())
 
     def since(self, monotonic_ns: int) -> int:
-        """ns from Accepted to a reading of the monotonic clock, at least 1."""
+        """Returns the ns from Accepted to a time of the monotonic clock; at least 1."""
         return max(1, monotonic_ns - self.accepted_ns)
 
     def to_proto(self, *, with_steps: bool) -> events_pb2.StageTimings:
-        """The message."""
+        """Returns the times as the protocol's message."""
         return events_pb2.StageTimings(
             accepted_unix_ns=self.accepted_unix_ns,
             input_complete_ns=self.input_complete,

@@ -1,1 +1,1 @@
-"""The process of a stage server and its ports, from start to drain. Nothing here knows what a request holds."""
+"""The process of a stage server and its ports, from start to drain. Nothing here reads the content of requests."""

@@ -1,4 +1,4 @@
-"""Orderly end: NOT_SERVING but accepting, then refusing, then waiting for the calls in flight."""
+"""Orderly shutdown: report NOT_SERVING but still accept calls, then refuse new ones and wait for those in flight."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = logging.getLogger(__name__)
 async def drain(
     health: StageHealth, in_flight: InFlight, *, notice_s: float, grace_s: float, abort: asyncio.Event
 ) -> bool:
-    """Drain the stage. abort (a second signal) cuts it short. Whether every call ended by itself.
+    """Drain the stage; `abort` (a second signal) cuts it short. Returns whether every call ended by itself.
 
-    1. NOT_SERVING: load balancers turn away while late callers are still served, for notice_s.
+    1. Report NOT_SERVING for notice_s: load balancers stop sending calls, and late calls are still served.
     2. Refuse new calls (DRAINING, which callers retry elsewhere).
-    3. Wait up to grace_s for the calls in flight; what is left then ends as DRAINING.
+    3. Wait up to grace_s for the calls in flight. Calls that are left then end with DRAINING.
     """
     await health.set_ready(False)
     _log.info("draining: not ready, still accepting", extra={"notice_s": notice_s, "calls": len(in_flight)})

@@ -1,7 +1,7 @@
-"""grpc.health.v1: what kubelet, load balancers and upstream stages ask.
+"""grpc.health.v1, which kubelet, load balancers and upstream stages query.
 
-Readiness is of this stage alone (its engine, its drain), never of a downstream's health: else one stage's fault would
-take all others out of service. `liveness` says whether a restart would help.
+Readiness depends on this stage alone (its engine, its drain), never on the health of downstream stages. Otherwise one
+stage's fault would take all others out of service. `liveness` reports whether a restart would help.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class StageHealth:
         self.alive = True
 
     async def publish(self) -> None:
-        """Answer with the current state from the start, before anything changed."""
+        """Publish the initial state, before any change."""
         await self.set_ready(self.ready)
         await self.set_alive(self.alive)
 
     async def set_ready(self, ready: bool) -> None:
-        """Take requests, or not: "", `readiness` and the service's name."""
+        """Set whether the stage takes requests, under "", `readiness` and the service's name."""
         self.ready = ready
         status = _SERVING if ready else _NOT_SERVING
         for service in ("", SERVICE_NAME):
@@ -40,6 +40,6 @@ class StageHealth:
             await self.probes.set(service, status)
 
     async def set_alive(self, alive: bool) -> None:
-        """Whether the process can still do its work."""
+        """Set whether the process can still do its work, under `liveness`."""
         self.alive = alive
         await self.probes.set(LIVENESS, _SERVING if alive else _NOT_SERVING)

@@ -1,4 +1,4 @@
-"""Around every call of StageService: its request id, its line in the log, its metrics, its status."""
+"""Wraps every call of StageService: request id, access log, metrics and status."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from omni_stage.service.wire import SERVICE_NAME
 DISCARD_S = 0.05
 QUIET_S = 0.01
 DISCARDING = 64
-"""Refused calls that are read from at a time."""
+"""Most refused calls whose messages are read and discarded at a time."""
 
 _log = logging.getLogger(__name__)
 _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Maps errors to statuses, in the one place that does, and keeps the access log and the metrics.
+    """Maps errors to statuses, which no other place does, and keeps the access log and the metrics.
 
-    Other services of the port (health, reflection) pass untouched.
+    Other services of the port (health, reflection) pass unchanged.
     """
 
     def __init__(self, stage: str, metrics: StageMetrics) -> None:
@@ -84,11 +84,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return call
 
     async def _discard(self, messages: AsyncIterator[Any]) -> None:
-        """Read what the caller is just sending.
+        """Read and discard what the caller is still sending.
 
-        grpc.aio's client replaces the status with INTERNAL if one of its writes meets a stream that has ended. A caller
-        that sends nothing for a moment, as one that waits for Accepted, is not kept waiting: its deadline may be near.
-        What is read has no place any more: in a flood of refusals most are not read.
+        grpc.aio's client replaces the status with INTERNAL if it writes to a stream that has ended. Reading stops when
+        the caller pauses, for example to wait for Accepted, because its deadline may be near. Discarded messages are
+        outside of admission and places, so at most DISCARDING calls are read at a time, even in a flood of refusals.
         """
         if self._discarding >= DISCARDING:
             return

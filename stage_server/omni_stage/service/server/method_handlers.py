@@ -13,7 +13,7 @@ from omni_stage.service.wire import GENERATE, GET_STAGE, SERVICE_NAME, deseriali
 
 
 def stage_handlers(servicer: StageServicer) -> tuple[str, dict[str, grpc.RpcMethodHandler]]:
-    """Full name of the service, and a handler for each of its methods."""
+    """Returns the full name of the service, and a handler for each of its methods."""
     methods = {
         GENERATE: grpc.stream_stream_rpc_method_handler(
             servicer.generate,

@@ -1,7 +1,7 @@
-"""/metrics over HTTP: one answer a connection, within bounds, in Prometheus' text format whatever a scraper would take.
+"""/metrics over HTTP: one response per connection, bounded, always in Prometheus' text format.
 
-The client library (0.26) writes OpenMetrics samples without colons in their names: vllm:num_requests_waiting would be
-vllm_num_requests_waiting, which no dashboard of vLLM knows.
+OpenMetrics is not offered: the client library (0.26) replaces colons in the names of OpenMetrics samples.
+vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not know.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class MetricsServer:
         self._registry = registry
         self._http = web.Server(self._answer, access_log=None)
         self._server: asyncio.Server | None = None
-        # One: what waits is bounded by the connections, and collecting beside requests costs a core at most.
+        # One thread, so that collecting takes at most one core from requests. The connections bound the queue.
         self._collector = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self.port = 0
         """The port, once started."""
 
     async def start(self, host: str, port: int) -> int:
-        """Bind, port 0 for any free one. The port. Raises ConfigurationError."""
+        """Bind and start; port 0 picks any free port. Returns the port. Raises ConfigurationError."""
         try:
             listener = open_listener(host, port)
         except OSError as error:

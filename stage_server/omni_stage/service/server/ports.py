@@ -30,11 +30,11 @@ from omni_stage.service.server.side_calls import (
 from omni_stage.service.wire import SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
-"""Of a port: an idle one costs about 15 KiB. gRPC refuses those beyond."""
+"""Most connections of a port. An idle one costs about 15 KiB; gRPC refuses more."""
 HANDSHAKE_TIMEOUT_S = 10
-"""Until TLS is agreed and the first settings have come; a connection without them is closed."""
+"""Time limit for TLS and the first HTTP/2 settings; a connection without them is closed after it."""
 IDLE_S = 60
-"""A connection without calls is closed."""
+"""Seconds after which a connection without calls is closed."""
 HEALTH_MESSAGE_BYTES = 64 * 1024
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Ports:
     metrics: int
 
     def write(self, path: Path) -> None:
-        """Write the ports as JSON, all at once: a reader never sees half a file. Raises OmniStageError."""
+        """Write the ports as JSON atomically, so that a reader never sees half a file. Raises OmniStageError."""
         try:
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
                 json.dump({"grpc": self.grpc, "health": self.health, "metrics": self.metrics}, file)
@@ -68,10 +68,10 @@ class Ports:
 
 
 def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int | str]]:
-    """Options of the main port: everyone's, with the stage's own message size and longest request, and bounds."""
+    """Returns the main port's options: the shared ones, with this stage's message size, request timeout and bounds."""
     size = config.limits.max_message_bytes
     options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
-    # Above what one connection may have in work: a call beyond is refused with a reason, and does not wait in silence.
+    # More streams than the stage serves, so that a call beyond its limits is refused with a reason instead of waiting.
     streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER)
     options |= {
         "grpc.max_receive_message_length": size,
@@ -82,7 +82,7 @@ def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int 
 
 
 def health_options() -> list[tuple[str, int | str]]:
-    """Options of the health-only port: small messages, short connections."""
+    """Returns the options of the health-only port: small messages, short connections."""
     options: dict[str, int | str] = {
         "grpc.so_reuseport": 0,
         "grpc.max_receive_message_length": HEALTH_MESSAGE_BYTES,
@@ -96,9 +96,10 @@ def health_options() -> list[tuple[str, int | str]]:
 def build_main_server(
     config: StageConfig, servicer: StageServicer, health_state: StageHealth, metrics: StageMetrics, start_places: int
 ) -> grpc.aio.Server:
-    """The server of StageService, not started and not bound.
+    """Returns the server of StageService, not started and not bound.
 
-    It has no bound on calls of all kinds: watches of health would take the places of requests. Each kind has its own.
+    It has no common bound on all calls, because health watches would take the places of requests. Each kind of call has
+    its own bound.
     """
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics)),
@@ -112,7 +113,7 @@ def build_main_server(
 
 
 def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
-    """The health-only server: kubelet's probe has no client certificate, and load must not starve it."""
+    """Returns the health-only server: kubelet's probe has no client certificate, and load must not starve it."""
     server = grpc.aio.server(
         interceptors=(SideCallInterceptor(HEALTH_IN_ALL, HEALTH_PER_PEER),), options=health_options()
     )
@@ -123,9 +124,9 @@ def build_health_server(health_state: StageHealth) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, host: str, port: int, field: str, credentials: grpc.ServerCredentials | None = None
 ) -> int:
-    """Bind a port, 0 for any free one; plaintext without credentials. The port.
+    """Bind a port; 0 picks any free one. Plaintext without credentials. Returns the port.
 
-    Raises ConfigurationError naming field.
+    Raises ConfigurationError that names `field`.
     """
     address = f"{host}:{port}"
     try:
@@ -140,6 +141,6 @@ def bind(
 
 
 def _cannot_bind(host: str, port: int, field: str, has_tls: bool = False) -> ConfigurationError:
-    # gRPC does not distinguish the two.
+    # gRPC reports both causes alike.
     why = "is the port taken, or the certificate one that gRPC cannot read?" if has_tls else "is the port taken?"
     return ConfigurationError(f"cannot listen on {host}:{port} ({field}); {why}", field=field)

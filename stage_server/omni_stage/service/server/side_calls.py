@@ -1,7 +1,7 @@
-"""Calls beside Generate (health, reflection, GetStage): bounded by peer, in total and in time, beside requests.
+"""Calls other than Generate (health, reflection, GetStage): bounded per peer, in total and in time.
 
-Every method is served as one that takes a stream, which is the same on the wire: gRPC would otherwise read the request
-before any of our code runs, and wait for it without end.
+Every method is served as one that takes a stream, which is the same on the wire. Otherwise gRPC would read the request
+before any of this code runs, and wait for it without a limit.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
-"""Streams, and as many calls with one answer. A channel watches health with one stream a connection."""
+"""Most streams, and most calls with one response. A channel watches health with one stream per connection."""
 HEALTH_IN_ALL, HEALTH_PER_PEER = 128, 16
-"""The same of the health port: kubelet asks one question at a time."""
+"""The same for the health port; kubelet sends one call at a time."""
 REQUEST_TIMEOUT_S = 5.0
-"""For the request of a call that has one."""
+"""Time limit for the request of a call that takes one request."""
 ANSWER_TIMEOUT_S = 30.0
 WATCH_LIFE_S = 600.0
-"""A watch ends then at the latest; clients watch again. Mostly its connection has reached its age before."""
+"""Longest life of a watch; clients watch again. Its connection mostly reaches its maximum age before that."""
 REFLECTION_LIFE_S = 60.0
 
 _LIVES_S = {
@@ -38,7 +38,7 @@ _Behavior = Callable[[Any, Any], Any]
 
 
 class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Bounds every call but Generate, which has admission."""
+    """Bounds every call except Generate, which admission bounds."""
 
     def __init__(self, in_all: int, per_peer: int) -> None:
         self._streams = Places("streams beside Generate", in_all, per_peer=per_peer)
@@ -85,7 +85,7 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _answer(outcome: Any, context: Any) -> None:
-    """Send what a behavior answers: by an async generator, as a result, or by itself through the context."""
+    """Send a behavior's responses: from an async generator, or its result; it may also write to the context itself."""
     if hasattr(outcome, "__aiter__"):
         async for response in outcome:
             await context.write(response)
@@ -96,7 +96,7 @@ async def _answer(outcome: Any, context: Any) -> None:
 
 
 async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
-    """The one message of a call, which must come soon and be the last: what follows it would only take memory."""
+    """Returns the only message of a call. It must arrive soon, and a second one ends the call, to bound memory."""
     requests = []
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):

@@ -25,7 +25,6 @@ from omni_stage.service.in_flight import InFlight
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.places import Places, count_start_places
-from omni_stage.service.request.plan import reads_stream
 from omni_stage.service.request.servicer import StageRuntime, StageServicer
 from omni_stage.service.request.stage_info import installed_versions
 from omni_stage.service.request.tracing import Tracing, open_tracing
@@ -61,16 +60,16 @@ class StageServer:
         self._engine: StageEngine | None = None
 
     async def start(self, build_engine: EngineBuilder) -> Ports:
-        """Open the health port, load the engine, open the others, become ready. Raises OmniStageError.
+        """Open the health port, load the engine, open the main port, become ready. Raises OmniStageError.
 
-        The engine's processes start before the main port exists; build_engine runs in a thread, since importing an
-        engine takes seconds in which probes must be answered.
+        The engine's processes start before the main port exists. build_engine runs in a thread, because importing an
+        engine takes seconds, in which probes must be answered.
         """
         config = self.config
         # A wrong certificate is reported at once, not after the minutes that an engine takes.
         certificate = await self._load_certificate()
         tracing = open_tracing(config.pipeline, config.stage)
-        # Beside the loop: what waits is sent, which may take its time-out.
+        # In a thread, because sending the pending spans may take up to its timeout.
         self._stack.push_async_callback(asyncio.to_thread, tracing.close)
         await self.health.publish()
         probes = build_health_server(self.health)
@@ -138,7 +137,7 @@ class StageServer:
                 task.cancel()
 
     def warm_media(self) -> None:
-        """Start what decodes media where the model takes any, so that the first request does not wait for it."""
+        """Start a media worker if the model takes media, so that the first request does not wait for it."""
         runtime = self.runtime
         if runtime is not None and isinstance(runtime.engine.component, TakesMedia):
             task = asyncio.create_task(runtime.media.warm())
@@ -158,7 +157,7 @@ class StageServer:
         tls = self.config.listen.tls
         if tls is None:
             return None
-        # Imported where it is used: most stages have no certificate.
+        # Imported only here, because most stages have no certificate.
         from omni_stage.service.server.tls import ServingCertificate
 
         return await asyncio.to_thread(ServingCertificate, tls, self._registry)
@@ -174,7 +173,7 @@ class StageServer:
         await Watchdog(self._engine, limit, self.in_flight, self.health, self.config.stage).run(on_death)
 
     async def _end_dead(self) -> ExitCode:
-        # The calls were failed just now; let their statuses reach the callers.
+        # The watchdog has just failed all calls; let their statuses reach the callers.
         await self.in_flight.wait_idle(2.0)
         message = f"the engine of stage {self.config.stage!r} died"
         write_termination(TerminationReason.ENGINE_DEAD, message)
@@ -183,8 +182,6 @@ class StageServer:
     def _build_runtime(self, engine: StageEngine, tracing: Tracing) -> StageRuntime:
         admission, limits = self.admission, self.config.limits
         places = count_start_places(limits.max_concurrent_requests, admission.max_bytes, limits.max_message_bytes)
-        if reads_stream(self.config):
-            admission.max_streamed = engine.max_streamed
         self.metrics.inflight_bytes.set_function(lambda: float(admission.bytes))
         self.metrics.inflight_bytes_limit.set(admission.max_bytes)
         return StageRuntime(
@@ -200,7 +197,7 @@ class StageServer:
 
 
 async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_file: Path | None) -> ExitCode:
-    """Run a stage server until a signal or its engine's death. The exit code of the process."""
+    """Run a stage server until a signal or its engine's death. Returns the exit code of the process."""
     stop, abort = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     _install_signals(loop, stop, abort)
@@ -229,7 +226,7 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
 
 
 def _install_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, abort: asyncio.Event) -> None:
-    """First SIGTERM or SIGINT drains, the second aborts."""
+    """Make the first SIGTERM or SIGINT drain the stage, and the second abort."""
 
     def on_signal() -> None:
         (abort if stop.is_set() else stop).set()

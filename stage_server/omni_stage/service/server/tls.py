@@ -1,9 +1,10 @@
-"""TLS of the gRPC port: certificate files, checked, handed to gRPC, and read again when they change.
+"""TLS of the gRPC port: reads the certificate files, checks them, passes them to gRPC, and reloads them on changes.
 
-    files -> read_certificate -> Certificate -> gRPC's configuration, asked for at every handshake
+    files -> read_certificate -> Certificate -> gRPC's configuration, fetched at every handshake
 
-A Secret that is mounted as a directory changes by the swap of one link, some time after cert-manager renewed it. What
-is there then must be good, or the certificate in use stays. A connection keeps the certificate that it began with.
+A Secret that is mounted as a directory changes atomically, by the swap of one symbolic link, some time after
+cert-manager renewed it. If the new files are not valid, the certificate in use stays. A connection keeps the
+certificate that it began with.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ CHAIN_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
 CLIENT_CA_FILE: Final = "ca.crt"
 POLL_S: Final = 5.0
-"""Between two looks at the files; kubelet takes up to a minute to write them."""
+"""Seconds between two reads of the files; kubelet takes up to a minute to write them."""
 FIELD: Final = "listen.tls"
 _MAX_BYTES: Final = 1 << 20
-"""Of one file: what a Secret may hold."""
+"""Largest file: the most that a Secret may hold."""
 _READS: Final = 3
 _LEAST_RSA_BITS: Final = 2048
 
@@ -48,25 +49,25 @@ class Certificate:
     """A certificate that gRPC can serve with."""
 
     chain: bytes
-    """The server's certificate and those between it and its CA, PEM."""
+    """The server's certificate and the intermediate ones, PEM."""
     key: bytes = field(repr=False)
-    """PEM."""
+    """The private key, PEM."""
     client_ca: bytes | None
-    """Certificates of the CAs whose clients are let in, PEM; None: clients show none."""
+    """Certificates of the CAs whose clients are accepted, PEM; None if clients need no certificate."""
     not_after: datetime
     fingerprint: str
     """SHA-256 of the server's certificate, in hexadecimal."""
 
     def to_grpc(self) -> grpc.ServerCertificateConfiguration:
-        """As gRPC takes it."""
+        """Returns the certificate as gRPC's configuration."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.chain)], self.client_ca)
 
 
 def read_certificate(settings: ServerTls) -> Certificate:
-    """The certificate in the files as they are now.
+    """Returns the certificate in the current files.
 
-    An expired one is taken: clients see for themselves, by their own clocks. Raises ConfigurationError that names the
-    file and says what is wrong with it, never what it holds.
+    An expired one is accepted: clients check that by their own clocks. Raises ConfigurationError that names the file
+    and what is wrong with it, never its content.
     """
     wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
     names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))
@@ -91,7 +92,7 @@ def read_certificate(settings: ServerTls) -> Certificate:
 
 
 class CertificateMetrics:
-    """Of a stage that serves TLS; others have no such series."""
+    """Metrics of a stage that serves TLS; other stages do not have them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.expiry = Gauge(
@@ -108,7 +109,7 @@ class CertificateMetrics:
 
 
 class ServingCertificate:
-    """The certificate that new connections get. `watch` keeps it up with the files."""
+    """The certificate that new connections get. `watch` reloads it when the files change."""
 
     def __init__(self, settings: ServerTls, registry: CollectorRegistry) -> None:
         """Reads the files. Raises ConfigurationError."""
@@ -121,11 +122,11 @@ class ServingCertificate:
 
     @property
     def current(self) -> Certificate:
-        """What new connections get."""
+        """The certificate that new connections get."""
         return self._current
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one port. Clients need TLS 1.2 or newer: gRPC has nothing older."""
+        """Returns the credentials of one port. Clients need TLS 1.2, gRPC's oldest version, or newer."""
         required = self._settings.client_certificates is ClientCertificates.REQUIRED
         credentials: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
             self._current.to_grpc(), self._fetch, required
@@ -133,9 +134,9 @@ class ServingCertificate:
         return credentials
 
     def refresh(self) -> bool:
-        """Read the files; True if new connections get another certificate from now on.
+        """Read the files. Returns True if new connections get another certificate from now on.
 
-        Files that cannot be used change nothing; that is logged once for each thing that is wrong with them.
+        Files that cannot be used change nothing; each distinct problem is logged once.
         """
         try:
             found = read_certificate(self._settings)
@@ -163,9 +164,9 @@ class ServingCertificate:
             await asyncio.to_thread(self.refresh)
 
     def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """For gRPC, which asks at each handshake, on threads of its own: the new certificate, or None if there is none.
+        """Returns the certificate if it has changed, else None. gRPC calls this at each handshake, on its own threads.
 
-        What it cannot load it does not take; read_certificate lets nothing of that kind through.
+        gRPC ignores a certificate that it cannot load, but read_certificate accepts none of those.
         """
         with self._lock:
             if self._given is self._current:
@@ -187,7 +188,7 @@ class ServingCertificate:
 
 
 def _read_settled(settings: ServerTls, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The files, all of the same moment: read again until nothing was swapped between the first and the last."""
+    """Returns the files in a consistent state: reads them until two reads agree, at most _READS more times."""
     files = {name: _read(settings, name) for name in names}
     for _ in range(_READS):
         again = {name: _read(settings, name) for name in names}
@@ -215,7 +216,7 @@ def _read(settings: ServerTls, name: str) -> bytes:
 def _parse_certificates(
     settings: ServerTls, name: str, content: bytes
 ) -> list[tuple[x509.Certificate, CertificatePublicKeyTypes]]:
-    """Certificates with their keys, which are parsed apart."""
+    """Returns the certificates with their public keys, which are parsed separately."""
     try:
         return [(found, found.public_key()) for found in x509.load_pem_x509_certificates(content)]
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
@@ -236,7 +237,7 @@ def _encode(key: PublicKeyTypes | CertificatePublicKeyTypes) -> bytes:
 
 
 def _is_served(key: PublicKeyTypes) -> bool:
-    """Whether gRPC's clients take it: of keys such as Ed25519 they would only see a closed connection."""
+    """Returns whether gRPC's clients accept the key; with Ed25519, for example, they only see a closed connection."""
     if isinstance(key, rsa.RSAPublicKey):
         return key.key_size >= _LEAST_RSA_BITS
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1)

@@ -1,7 +1,7 @@
-"""Watches the engine: a dead one ends the stage; a stuck one ends its calls, refuses new ones and fails liveness.
+"""Watches the engine. If it dies, the stage ends. If it is stuck, calls end, new ones are refused and liveness fails.
 
-The process of a stuck engine stays, so that a person can look at it, until kubelet or `omnipipe run` ends it: the
-termination message gives both the cause.
+A stuck engine's process is left running, so that a person can inspect it, until kubelet or `omnipipe run` ends it. Both
+find the cause in the termination message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
-    """What a look at the engine says."""
+    """The result of checking the engine."""
 
     HEALTHY = auto()
     DEAD = auto()
@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_timeout_s: float) -> Verdict:
-    """Judge an engine by its public state. An idle engine is never stuck. Times in monotonic seconds."""
+    """Returns the verdict on an engine, from its public state. An idle engine is never stuck. Monotonic seconds."""
     if is_dead:
         return Verdict.DEAD
     if unfinished > 0 and now - last_step > step_timeout_s:
@@ -42,7 +42,7 @@ def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_
 
 
 class Watchdog:
-    """Looks at one engine twice a second."""
+    """Checks one engine twice a second."""
 
     def __init__(
         self, engine: StageEngine, step_timeout_s: float, in_flight: InFlight, health: StageHealth, stage: str
@@ -86,7 +86,7 @@ class Watchdog:
             limit=f"{self._step_timeout_s:g} s",
         )
         ended = self._in_flight.fail_all(error)
-        # A late caller would wait for its deadline: another replica, or this stage after its restart, is better.
+        # A new call would only wait for its deadline; another replica, or this stage after its restart, can serve it.
         self._in_flight.refuse()
         _log.critical("the engine makes no step", extra={"calls_ended": ended, "limit_s": self._step_timeout_s})
         write_termination(TerminationReason.STEP_TIMEOUT, str(error))

@@ -1,15 +1,15 @@
-"""Rows that leave an autoregressive stage: exactly one per position, in order, whatever the scheduler does.
+"""The rows that an autoregressive stage sends: exactly one per position, in order, whatever the scheduler does.
 
 A step computes spans of positions. Chunked prefill splits a prompt over steps, batching mixes requests, and a preempted
-request is computed again from its start, so positions come back. The ledger remembers per request the first position
-that has not been captured yet; a span gives only the rows from there on. Rows of prefill chunks wait here until the
-step that samples a token, since vLLM forwards nothing to the front end before that.
+request is computed again from its start, so positions repeat. The ledger keeps, for each request, the first position
+that has not been captured yet; only the rows of a span from that position on are captured. Rows of prefill
+chunks wait here until the step that samples a token, since vLLM forwards nothing to the front end before that.
 
-The planning part is plain data in, plain data out. `HostCopy` is the only part that touches a device: it lets one
-batched device-to-host copy a step run beside the next step's work.
+The planning part maps plain data to plain data. `HostCopy` is the only part that touches a device: it lets one
+batched device-to-host copy per step overlap with the next step's work.
 
 Not captured: positions that were never computed here, that is prefix-cache hits and KV from a connector. The runner
-refuses both settings beside capture.
+refuses to combine either setting with capture.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from omni_stage.vllm_adapter.worker import host_memory
 
 @dataclass(frozen=True, slots=True)
 class FreshRows:
-    """Rows [begin, end) of the step's batch that a request has not given before."""
+    """Rows [begin, end) of the step's batch that were not captured before for their request."""
 
     request_id: str
     begin: int
     end: int
     position: int = 0
-    """Of the first row, in its request."""
+    """Position of the first row in its request."""
 
 
 def select_rows(
     fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
 ) -> list[FreshRows]:
-    """The rows in the ranges that `select` names, relative to each one's first row. Raises ValueError on others."""
+    """Returns the rows in the ranges of `select`, relative to each first row. Raises ValueError on bad ranges."""
     selected: list[FreshRows] = []
     for rows in fresh:
         reached = 0
@@ -55,7 +55,7 @@ def select_rows(
 def compute_spans(
     request_ids: Sequence[str], num_scheduled_tokens: Mapping[str, int], starts: Mapping[str, int]
 ) -> list[ScheduledSpan]:
-    """The spans of a step's batch, in batch order. `starts`: first computed position per request."""
+    """Returns the spans of a step's batch, in batch order. `starts`: first computed position per request."""
     spans: list[ScheduledSpan] = []
     offset = 0
     for request_id in request_ids:
@@ -66,7 +66,7 @@ def compute_spans(
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ascending ranges with neighbours joined: a batch that is wanted whole becomes one slice."""
+    """Returns ascending ranges with adjacent ones joined: a batch that is wanted as a whole becomes one slice."""
     merged: list[tuple[int, int]] = []
     for begin, end in ranges:
         if merged and merged[-1][1] == begin:
@@ -77,10 +77,10 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class HostCopy:
-    """A tensor on its way to the host. `wait` gives it once it has arrived; safe to call from another thread."""
+    """A tensor on its way to the host. `wait` returns it once it has arrived; other threads may call it."""
 
     def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        """Start the copy of `source`, which must be a tensor of its own: the model's buffers are reused next step.
+        """Start the copy of `source`, which must own its memory: the next step overwrites the model's buffers.
 
         With a stream, the copy runs on it into pinned memory while the caller's stream continues to the next step. On
         the CPU there is nothing to copy.
@@ -95,12 +95,12 @@ class HostCopy:
             self._host.copy_(source, non_blocking=True)
             # The allocator must not hand the source's memory out again before this stream has read it.
             source.record_stream(stream)
-            # A sleeping wait: a spinning one would keep the driver's lock from the step that is being launched.
+            # Wait asleep: a spinning wait would hold the driver's lock while the next step is launched.
             self._event = torch.cuda.Event(blocking=True)
             self._event.record(stream)
 
     def wait(self) -> torch.Tensor:
-        """The tensor on the host."""
+        """Wait for the copy. Returns the tensor on the host."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
@@ -111,12 +111,12 @@ class HostSlice:
     """Rows [begin, end) of a step's copies."""
 
     copies: Mapping[str, HostCopy]
-    """By the tensor's name."""
+    """Copies by the tensor's name."""
     begin: int
     end: int
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """The rows on the host by name; views of the step's copies."""
+        """Wait for the copies. Returns the rows on the host by name, as views of the step's copies."""
         return {name: copy.wait()[self.begin : self.end] for name, copy in self.copies.items()}
 
 
@@ -129,7 +129,7 @@ class Delivery:
     """Whether the request has sent nothing before."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """[N, ...] by name, on the host, of their own memory: a view would keep the whole step's copy alive."""
+        """Returns [N, ...] by name, on the host, as copies: a view would keep the whole step's copy alive."""
         pieces = [piece.wait() for piece in self.slices]
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
@@ -142,7 +142,7 @@ class _Progress:
 
 
 class CaptureLedger:
-    """Which positions each request has given, and the rows that wait to be sent. One thread changes it."""
+    """Which positions of each request were captured, and the rows that wait to be sent. One thread changes it."""
 
     def __init__(self) -> None:
         self._progress: dict[str, _Progress] = {}
@@ -156,27 +156,27 @@ class CaptureLedger:
         return request_id in self._progress
 
     def open(self, request_id: str) -> None:
-        """A request that wants rows, from position 0 on. Opening again changes nothing."""
+        """Register a request that wants rows, from position 0 on. Opening it again changes nothing."""
         self._progress.setdefault(request_id, _Progress())
 
     def close(self, request_id: str) -> None:
-        """The request has ended: what is held for it is dropped."""
+        """Drop the rows held for a request that has ended."""
         self._progress.pop(request_id, None)
 
     def rewind(self, request_id: str, position: int) -> None:
-        """A resumed streaming session continues at `position`: what was computed behind it was never delivered.
+        """Continue a resumed streaming session at `position`: rows computed after it were never delivered.
 
-        Position 0 means a session that lost its KV, which says nothing about deliveries.
+        Position 0 means that the session lost its KV; then the delivered rows stay as they are.
         """
         progress = self._progress.get(request_id)
         if progress is not None and position > 0 and not progress.held:
             progress.next_position = min(progress.next_position, position)
 
     def plan(self, spans: Iterable[ScheduledSpan]) -> tuple[list[FreshRows], dict[str, ModelExecutionError]]:
-        """The rows of a step that were not given before, now counted as given; and an error per request with a gap.
+        """Returns a step's new rows, from now on counted as captured, and an error for each request with a gap.
 
-        A gap is a span that begins behind the request's next position: the rows between are missing for good. Such a
-        request is closed, its neighbours in the batch continue.
+        A gap is a span that begins after the request's next position: the rows between are lost. Such a request is
+        closed; the other requests of the batch continue.
         """
         fresh: list[FreshRows] = []
         gaps: dict[str, ModelExecutionError] = {}
@@ -200,9 +200,9 @@ class CaptureLedger:
     def settle(
         self, fresh: Sequence[FreshRows], copies: Mapping[str, HostCopy], sampling: Iterable[str]
     ) -> dict[str, Delivery]:
-        """Deliveries of this step: to the requests that sample, what they gave now and before.
+        """Returns this step's deliveries: for each request that samples, its rows of this step and those held back.
 
-        `copies` hold the fresh rows one after another, by name; empty on a rank whose output nobody reads.
+        `copies` hold the fresh rows one after another, by name; empty on a rank whose output is not read.
         """
         offset = 0
         for rows in fresh:

@@ -1,7 +1,7 @@
-"""Whether compiled code and CUDA graphs compute what the model's own code computes: found out at start-up.
+"""Checks at start-up whether compiled code and CUDA graphs compute what the model's own code computes.
 
-Which kernels a compiler writes for a card, and whether a captured graph reads what the runner wrote, is known only on
-that card. So before a stage serves, the runner rehearses: the same random requests (tokens, and input rows where the
+Which kernels a compiler generates for a card, and whether a captured graph reads what the runner wrote, is known only
+on that card. So before a stage serves, the runner rehearses: the same random requests (tokens, and input rows where the
 model takes them) go through real steps, a prefill and decode steps at batch 1, 2 and the largest captured size, once as
 the model is written and once as configured. The stage serves eager if they differ (docs/adr/0018).
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
 
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-3}
-"""Of a batch's hidden states, relative: a few roundings of the dtype in every layer."""
+"""Relative tolerance of a batch's hidden states: a few roundings of the dtype in every layer."""
 ROW_SLACK = 4
-"""By how much more than its batch a single row may differ."""
+"""Factor on the tolerance for a single row of the batch."""
 DECODE_STEPS = 2
 _ROWS_AT_ONCE = 64
 _UNGRAPHED_BATCH = 8
-"""The largest batch where no graph is captured."""
+"""The largest batch to rehearse if no graph is captured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What one step gave for each of its B requests; on the host."""
+    """The results of one step for each of its B requests; on the host."""
 
     name: str
     hidden: torch.Tensor
@@ -54,18 +54,19 @@ class Rehearsed:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Which tokens a step would choose, and what it thinks of those that another way chose."""
+    """The tokens that a step would choose, and how it rates those that the other run (eager or configured) chose."""
 
     best: torch.Tensor
     """[B], int64: the token with the largest logit."""
     behind: torch.Tensor
-    """[B], float32: how far the other way's token lies behind it, as a share of the range of the logits."""
+    """[B], float32: how far the logit of the other run's token is below it, as a share of the range of the logits."""
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Choices of logits [B, V], where another way chose `chosen` [B] (None: the same). Some rows at a time: V is large.
+    """Returns the choices of logits [B, V]; the other run chose `chosen` [B] (None: the same tokens).
 
-    Minus infinity, a token that can never be chosen, does not widen the range.
+    Works on some rows at a time, since V is large. Minus infinity, a token that can never be chosen, does not widen the
+    range.
     """
     best: list[torch.Tensor] = []
     behind: list[torch.Tensor] = []
@@ -81,11 +82,11 @@ def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
 
 
 def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed], tolerance: float) -> str:
-    """Where the two differ by more than rounding, in words; empty if nowhere. `eager` rated what `configured` chose.
+    """Returns in words where the runs differ by more than rounding, or "". `eager` rated the tokens of `configured`.
 
     Hidden states: |configured - eager| <= tolerance * |eager| for each step, and ROW_SLACK times that for each request
     (Euclidean norms). Tokens: the same, unless eager itself rates the two within `tolerance` of the range of its
-    logits: rounding decides such a tie, and two correct ways may decide it differently.
+    logits: rounding decides such a tie, and two correct runs may decide it differently.
     """
     for one, other in zip(eager, configured, strict=True):
         if not torch.isfinite(other.hidden).all():
@@ -100,7 +101,7 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
                 f"{tolerance:g} is allowed"
             )
         if one.choices is not None and other.choices is not None:
-            # Not "greater than": a logit that is not a number compares as false.
+            # Not written with ">": NaN would compare as false and pass.
             wrong = ~(one.choices.behind <= tolerance)
             if wrong.any():
                 return f"{one.name}: {int(wrong.sum())} of {len(wrong)} requests would get another token"
@@ -108,7 +109,7 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
 
 
 def batch_sizes(captured: Iterable[int], most: int) -> list[int]:
-    """1, 2 and the largest size of a captured graph (_UNGRAPHED_BATCH if none is), ascending, none above `most`."""
+    """Returns 1, 2 and the largest size of a captured graph (else _UNGRAPHED_BATCH), ascending, none above `most`."""
     largest = max(captured, default=_UNGRAPHED_BATCH)
     return sorted({min(size, most) for size in (1, 2, largest)})
 
@@ -120,7 +121,7 @@ def is_compiled(config: VllmConfig) -> bool:
 
 
 def check_runner(runner: OmniARRunnerMixin) -> str:
-    """Rehearse on a runner that is ready to serve: how it differs from eager, or "". Every rank takes part."""
+    """Rehearse on a runner that is ready to serve, on every rank. Returns how it differs from eager, or ""."""
     config = runner.vllm_config
     if not is_compiled(config):
         return ""
@@ -138,7 +139,7 @@ def check_runner(runner: OmniARRunnerMixin) -> str:
             eager = _rehearse(
                 runner, size, [None if step.choices is None else step.choices.best for step in configured]
             )
-        # Every rank goes through all sizes, whatever it has found: the others wait for it in every layer.
+        # Every rank runs all sizes, even after it found a difference: the other ranks wait for it in every layer.
         found = found or find_difference(configured, eager, tolerance)
     return found
 
@@ -155,9 +156,9 @@ def _block_sizes(runner: OmniARRunnerMixin) -> list[int]:
 def _rehearse(
     runner: OmniARRunnerMixin, size: int, chosen: Sequence[torch.Tensor | None] | None = None
 ) -> list[Rehearsed]:
-    """A prefill of `size` requests, in as many steps as their tokens need, and DECODE_STEPS steps of one token each.
+    """Run a prefill of `size` requests, in as many steps as it needs, then DECODE_STEPS steps of one token each.
 
-    `chosen`: the tokens to be rated, for each step.
+    `chosen`: the tokens to rate, for each step.
     """
     requests = _new_requests(runner, size)
     prefills = [len(request.prompt_token_ids or ()) - DECODE_STEPS - 1 for request in requests]
@@ -209,7 +210,7 @@ def _run(
 
 
 def _new_requests(runner: OmniARRunnerMixin, size: int) -> list[NewRequestData]:
-    """The same on every rank and every time. Prompts of 7 to 11 tokens, each with blocks of its own."""
+    """Returns requests that are the same on every rank and in every call: prompts of 7 to 11 tokens with own blocks."""
     generator = torch.Generator().manual_seed(0)
     vocabulary, row_size = runner.input_batch.vocab_size, runner.input_row_size
     excluded = set(runner.no_embedding_token_ids)

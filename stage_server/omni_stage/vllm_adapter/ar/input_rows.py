@@ -1,9 +1,9 @@
 """Rows that condition an autoregressive model: one row is added to the model's input at every position.
 
-A request brings its rows in its payload, at once or in chunks; row p belongs to position p, and beyond the last row
-that row is held. Before every forward the runner writes the rows of the scheduled positions, prefill and decode alike,
-into one persistent buffer that the model was bound to. A buffer and not a keyword argument, because a captured CUDA
-graph replays addresses: a tensor that first appears after the capture would never be read.
+A request brings its rows in its payload, at once or in chunks; row p belongs to position p, and positions
+after the last row repeat it. Before every forward the runner writes the rows of the scheduled positions, both of
+prefill and of decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument
+because a captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class InputRows:
         return self._length
 
     def write(self, offset: int, rows: torch.Tensor) -> None:
-        """Put `rows` [N, D] at `offset`; what was behind it is dropped.
+        """Put `rows` [N, D] at `offset` and drop the rows after them.
 
-        Raises InvalidTensorError if they do not fit behind what is there.
+        Raises InvalidTensorError for a wrong form, or an offset after the last stored row.
         """
         if rows.dim() != 2 or rows.shape[0] == 0 or rows.shape[1] != self._data.shape[1]:
             raise InvalidTensorError(
@@ -83,7 +83,7 @@ class InputRowStore:
     def __init__(self, max_num_tokens: int, row_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._row_size = row_size
         self._requests: dict[str, InputRows] = {}
-        # Runtime state, written under inference mode and outside it: no inference tensors.
+        # This state is written both inside and outside of inference mode, so it must not be inference tensors.
         with torch.inference_mode(False):
             self.buffer = torch.zeros(max_num_tokens, row_size, dtype=dtype, device=device)
             staged = host_memory.copies_overlap(device)
@@ -104,7 +104,7 @@ class InputRowStore:
         self._requests[request_id] = rows
 
     def drop(self, request_id: str) -> None:
-        """The request has ended."""
+        """Drop the rows of a request that has ended."""
         self._requests.pop(request_id, None)
 
     def fill(self, spans: Sequence[ScheduledSpan], num_input_tokens: int) -> None:
@@ -125,7 +125,7 @@ class InputRowStore:
                 target.zero_()
             else:
                 rows.copy_to(target, span.start)
-        # Old rows behind this step's are cleared on the way, so that a later, larger step meets zeros.
+        # Also clear old rows after this step's, so that a later, larger step finds zeros.
         reach = max(num_input_tokens, self._filled)
         self._staging[end:reach].zero_()
         if self._staging is not self.buffer:
@@ -133,7 +133,7 @@ class InputRowStore:
         self._filled = end
 
     def clear(self) -> None:
-        """All zeros, for a step without rows and for dummy runs; free of work where it is so already."""
+        """Set the buffer to zeros, for a step without rows and for dummy runs. Does nothing if it is already zero."""
         if self._filled:
             self.buffer[: self._filled].zero_()
             self._filled = 0
@@ -141,7 +141,7 @@ class InputRowStore:
 
 @dataclass(frozen=True, slots=True)
 class MropePositions:
-    """M-RoPE positions that a request brought: of the first P positions, and what later ones add to their index."""
+    """M-RoPE positions that came with a request: those of its first P tokens, and the offset of later ones."""
 
     positions: torch.Tensor
     """[P, 3], int64, host."""
@@ -149,7 +149,7 @@ class MropePositions:
 
     @classmethod
     def from_payload(cls, payload: AdditionalInformationPayload) -> MropePositions | None:
-        """What a payload brings, or None. Raises InvalidTensorError."""
+        """Returns the positions in a payload, or None. Raises InvalidTensorError."""
         if MROPE_POSITIONS not in payload:
             return None
         positions = payload.tensor(MROPE_POSITIONS)
@@ -162,7 +162,10 @@ class MropePositions:
         return cls(positions, _single_integer(payload, MROPE_DELTA))
 
     def of_prompt(self, num_prompt_tokens: int) -> torch.Tensor:
-        """Positions [3, num_prompt_tokens], int64. A streaming session's prompt grows beyond P: index plus delta."""
+        """Returns positions [3, num_prompt_tokens], int64.
+
+        A streaming session's prompt may grow beyond P; those positions are index plus delta.
+        """
         result = torch.arange(num_prompt_tokens).repeat(3, 1) + self.delta
         known = min(self.positions.shape[0], num_prompt_tokens)
         result[:, :known] = self.positions[:known].t()

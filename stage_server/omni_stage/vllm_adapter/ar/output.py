@@ -1,10 +1,10 @@
-"""From captured rows to vLLM's model output: what a step of an autoregressive stage sends beside its tokens.
+"""From captured rows to vLLM's model output: what a step of an autoregressive stage sends with its tokens.
 
 Private interface of vLLM 0.32: `AsyncModelRunnerOutput.get_output` (v1/outputs.py), the point where vLLM itself waits
 for the copies of a step, after it has launched the next one. An engine with one worker calls it on its own thread
 (`AsyncOutputFuture` in v1/executor/uniproc_executor.py); a worker's process has a thread for it
 (`WorkerProc.async_output_busy_loop` in v1/executor/multiproc_executor.py). The stock scheduler forwards `pooler_output`
-beside sampled tokens.
+with sampled tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omni_stage.vllm_adapter.packing import ROWS_NAME, encode_output, pack_error
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What the requests of one step send. Immutable: by the time it is attached the next step has been planned."""
+    """What the requests of one step send. Immutable, since the next step is planned before this one is attached."""
 
     deliveries: dict[str, Delivery]
     extras: dict[str, dict[str, torch.Tensor]]
@@ -30,7 +30,7 @@ class StepOutput:
     failures: dict[str, OmniStageError]
     """Requests that send an error in place of rows."""
     sampled: Mapping[str, HostSlice] = field(default_factory=dict)
-    """What the model made of a request's sampled token."""
+    """The tensors that the model computed from a request's sampled token."""
 
     def attach(self, output: ModelRunnerOutput) -> ModelRunnerOutput:
         """Wait for the rows and put them into `output.pooler_output`; returns `output`."""
@@ -58,5 +58,5 @@ class AsyncRowsOutput(AsyncModelRunnerOutput):
         self._step = step
 
     def get_output(self) -> ModelRunnerOutput:
-        """Blocks until the step's tokens and rows are on the host."""
+        """Wait until the step's tokens and rows are on the host. Returns vLLM's output with both."""
         return self._step.attach(self._inner.get_output())

@@ -1,9 +1,9 @@
-"""What an autoregressive runner publishes: rows of positions, and what a model makes of sampled tokens.
+"""What an autoregressive runner publishes: rows of positions, and tensors that a model computes from sampled tokens.
 
 The half of the runner (runner.py) that hands a step's results to the model's hooks and starts their copies to the host.
 
 Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and why:
-- `GPUModelRunner._sample`: gives the sampled tokens on the device, before anything waits for them.
+- `GPUModelRunner._sample`: returns the sampled tokens on the device, before anything waits for them.
 - `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
   computed, for whom, and which requests sample in it. Public hooks for this do not exist.
@@ -51,14 +51,14 @@ logger = logging.getLogger(__name__)
 
 
 class PublishingMixin(_Base):
-    """Rows out, for a class derived from vLLM's V1 runner."""
+    """Sends rows, for a class derived from vLLM's V1 runner."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         """Build vLLM's runner, then ours. Raises ConfigurationError."""
         super().__init__(vllm_config, device)
         self._omni = OmniRunnerConfig.from_vllm_config(vllm_config)
         self._hooks = ModelHooks()
-        """The model's, once it is loaded."""
+        """The model's hooks, once it is loaded."""
         self._ledger = CaptureLedger()
         self._failures: dict[str, OmniStageError] = {}
         """Requests whose payload or rows are wrong: each gets its error in place of its first output."""
@@ -95,7 +95,7 @@ class PublishingMixin(_Base):
         return output
 
     def _act_after_sampling(self, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> dict[str, HostSlice]:
-        """Let the model act on this step's tokens [B, 1] that count, and start the copies of what it made of them."""
+        """Call the model's hook on this step's kept tokens [B, 1], and start copying the tensors that it returns."""
         if self._hooks.after_sampling is None:
             return {}
         request_ids = self.input_batch.req_ids
@@ -112,7 +112,7 @@ class PublishingMixin(_Base):
         return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
 
     def _list_sampling(self) -> list[bool]:
-        """Whether each request of the batch samples in this step. vLLM throws the token of one in its prefill away."""
+        """Whether each request of the batch samples in this step. vLLM discards tokens sampled in a prefill."""
         return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
 
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
@@ -133,7 +133,7 @@ class PublishingMixin(_Base):
             generators.update(hidden)
 
     def _capture(self, state: ExecuteModelState) -> StepOutput:
-        """Start this step's copy and decide, from what the host knows already, which requests send what."""
+        """Start this step's copy and decide, from data on the host, which requests send what."""
         scheduler_output = state.scheduler_output
         request_ids = self.input_batch.req_ids
         spans = compute_spans(request_ids, scheduler_output.num_scheduled_tokens, start_positions(scheduler_output))
@@ -155,7 +155,7 @@ class PublishingMixin(_Base):
         return StepOutput(deliveries, extras, failures)
 
     def _select(self, fresh: list[FreshRows]) -> list[FreshRows]:
-        """The rows that the model publishes."""
+        """Returns the rows that the model publishes."""
         select = self._hooks.select_positions
         if select is None:
             return fresh if self._hooks.publishes_positions else []
@@ -163,14 +163,15 @@ class PublishingMixin(_Base):
 
     def _stretch_of(self, rows: FreshRows) -> Stretch:
         request = self.requests[rows.request_id]
-        media = [
+        # A video and its audio share one range.
+        media = {
             (feature.mm_position.offset, feature.mm_position.offset + feature.mm_position.length)
             for feature in request.mm_features
-        ]
+        }
         return Stretch(rows.position, rows.end - rows.begin, request.num_prompt_tokens, sorted(media))
 
     def _gather(self, hidden_states: torch.Tensor, fresh: list[FreshRows]) -> tuple[Mapping[str, torch.Tensor], int]:
-        """What is published of the fresh rows [n, ...], on the device, in their order; and n."""
+        """Returns the tensors to publish for the fresh rows [n, ...], on the device, in their order; and n."""
         ranges = merge_ranges((rows.begin, rows.end) for rows in fresh)
 
         def take(values: torch.Tensor) -> torch.Tensor:
@@ -183,7 +184,7 @@ class PublishingMixin(_Base):
         return self._hooks.publish_positions(positions), hidden.shape[0]
 
     def _start_copies(self, tensors: Mapping[str, torch.Tensor], rows: int) -> dict[str, HostCopy]:
-        """Copies of what a hook gave, on their way to the host. Raises ModelExecutionError on a wrong shape."""
+        """Start copying a hook's tensors to the host. Raises ModelExecutionError on a wrong shape."""
         for name, tensor in tensors.items():
             if tensor.shape[:1] != (rows,):
                 raise ModelExecutionError(f"the model gave {name} of shape {list(tensor.shape)} for {rows} rows")
@@ -196,7 +197,7 @@ class PublishingMixin(_Base):
         return self._get_or_create_async_output_copy_stream() if host_memory.copies_overlap(self.device) else None
 
     def _mrope_of(self, request_id: str) -> dict[str, torch.Tensor]:
-        """The prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""
+        """Returns the prompt's M-RoPE positions [P, 3] and delta [1], both int64, if they are to be sent."""
         if not self._omni.capture_mrope:
             return {}
         request = self.requests[request_id]
@@ -212,7 +213,7 @@ class PublishingMixin(_Base):
 
 
 def start_positions(scheduler_output: SchedulerOutput) -> dict[str, int]:
-    """The first position that a step computes, per scheduled request."""
+    """Returns the first position that a step computes, per scheduled request."""
     starts = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
     cached = scheduler_output.scheduled_cached_reqs
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

@@ -1,7 +1,7 @@
 """The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
 
 `OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
-only add it to vLLM's two runners, which differ in how they are built alone. Per step, of which publish.py samples::
+only add it to vLLM's two runners, which differ only in how they are built. Per step (publish.py does sample_tokens)::
 
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
@@ -10,8 +10,8 @@ only add it to vLLM's two runners, which differ in how they are built alone. Per
                                                                attach      rows into pooler_output
 
 Private interfaces of vLLM 0.32 used here, and why:
-- `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, an empty one too, before the
-  batch is built: the place where requests begin and end.
+- `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, even an empty one, before the
+  batch is built; requests begin and end here.
 - `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
 - `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
 - `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
@@ -74,7 +74,7 @@ class OmniARRunnerMixin(PublishingMixin):
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Meanwhile steps run the model's own code: no CUDA graph, no compiled code, no padding."""
+        """Run steps within this context with the model's own code: no CUDA graph, no compiled code, no padding."""
         self._as_written = True
         try:
             yield
@@ -116,8 +116,8 @@ class OmniARRunnerMixin(PublishingMixin):
         model.bind_input_rows(self._input_rows.buffer)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        # Finished first: an aborted request may come again under its id in the same step. Preempted requests are not
-        # among the finished: what they brought and what they gave is kept until they end.
+        # Finished requests first: an aborted request may return under its id in the same step. Preempted requests are
+        # not among them: their input rows and captured rows are kept until they end.
         for request_id in scheduler_output.finished_req_ids:
             self._ledger.close(request_id)
             self._failures.pop(request_id, None)

@@ -14,12 +14,12 @@ from omni_stage.vllm_adapter.worker.runner_version import check_runner_version
 
 
 class ComparesWithEager:
-    """What is asked of every autoregressive worker once its engine is up, through vLLM's `collective_rpc`."""
+    """The method that every autoregressive worker serves at start-up, called through vLLM's `collective_rpc`."""
 
     model_runner: OmniARRunnerMixin
 
     def compare_with_eager(self) -> str:
-        """How the model as configured differs from its own code, in words; "" if it does not or nothing is compiled."""
+        """Returns how the model as configured differs from its own code; "" if it does not or nothing is compiled."""
         return check_runner(self.model_runner)
 
 

@@ -1,7 +1,7 @@
-"""Whether a GPU's driver is new enough for what is installed, and what CUDA's failures mean to an operator.
+"""Checks whether a GPU's driver is new enough for the installed torch, and explains CUDA's failures.
 
-Asked through NVML before an engine starts: NVML makes no CUDA context, so the stage server itself stays free of CUDA.
-Without this the engine's process would die of the same cause, with its remedy in none of its messages.
+It asks NVML before an engine starts: NVML makes no CUDA context, so the stage server itself does not use CUDA. Without
+this check the engine's process would fail for the same cause, with messages that name no remedy.
 
 Used of vLLM 0.32: `vllm.platforms.current_platform` (no `device_type`: neither a GPU nor a CPU build), and
 `vllm.utils.import_utils.import_pynvml`, its copy of NVIDIA's wrapper.
@@ -33,7 +33,7 @@ _MEANINGS = (
 
 
 def find_driver_problem(driver_cuda: int, torch_cuda: str | None) -> str:
-    """Why a driver cannot run this build of torch, with the remedy; empty if it can.
+    """Returns why a driver cannot run this build of torch, with the remedy; empty if it can.
 
     `driver_cuda` is the newest CUDA that the driver runs, as NVML and CUDA count: 1000 x major + 10 x minor.
     `torch_cuda` is torch.version.cuda; None for builds without CUDA. Within a major version every driver of its first
@@ -49,7 +49,7 @@ def find_driver_problem(driver_cuda: int, torch_cuda: str | None) -> str:
 
 
 def explain_cuda_failure(text: str, torch_cuda: str | None) -> str:
-    """What a message of torch or CUDA means for whoever runs the node, with the remedy; empty if it is another."""
+    """Returns the cause and remedy behind a message of torch or CUDA, for the node's operator; empty if unknown."""
     for part, meaning in _MEANINGS:
         if part in text:
             return meaning.replace("{driver}", f"the NVIDIA driver is too old. {_newer_driver(torch_cuda or '13.0')}")
@@ -57,7 +57,7 @@ def explain_cuda_failure(text: str, torch_cuda: str | None) -> str:
 
 
 def check_gpu() -> None:
-    """Refuse a machine whose GPU the engine could not use. Raises ConfigurationError. Nothing on a CPU's build."""
+    """Refuse a machine whose GPU the engine could not use. Raises ConfigurationError. Does nothing in a CPU build."""
     import torch
     from vllm.platforms import current_platform
     from vllm.utils.import_utils import import_pynvml
@@ -76,7 +76,7 @@ def check_gpu() -> None:
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError:
-        # Devices without NVML (Jetson) exist: CUDA itself is the judge there.
+        # Some devices have no NVML (Jetson): there CUDA itself reports the problem.
         return
     if problem := find_driver_problem(driver_cuda, torch.version.cuda):
         raise ConfigurationError(problem, field=_FIELD)

@@ -1,10 +1,10 @@
-"""What a GPU image must hold, checked while it is built and without a GPU.
+"""Checks the contents of a GPU image, while it is built and without a GPU.
 
     python -m omni_stage.vllm_adapter.checks.image        prints what is missing and exits 1; run as the image's user
 
-Read in vLLM 0.32 and Triton 3.7, and checked here because each is noticed otherwise when the first GPU pod starts:
+Read in vLLM 0.32 and Triton 3.7, and checked here because each would otherwise fail only when the first GPU pod starts:
 - `vllm.envs.VLLM_USE_FLASHINFER_SAMPLER` is on by default, and FlashInfer compiles its sampler with nvcc, which the
-  image has not (v1/sample/ops/topk_topp_sampler.py): it must be off, or FlashInfer's precompiled kernels be there.
+  image lacks (v1/sample/ops/topk_topp_sampler.py): it must be off, or FlashInfer's precompiled kernels installed.
 - Triton and torch.compile call a C and a C++ compiler, with Python's headers, when a kernel is first used.
 - The workers are imported by the engine's process, and so are the model classes (`registry._LazyRegisteredModel`).
 """
@@ -51,14 +51,14 @@ class Findings:
     precompiled: Sequence[str]
     """Packages with FlashInfer's compiled kernels."""
     compilers: Mapping[str, str]
-    """What each compiler failed with; empty: it works."""
+    """The error of each compiler; empty if it works."""
     imports: Mapping[str, str]
-    """What each module failed with; empty: it can be imported."""
+    """The error of each module's import; empty if it works."""
     user: int
 
 
 def list_problems(found: Findings) -> list[str]:
-    """What is wrong with an image for GPUs, each with its remedy."""
+    """Returns the problems of a GPU image, each with its remedy."""
     problems = []
     if found.cuda is None:
         problems.append("torch is built without CUDA: install the build that constraints/gpu.txt pins")
@@ -79,7 +79,7 @@ def list_problems(found: Findings) -> list[str]:
 
 
 def inspect() -> Findings:
-    """Look at the machine that this runs on."""
+    """Inspect the machine that this runs on. Returns what it found."""
     apply_environment()
     imports = {name: _import(name) for name in (*MODULES, *_list_model_modules())}
     import torch
@@ -97,7 +97,7 @@ def inspect() -> Findings:
 
 
 def _list_model_modules() -> list[str]:
-    """The modules of the model classes that plugins registered with vLLM."""
+    """Returns the modules of the model classes that plugins registered with vLLM."""
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
     from vllm.plugins import load_general_plugins
 
@@ -107,7 +107,7 @@ def _list_model_modules() -> list[str]:
 
 
 def try_compiler(name: str) -> str:
-    """Build a small library with it. Returns what it said if that fails; empty if it works."""
+    """Build a small library with the compiler. Returns its error output if that fails; empty if it works."""
     if shutil.which(name) is None:
         return "it is not installed"
     file, source = _SOURCES[name]
@@ -122,13 +122,13 @@ def try_compiler(name: str) -> str:
 def _import(name: str) -> str:
     try:
         importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the build must say it
+    except Exception as error:  # noqa: BLE001 - the build must report any error
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def main() -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print the problems. Returns 1 if there are any, else 0."""
     problems = list_problems(inspect())
     for problem in problems:
         print(f"image: {problem}", file=sys.stderr)  # noqa: T201 - the build's log

@@ -1,8 +1,8 @@
-"""What vLLM knows of model classes, prepared while an image is built.
+"""vLLM's cached facts about model classes, prepared while an image is built.
 
-vLLM 0.32 learns what a model class can by importing it in a process of its own (registry._LazyRegisteredModel): ten
-seconds and more of a start. It keeps the answer below $VLLM_CACHE_ROOT, with a hash of the model's file; a new pod has
-none. So an image brings answers below $OMNI_MODEL_INFOS, and `copy_model_infos` puts them where vLLM looks.
+vLLM 0.32 finds a model class's abilities by importing it in a separate process (registry._LazyRegisteredModel), which
+takes ten seconds or more at start-up. It caches the result below $VLLM_CACHE_ROOT, with a hash of the model's file; a
+new pod's cache is empty. So an image holds results below $OMNI_MODEL_INFOS, and `copy_model_infos` copies them there.
 
 The Dockerfile has them written by `python -m omni_stage.models.prepare_image DIRECTORY`.
 """
@@ -16,14 +16,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 MODEL_INFOS = "OMNI_MODEL_INFOS"
-"""A cache directory of the image: the prepared answers are in its modelinfos."""
+"""A cache directory of the image: its folder modelinfos holds the prepared results."""
 _FOLDER = "modelinfos"
 
 
 def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
-    """Copy the image's answers to vLLM's cache, as far as it lacks them; how many. Call before vLLM is imported.
+    """Copy the results that vLLM's cache lacks from the image. Returns how many. Call it before vLLM is imported.
 
-    Only where the environment names both. A cache that cannot be written is vLLM's to report: it works without.
+    Does nothing unless the environment names both folders. A cache that cannot be written is no error: vLLM works
+    without it and reports it.
     """
     variables = os.environ if environ is None else environ
     source, cache = variables.get(MODEL_INFOS), variables.get("VLLM_CACHE_ROOT")
@@ -43,7 +44,7 @@ def copy_model_infos(environ: Mapping[str, str] | None = None) -> int:
 
 
 def write_model_infos(directory: Path, architectures: Collection[str]) -> list[str]:
-    """Write the answers for these architectures, as far as vLLM knows them. Returns the names of the files."""
+    """Write the results for those of the architectures that vLLM knows. Returns the names of the files."""
     os.environ["VLLM_CACHE_ROOT"] = str(directory)
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel, _ModelInfo
     from vllm.plugins import load_general_plugins
@@ -58,5 +59,5 @@ def write_model_infos(directory: Path, architectures: Collection[str]) -> list[s
             model._save_modelinfo_to_cache(info, model._get_modelinfo_module_hash(source))
     written = sorted((directory / _FOLDER).iterdir())
     for file in written:
-        file.chmod(0o644)  # vLLM writes them for itself alone
+        file.chmod(0o644)  # vLLM makes them readable only by their owner
     return [file.name for file in written]

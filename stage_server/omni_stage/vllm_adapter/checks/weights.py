@@ -1,9 +1,9 @@
-"""Compares a checkpoint's tensors with the model that loads them: all are there, none is left over, every shape fits.
+"""Checks a checkpoint against the model that loads it: no tensor is missing or left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
 a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not; it
 does nothing at all for quantized checkpoints; it cannot see that one part of a fused parameter (q, k, v) is missing;
-and `AutoWeightsLoader` drops unknown biases. A stage would start, and answer noise.
+and `AutoWeightsLoader` drops unknown biases. A stage would start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
@@ -39,12 +39,12 @@ from omni_stage.errors import ConfigurationError
 Weights = Iterable[tuple[str, torch.Tensor]]
 
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
-"""Of vLLM's parameters that hold the experts of a layer, by the checkpoint's names of one expert's."""
+"""vLLM's parameters that hold a layer's experts -> the names in the checkpoint of one expert's parts."""
 _SHOWN = 5
 """Names in the error, of each kind."""
 _NAME_LENGTH = 120
 _ROTARY_TABLE = "rotary_emb.inv_freq"
-"""Computed from the configuration; GPTQModel stores it all the same. vLLM's loader drops it too."""
+"""Computed from the configuration, but GPTQModel stores it anyway. vLLM's loader drops it too."""
 
 
 def load_checked(
@@ -55,7 +55,7 @@ def load_checked(
     mapper: WeightsMapper,
     ignored: Collection[str] = (),
 ) -> set[str]:
-    """Load the weights by `load`, and return what it returns: names of the model's parameters.
+    """Load the weights with `load`. Returns its result: the names of the model's parameters.
 
     `weights` are the checkpoint's tensors; those that `mapper` drops belong to other components. `ignored` are names in
     the checkpoint of tensors that this model does not use. Raises ConfigurationError naming what is missing, what is
@@ -84,10 +84,10 @@ def load_checked(
 
 
 def quantize_what_is_quantized(quant_config: Any, model_path: str, mapper: WeightsMapper) -> None:
-    """Make AWQ and GPTQ treat exactly those modules as quantized whose tensors in the checkpoint are.
+    """Make AWQ and GPTQ treat exactly those modules as quantized whose tensors in the checkpoint are quantized.
 
     The lists in published configurations are incomplete: AWQ's name the vision encoder alone as dense, and some name
-    nothing. Changes `quant_config` in place; others, and None, stay as they are.
+    nothing. Changes `quant_config` in place; other quantizations, and None, are left unchanged.
     """
     if isinstance(quant_config, AutoAWQConfig):
         quant_config.modules_to_not_convert = []
@@ -101,12 +101,12 @@ def quantize_what_is_quantized(quant_config: Any, model_path: str, mapper: Weigh
 
 @dataclass(frozen=True, slots=True)
 class _Expectations:
-    """Names as the model has them, with the parts of fused parameters each by itself."""
+    """The model's parameter names, with each part of a fused parameter listed separately."""
 
     required: Mapping[str, torch.Size | None]
     """Names that a checkpoint must hold; with the shape where it is known from the model."""
     optional: frozenset[str]
-    """Names that the model can load and do without."""
+    """Names that the model can load but does not need."""
     left_out: tuple[str, ...]
     """Prefixes of parts that this stage does not have."""
     open_ended: bool
@@ -115,7 +115,7 @@ class _Expectations:
 
 @dataclass(slots=True)
 class _Tally:
-    """Compares names while they pass."""
+    """Compares names while the tensors are loaded."""
 
     expected: _Expectations
     mapper: WeightsMapper
@@ -126,7 +126,7 @@ class _Tally:
     _unexpected: list[str] = field(default_factory=list)
 
     def watch(self, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights that the model is to load. Raises ConfigurationError if one has the wrong shape."""
+        """Yields the weights that the model is to load. Raises ConfigurationError if one has the wrong shape."""
         for name, tensor in weights:
             if not self._is_wanted(name, tensor):
                 continue
@@ -135,7 +135,7 @@ class _Tally:
         self.current = None
 
     def check(self) -> None:
-        """Raises ConfigurationError unless all that is expected came, and nothing else."""
+        """Raises ConfigurationError unless exactly the expected tensors came."""
         missing = [self._name_in_checkpoint(name) for name in self.expected.required if name not in self._seen]
         problems = [
             f"{_count(names)} {what}: {_list(names)}"
@@ -196,7 +196,7 @@ def _find_expectations(model: nn.Module, quant_config: Any) -> _Expectations:
                 # The first name of a tied parameter is enough.
                 optional.update(parts)
             else:
-                # Of vLLM's own layers a rank holds a part; their loaders check what they cut.
+                # Each rank holds a part of vLLM's own layers; their loaders check the shapes that they cut.
                 shape = None if hasattr(parameter, "weight_loader") or len(parts) > 1 else parameter.shape
                 required.update(dict.fromkeys(parts, shape))
             known.add(id(parameter))
@@ -209,12 +209,12 @@ def _find_expectations(model: nn.Module, quant_config: Any) -> _Expectations:
 def _may_be_missing(method: Any, name: str, parameter: nn.Parameter) -> bool:
     if isinstance(method, BaseKVCacheMethod) or parameter.numel() == 0 or name in _CONFIG_BUILT_PARAMS:
         return True
-    # Quantized while it is loaded: scales come to be then.
+    # Such a method quantizes while loading and computes the scales itself.
     return bool(getattr(method, "uses_meta_device", False)) and name not in ("weight", "bias")
 
 
 def _split_fused(name: str, packed: Mapping[str, list[str]]) -> list[str]:
-    """Names in the checkpoint's parts of a parameter of a fused module; the name itself if it is not fused."""
+    """Returns the checkpoint's names of a fused parameter's parts; the name itself if it is not fused."""
     for fused, parts in packed.items():
         if f".{fused}." in f".{name}":
             return [f".{name}".replace(f".{fused}.", f".{part}.")[1:] for part in parts]
@@ -222,7 +222,7 @@ def _split_fused(name: str, packed: Mapping[str, list[str]]) -> list[str]:
 
 
 def _split_experts(module: nn.Module, prefix: str, name: str) -> list[str]:
-    """Names in the checkpoint's parts of a parameter that holds all experts of a layer, one by one; else none."""
+    """Returns the checkpoint's names of all experts' parts, if the parameter holds a layer's experts; else none."""
     kind, _, suffix = name.partition("_")
     if not isinstance(module, RoutedExperts) or kind not in _EXPERT_PARTS:
         return []

@@ -4,9 +4,9 @@ vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the l
 loop runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments,
 before that loop starts.
 
-The kernel ends the engine's process when the *thread* that started it ends (process/children.py), and loading takes
-many seconds in which the event loop must answer health checks: so the engine is made on one thread of its own, which
-lives until shutdown.
+The kernel ends the engine's process when the *thread* that started it ends (process/children.py). Loading takes many
+seconds, in which the event loop must answer health checks. So the engine is created on a separate thread, which lives
+until shutdown.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PROCESSOR_END_S = 10.0
 
 
 def _do_nothing() -> None:
-    """Behind what a thread is doing."""
+    """Do nothing. Submitted to a thread, it ends after the thread's earlier calls."""
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -91,11 +91,11 @@ class AsyncEngineCore(EngineProperties):
         self._generation_defaults: dict[str, Any] = {}
         self._closed = False
         self._processor = asyncio.Lock()
-        """Held by the request whose media are processed."""
+        """Held by the request whose media are being processed."""
 
     @property
     def loaded_config(self) -> VllmConfig:
-        """Of the engine that runs. Raises NotReadyError before start."""
+        """Configuration of the running engine. Raises NotReadyError before start."""
         return self._engine.vllm_config
 
     @property
@@ -117,7 +117,7 @@ class AsyncEngineCore(EngineProperties):
     async def start(self) -> None:
         """Start the engine's process and load the model."""
         self._llm = await self._on_thread(self._launch)
-        # From here on an engine that dies idle is noticed, not only one that dies on a request.
+        # From here on the death of an idle engine is noticed, not only of one with requests.
         self._llm._run_output_handler()
         await self._llm.get_supported_tasks()
 
@@ -156,11 +156,12 @@ class AsyncEngineCore(EngineProperties):
                 yield output
 
     async def _first_of_media(self, opened: _Opened) -> CoreOutput | None:
-        """The first output of a request with media: one at a time in vLLM's multimodal processor.
+        """Returns the first output of a request with media, one request at a time in vLLM's multimodal processor.
 
-        vLLM 0.32 runs it on one thread, whose queue keeps the pictures of requests that were cancelled, and which
-        cannot be ended (`BaseRenderer._mm_executor`). So requests wait here, where they can leave; and one that leaves
-        while its media are processed is over, for whoever counts its memory, once the thread is done with them.
+        vLLM 0.32 runs the processor on one thread, which cannot be ended and whose queue keeps the images of cancelled
+        requests (`BaseRenderer._mm_executor`). So requests wait here, where they can be cancelled. A request that is
+        cancelled during processing returns only when the thread is done (at most _PROCESSOR_END_S later), so that its
+        memory counts until then.
         """
         await self._processor.acquire()
         held, submitted = True, opened.capture.on_submit
@@ -215,7 +216,7 @@ class AsyncEngineCore(EngineProperties):
 
     @asynccontextmanager
     async def _opened(self, request_id: str) -> AsyncGenerator[_Opened, None]:
-        """A request's capture, and its end in every table, whatever ends it."""
+        """Yields a request with its capture, and removes it from every table however it ends."""
         llm = self._engine
         opened = _Opened(llm.output_processor.open_capture(request_id))
         try:
@@ -230,7 +231,7 @@ class AsyncEngineCore(EngineProperties):
                 await llm.abort(request_id)
 
     async def _next(self, opened: _Opened) -> CoreOutput | None:
-        """vLLM's next output, converted; None if there are no more. Raises OmniStageError."""
+        """Returns vLLM's next output, converted; None if there are no more. Raises OmniStageError."""
         if opened.outputs is None:
             return None
         try:

@@ -1,9 +1,9 @@
 """Where an engine's one worker runs.
 
-vLLM 0.32's CPU platform exchanges the executor of an engine for one with a process per worker (`platforms/cpu.py`),
-because only so can it set a worker's OpenMP variables. Ours are set at entry (process/env.py) and every process
-inherits them, so a lone worker runs in its engine's process, as vLLM itself has it on a GPU: one process less to
-import torch, transformers and vLLM (docs/adr/0009).
+vLLM 0.32's CPU platform replaces the executor of an engine by one with a process per worker (`platforms/cpu.py`),
+because only then can it set a worker's OpenMP variables. We set them at entry (process/env.py) and every process
+inherits them. So a single worker runs in its engine's process, as in vLLM on a GPU, and one process less imports
+torch, transformers and vLLM (docs/adr/0009).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vllm.config import VllmConfig
 
 
 def keep_worker_in_engine(config: VllmConfig) -> VllmConfig:
-    """The configuration, with its worker in the engine's process if it has only one. Changes it in place."""
+    """Put an engine's only worker into the engine's process. Returns the configuration, changed in place."""
     if config.parallel_config.world_size == 1:
         config.parallel_config.distributed_executor_backend = "uni"
     return config

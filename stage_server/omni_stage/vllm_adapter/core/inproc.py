@@ -1,7 +1,7 @@
 """The engine in this process, for tests and offline use: a thread steps it, coroutines talk to it.
 
-vLLM's forward context is a module global, so two engines of one process must not step at once: all of them are stepped
-by the one EngineThread of the process, in turns, and nothing else touches them. No lock is held while a model runs.
+vLLM's forward context is a module global, so two engines of one process must not step at once: the
+process's only EngineThread steps them in turn, and nothing else touches them. No lock is held while a model runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InprocEngineCore(EngineProperties):
 
     @property
     def loaded_config(self) -> VllmConfig:
-        """Of the engine that runs. Raises NotReadyError before start."""
+        """Configuration of the running engine. Raises NotReadyError before start."""
         return self.llm.config
 
     @property
@@ -140,7 +140,7 @@ class InprocEngineCore(EngineProperties):
             raise translate_error(error) from error
 
     async def _forget(self, request_id: str) -> None:
-        """Abort a request. Behind its submission, since the engine's thread keeps the order of calls."""
+        """Abort a request. This runs after its submission, since the engine's thread keeps the order of calls."""
         llm = self.llm
         await asyncio.shield(asyncio.wrap_future(self._thread.submit(lambda: llm.abort(request_id))))
 

@@ -28,6 +28,7 @@ from omni_stage.errors import (
     PromptTooLongError,
     QueueTimeoutError,
 )
+from omni_stage.session_queue import SessionRoom
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class CorePart:
     """A part of a request whose input comes in parts (vLLM 0.32: resumable requests)."""
 
     prompt: Mapping[str, Any]
-    """Token ids that follow what is there. vLLM drops the last token that it sampled: later parts begin with it."""
+    """Token ids that follow the existing ones. vLLM drops the last token that it sampled: later parts begin with it."""
     params: SamplingParams
     """Of this part: max_tokens counts its own tokens."""
     last: bool
@@ -65,14 +66,14 @@ class Capture:
     """What the output processor kept of one request beside vLLM's own outputs."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """Worker outputs since the last `take`, in order, as they came (plain or packed)."""
+    """Worker outputs since the last `take`, in order, unchanged (plain or packed)."""
     stop_reason: str = ""
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
     on_submit: Callable[[], None] | None = None
     """Called when the request goes to the engine core."""
 
     def take(self) -> list[torch.Tensor]:
-        """Hand over what was kept so far."""
+        """Returns the tensors kept so far, and forgets them."""
         taken, self.tensors = self.tensors, []
         return taken
 
@@ -128,11 +129,11 @@ class EngineCore(Protocol):
         ...
 
     @property
-    def max_sessions(self) -> int:
-        """Requests with input in parts that can be open at once and all still reach the longest sequence.
+    def session_room(self) -> SessionRoom:
+        """What requests with input in parts can fill.
 
-        A request that waits for its next part keeps its KV and cannot be preempted: more of them could all wait for
-        each other's KV forever.
+        A request that waits for its next part keeps its KV and cannot be preempted. If more are open than fit at their
+        full length, they wait for each other's KV forever.
         """
         ...
 
@@ -148,9 +149,9 @@ class EngineCore(Protocol):
         ...
 
     async def compare_with_eager(self) -> str:
-        """How an autoregressive model as configured differs from its own code (compiled_check); "" if it does not.
+        """Returns how an autoregressive model as configured differs from its own code (compiled_check), or "".
 
-        Before the first request. Raises EngineDeadStageError.
+        Call it before the first request. Raises EngineDeadStageError.
         """
         ...
 
@@ -201,22 +202,25 @@ COMPARE_WITH_EAGER = "compare_with_eager"
 """The workers' method (ar/worker.py)."""
 
 
-def count_sessions(config: VllmConfig) -> int:
-    """EngineCore.max_sessions of an engine that has its KV cache; at least 1."""
+def find_session_room(config: VllmConfig) -> SessionRoom:
+    """Returns EngineCore.session_room of an engine whose KV cache is allocated."""
     cache, most = config.cache_config, int(config.scheduler_config.max_num_seqs)
-    blocks = cache.num_gpu_blocks or 0
-    if not blocks:
-        return most
-    length = int(config.model_config.max_model_len)
-    # One block is vLLM's null block. kv_cache_size_tokens knows of models whose layers differ.
-    fitting = (blocks - 1) // -(-length // cache.block_size)
-    if cache.kv_cache_size_tokens is not None:
-        fitting = min(fitting, cache.kv_cache_size_tokens // length)
-    return max(1, min(most, fitting))
+    if not cache.num_gpu_blocks:
+        return SessionRoom(most)
+    size, length, total = int(cache.block_size), int(config.model_config.max_model_len), int(cache.num_gpu_blocks)
+    full = -(-length // size)
+    tokens = cache.kv_cache_size_tokens
+    # One block is vLLM's null block.
+    if tokens is None or tokens >= total * length // full:
+        return SessionRoom(most, total - 1, size)
+    # Layers that differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a
+    # short one needs more per token. So each counts as one of full length.
+    fitting = max(1, tokens * (total - 1) // total // length)
+    return SessionRoom(most, fitting * full, size, at_least=length)
 
 
 def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: Capture, *, first: bool) -> CoreOutput:
-    """One vLLM output, with what was captured beside it.
+    """Convert one vLLM output and the tensors captured with it.
 
     Raises the OmniStageError that the worker packed, QueueTimeoutError, ModelExecutionError.
     """
@@ -268,7 +272,7 @@ def join_tensors(parts: Iterable[torch.Tensor], default_name: str) -> dict[str, 
 
 
 def translate_error(error: Exception) -> OmniStageError:
-    """The OmniStageError that stands for an exception of vLLM. Its message never echoes values."""
+    """Translate an exception of vLLM to an OmniStageError, whose message never echoes values."""
     if isinstance(error, OmniStageError):
         return error
     if isinstance(error, EngineDeadError):
@@ -282,7 +286,7 @@ def translate_error(error: Exception) -> OmniStageError:
         return InvalidRequestError(f"the engine refused the request{suffix}", field=parameter)
     if isinstance(error, VLLMClientError):
         return InvalidRequestError(f"the engine refused the request ({type(error).__name__})")
-    # The type alone: messages of vLLM may quote prompts.
+    # Log only the type: messages of vLLM may quote prompts.
     logger.error(
         "a request failed in the engine: %s caused by %s", type(error).__name__, type(error.__cause__).__name__
     )
@@ -296,7 +300,7 @@ def _check_finish(finish_reason: str | None, stop_reason: str) -> None:
 
 
 def _ended_early(finish_reason: str, stop_reason: str) -> OmniStageError:
-    """Why the scheduler ended a request; its stop reasons are a constant or `constant: message`."""
+    """Returns the error of a request that the scheduler ended. Stop reasons are a constant or `constant: message`."""
     constant, _, message = stop_reason.partition(": ")
     if constant == QUEUE_TIMEOUT:
         return QueueTimeoutError("the request waited too long in the engine's queue; retry later or add replicas")

@@ -1,4 +1,4 @@
-"""Output processing that peels the workers' tensors off before vLLM detokenizes.
+"""Output processing that takes the workers' tensors out of the outputs before vLLM detokenizes.
 
 vLLM 0.32 forwards `pooler_output` beside tokens (`v1/core/sched/scheduler.py`), but its OutputProcessor takes every
 output with `pooling_output` for a pooling request and skips detokenizing (`v1/engine/output_processor.py`). The
@@ -29,7 +29,7 @@ class OmniOutputProcessor(OutputProcessor):
 
     @classmethod
     def like(cls, other: OutputProcessor) -> OmniOutputProcessor:
-        """A fresh processor made with the arguments that `other` was made with."""
+        """Returns a new processor with the constructor arguments of `other`."""
         return cls(
             other.tokenizer,
             log_stats=other.log_stats,
@@ -48,7 +48,7 @@ class OmniOutputProcessor(OutputProcessor):
         self._captures.pop(request_id, None)
 
     def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
-        """Register a request, with prompt token ids of our own.
+        """Register a request, with its own copy of the prompt token ids.
 
         In-process, vLLM's scheduler and this processor would extend the very same list when a resumable request goes
         on (`apply_streaming_update`, `scheduler.py`), and the request would hang.

@@ -1,4 +1,4 @@
-"""What both engine cores show of a loaded engine, read of its configuration."""
+"""Properties of a loaded engine that both engine cores read from its configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from vllm.exceptions import VLLMClientError
 from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_stage.errors import InvalidRequestError, NotReadyError
-from omni_stage.vllm_adapter.core.interface import count_sessions
+from omni_stage.session_queue import SessionRoom
+from omni_stage.vllm_adapter.core.interface import find_session_room
 
 
 class EngineProperties(ABC):
@@ -20,7 +21,7 @@ class EngineProperties(ABC):
     @property
     @abstractmethod
     def loaded_config(self) -> VllmConfig:
-        """Of the engine that runs. Raises NotReadyError before start."""
+        """Configuration of the running engine. Raises NotReadyError before start."""
 
     @property
     def max_model_len(self) -> int:
@@ -46,7 +47,7 @@ class EngineProperties(ABC):
         return dtype
 
     def check_structured(self, params: SamplingParams) -> None:
-        """See EngineCore. vLLM repeats the check when it takes the request, and says there less of what is wrong.
+        """See EngineCore. vLLM repeats the check when it takes the request, with a less precise error.
 
         `SamplingParams._validate_structured_outputs` (vLLM 0.32, sampling_params.py): the choice among the backends,
         and each one's own check, stand nowhere else.
@@ -66,6 +67,6 @@ class EngineProperties(ABC):
             ) from error
 
     @property
-    def max_sessions(self) -> int:
-        """Requests with input in parts that can be open at once."""
-        return count_sessions(self.loaded_config)
+    def session_room(self) -> SessionRoom:
+        """What requests with input in parts can fill."""
+        return find_session_room(self.loaded_config)

@@ -39,7 +39,7 @@ class EngineThread:
 
     @classmethod
     def shared(cls) -> EngineThread:
-        """The process' one."""
+        """Returns the process's only EngineThread."""
         with cls._shared_lock:
             if cls._shared is None:
                 cls._shared = cls()

@@ -19,11 +19,11 @@ from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, encode_output, pack_error
 
 DiffusionResult = torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]
-"""What a model makes of one request: one output; several, named output.0, output.1 ...; or named ones."""
+"""A model's result for one request: one output; several, named output.0, output.1 ...; or named ones."""
 
 
 def check_result(result: Any) -> DiffusionResult | OmniStageError:
-    """The result, or the error that says that it is none."""
+    """Returns the result, or an error if it is not a valid result."""
     if isinstance(result, torch.Tensor):
         return result
     if isinstance(result, dict) and result and all(isinstance(name, str) and name for name in result):
@@ -40,7 +40,7 @@ def check_result(result: Any) -> DiffusionResult | OmniStageError:
 
 
 def name_tensors(result: DiffusionResult) -> dict[str, torch.Tensor]:
-    """The tensors of a checked result by name."""
+    """Returns the tensors of a checked result by name."""
     if isinstance(result, torch.Tensor):
         return {OUTPUT_NAME: result}
     if isinstance(result, dict):
@@ -49,7 +49,7 @@ def name_tensors(result: DiffusionResult) -> dict[str, torch.Tensor]:
 
 
 def build_output(request_ids: list[str], results: Mapping[str, DiffusionResult | OmniStageError]) -> ModelRunnerOutput:
-    """vLLM's output of a step, on the host; None for a request without a result. Waits for the device."""
+    """Wait for the device. Returns vLLM's output of a step, on the host; None for a request without a result."""
     return ModelRunnerOutput(
         req_ids=request_ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},

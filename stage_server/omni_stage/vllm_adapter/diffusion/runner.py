@@ -96,18 +96,18 @@ class GPUDiffusionModelRunner:
         return model
 
     def get_model(self) -> nn.Module:
-        """The loaded model. Raises ConfigurationError before load_model."""
+        """Returns the loaded model. Raises ConfigurationError before load_model."""
         if self.model is None:
             raise ConfigurationError("the diffusion model is not loaded", field="component")
         return self.model
 
     def get_supported_tasks(self) -> tuple[str, ...]:
-        """The pooling tasks that the model's pooler names."""
+        """Returns the pooling tasks that the model's pooler names."""
         model: Any = self.get_model()
         return tuple(model.pooler.get_supported_tasks())
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        """Empty: no layer has a KV cache."""
+        """Returns an empty dict: no layer has a KV cache."""
         return {}
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class GPUDiffusionModelRunner:
         """There is no cache of encoder outputs."""
 
     def get_encoder_timing_stats(self) -> dict[str, dict[str, float | int]]:
-        """There is no encoder."""
+        """Returns an empty dict: there is no encoder."""
         return {}
 
     def take_draft_token_ids(self) -> None:
@@ -173,7 +173,10 @@ class GPUDiffusionModelRunner:
         return build_output(request_ids, results)
 
     def _take_complete(self, scheduler_output: SchedulerOutput) -> dict[str, AdditionalInformationPayload]:
-        """Payloads of the requests whose prompt ends in this step, in batch order; they leave the waiting ones."""
+        """Remove the requests whose prompt ends in this step from the waiting ones.
+
+        Returns their payloads in batch order.
+        """
         cached = scheduler_output.scheduled_cached_reqs
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         complete: dict[str, AdditionalInformationPayload] = {}
@@ -192,7 +195,7 @@ class GPUDiffusionModelRunner:
         return complete
 
     def _generate(self, payloads: list[AdditionalInformationPayload]) -> list[DiffusionResult | OmniStageError]:
-        """One result or error per payload. Raises only what means that the device is broken."""
+        """Returns one result or error per payload. Raises only errors which mean that the device is broken."""
         if not payloads:
             return []
         try:

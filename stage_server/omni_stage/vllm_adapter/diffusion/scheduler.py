@@ -1,4 +1,4 @@
-"""DiffusionScheduler: requests that a model answers whole in one step, beside autoregressive ones.
+"""DiffusionScheduler: schedules requests that a model completes in one step, together with autoregressive ones.
 
 A diffusion request is one that says so: pooling parameters with an omni payload. Everything else is scheduled as
 vLLM schedules it, in the same queue. The fast path is vLLM's own for pooling: several requests in one step, each ended
@@ -6,7 +6,7 @@ by its first output; so `update_from_output` is vLLM's, and this class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
 - ends requests that waited too long (stop reason `queue_timeout`) or whose output is missing or no tensor,
-- orders requests of one priority by when they are due (engine/playback.py decides that),
+- orders requests of one priority by when they are due (playback.py decides that),
 - says `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 
@@ -24,8 +24,7 @@ nothing else.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -56,10 +55,6 @@ PLACEHOLDER_TOKEN_ID = 0
 class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
     """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: output.py says why."""
 
-    running: list[Request]
-    clock: Callable[[], float] = staticmethod(time.monotonic)
-    """Seconds, monotonic: the wall clock's jumps must not end requests."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
         super().__init__(*args, **kwargs)
@@ -69,8 +64,8 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
     def add_request(self, request: Request) -> None:
         """Queue a request as vLLM does; a diffusion request's wait begins here."""
-        # vLLM's queue goes by priority and then by arrival, and looks at it nowhere else. So arrival is when a request
-        # is due, on one clock for all of them: whose listener hears silence next comes first.
+        # vLLM's queue orders by priority and then by arrival, and uses arrival nowhere else. So we set arrival to the
+        # time a request is due, on one clock for all: the request whose audio runs out next comes first.
         request.arrival_time = find_due(request, self.clock())
         if not is_diffusion(request):
             super().add_request(request)
@@ -81,7 +76,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
         self._queued_at[request.request_id] = self.clock()
         most = self.max_num_scheduled_tokens
         if request.num_tokens > most:
-            # It could never be scheduled, and would keep all that wait behind it.
+            # It could never be scheduled, and would block all requests behind it.
             self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -143,20 +138,20 @@ def is_diffusion(request: Request) -> bool:
 
 
 def find_due(request: Request, now: float) -> float:
-    """When the request should be done, in seconds of the monotonic clock: what it says, or now."""
+    """Returns when the request should be done, in seconds of the monotonic clock: its own value, or `now`."""
     extra = getattr(request.pooling_params, "extra_kwargs", None)
     due = extra.get(OMNI_DUE_KEY) if isinstance(extra, Mapping) else None
     return float(due) if isinstance(due, int | float) and math.isfinite(due) else now
 
 
 def payload_bytes(request: Request) -> int:
-    """Bytes of the request's payload as it travels; 0 if it is not bytes, which ends the request later."""
+    """Returns the size of the request's payload in bytes; 0 if it is not bytes, which ends the request later."""
     raw = find_raw_payload(request.sampling_params, request.pooling_params)
     return len(raw) if isinstance(raw, bytes | bytearray | memoryview) else 0
 
 
 def find_output_problem(output: ModelRunnerOutput, request_id: str) -> str:
-    """What is wrong with a diffusion request's output; empty if it is a tensor that can be sent."""
+    """Returns the problem of a diffusion request's output; empty if it is a tensor that can be sent."""
     index = output.req_id_to_index.get(request_id)
     values = output.pooler_output
     if index is None or not values or index >= len(values) or values[index] is None:

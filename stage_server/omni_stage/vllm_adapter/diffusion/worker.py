@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EndsStreams:
-    """What is asked of every worker of one-shot stages while it serves, through vLLM's `collective_rpc`."""
+    """The method that every worker of one-shot stages serves, called through vLLM's `collective_rpc`."""
 
     model_runner: Any
 
@@ -74,7 +74,7 @@ def limit_torch_memory(share: float, device_bytes: int, device: torch.device) ->
 
 
 def warm_up(vllm_config: VllmConfig, runner: GPUDiffusionModelRunner) -> CompilationTimes:
-    """What `compile_or_warm_up_model` leaves behind: a model that is warm, the seed set, no time spent on compiling."""
+    """Warm the model up and set the seed, for `compile_or_warm_up_model`. Returns zero compilation times."""
     runner.warming_up_model()
     set_random_seed(vllm_config.model_config.seed, vllm_config.parallel_config.data_parallel_index)
     return CompilationTimes(language_model=0.0, encoder=0.0)

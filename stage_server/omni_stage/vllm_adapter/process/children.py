@@ -1,4 +1,4 @@
-"""Engine processes end with the stage server and do not hear its signals.
+"""Engine processes end with the stage server and do not get its signals.
 
 vLLM 0.32's engine core does not notice its parent's death, and aborts its requests on the first SIGTERM or SIGINT,
 which a terminal or a supervisor sends to the whole process group. Cores that are forked (template.py) are bound before
@@ -20,10 +20,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def bind_to_parent() -> bool:
-    """In an engine process: take a session of its own and die (SIGKILL) with the thread that started it.
+    """Start a session of an engine process, and let the kernel kill it (SIGKILL) with the thread that started it.
 
-    Returns whether this process is an engine process and was bound; does nothing elsewhere, and nothing twice.
-    The kernel watches the parent's *thread*: whoever starts an engine does so on a thread that lives as long
+    Returns whether this process is an engine process and was bound; does nothing elsewhere or in a second call.
+    The kernel watches the parent's *thread*, so an engine must be started on a thread that lives as long
     (`core/async_llm.py`).
     """
     parent = multiprocessing.parent_process()

@@ -38,16 +38,16 @@ _DEFAULTS: dict[str, str] = {
     # FlashInfer compiles its sampling kernels when they are first used, with an nvcc that images do not have; vLLM's
     # own sampler needs none. Set it to 1 where the kernels are installed ready-made (flashinfer-jit-cache).
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # torch's gloo listens on a dozen ports of the address that the host's name has, in a pod the pod's, and asks who
-    # connects for nothing. All ranks of an engine are in one pod.
+    # torch's gloo listens without authentication on a dozen ports of the host name's address (in a pod, the pod's).
+    # All ranks of an engine are in one pod, so loopback is enough.
     "GLOO_SOCKET_IFNAME": "lo",
 }
 _GPU_DEVICES = ("nvidiactl", "dxg")
-"""What the drivers make in /dev where a process can reach a GPU; dxg is WSL's."""
+"""Devices that drivers create in /dev if a process can reach a GPU; dxg is WSL's."""
 
 
 def apply_environment(environ: MutableMapping[str, str] | None = None, devices: Path = Path("/dev")) -> None:
-    """Set what the engine needs and, where the user says nothing, what suits it. `devices`: where device files are."""
+    """Set the variables that the engine needs, and defaults that the user may override. `devices`: the device files."""
     target = os.environ if environ is None else environ
     target.update(_REQUIRED)
     for name, value in _DEFAULTS.items():
@@ -63,5 +63,5 @@ def apply_environment(environ: MutableMapping[str, str] | None = None, devices: 
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may run on (its affinity mask, which container limits by cpuset narrow)."""
+    """Returns how many CPUs this process may run on (its affinity mask, which a container's cpuset narrows)."""
     return max(1, len(os.sched_getaffinity(0)))

@@ -57,9 +57,9 @@ _template: int | None = None
 
 
 def start_template() -> bool:
-    """Import what stage server and engine share, then fork the template. Whether there is one; logs why not.
+    """Import what stage server and engine share, then fork the template. Returns whether it did; else logs why not.
 
-    Call on the main thread, before anything starts a thread. Without a template engines are spawned: slower, the same.
+    Call on the main thread, before anything starts a thread. Without a template engines are spawned, which is slower.
     """
     import_shared()
     hindrance = _find_hindrance()
@@ -72,7 +72,7 @@ def start_template() -> bool:
 
 @contextmanager
 def template_processes() -> Iterator[None]:
-    """Meanwhile vLLM starts engine cores as forks of the template, if this process has one that was not used yet."""
+    """Let vLLM start engine cores within this context as forks of the template, if there is an unused one."""
     global _template
     if _template is None:
         yield
@@ -96,7 +96,7 @@ class _TemplateContext:
 
     @staticmethod
     def Process(*, target: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> context.ForkServerProcess:
-        """A process that is not started yet; it runs `target` in the environment of this moment."""
+        """Returns a process, not started yet, that will run `target` in the current environment."""
         work = {"environment": dict(os.environ), "target": target, "kwargs": dict(kwargs)}
         return context.ForkServerProcess(target=_run_forked, name=name, kwargs=work)
 
@@ -130,7 +130,7 @@ def import_shared() -> None:
 
 
 def _find_hindrance() -> str:
-    """Why this process must not be forked; empty if it may."""
+    """Returns why this process must not be forked; empty if it may."""
     import torch
 
     first, last = _PYTHONS
@@ -149,9 +149,9 @@ def _find_hindrance() -> str:
 
 
 def _holds_open(device: str, descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Whether this process has a device file open. A library that calls cuInit opens it and torch does not hear."""
+    """Whether this process has a device file open: a library's call of cuInit opens it without torch's knowledge."""
     for descriptor in descriptors.iterdir():
-        # The one that lists the directory is gone by now.
+        # The descriptor that listed the directory is closed by now.
         with suppress(FileNotFoundError):
             if descriptor.readlink() == Path(device):
                 return True
@@ -162,7 +162,7 @@ def _fork_template() -> None:
     global _template
     server: Any = forkserver._forkserver
     listener = socket.socket(socket.AF_UNIX)
-    # In a directory of our own: whoever can connect makes the template run code.
+    # In a private directory: any process that can connect can make the template run code.
     address = str(Path(tempfile.mkdtemp(prefix="omnipipeline-")) / "template")
     listener.bind(address)
     listener.listen()

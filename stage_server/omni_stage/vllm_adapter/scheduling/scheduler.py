@@ -1,6 +1,9 @@
 """OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot continue.
 
 `schedule` runs vLLM's own and then enriches the new requests that carry a payload; nothing is copied when none does.
+Where a component says how fast its tokens are played (pace.py), requests of one priority are in the order in which
+their audio would run out. If a step cannot hold all, the request that runs out next goes first; if KV cache is short,
+the request with the most audio ahead is preempted.
 `update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
 
 A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
@@ -8,14 +11,19 @@ step would be wrong: by then vLLM has entered its KV blocks into the prefix cach
 cache, and other requests would hit entries that were never computed.
 
 Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.core.sched.scheduler.Scheduler` and
-`async_scheduler.AsyncScheduler` (`schedule`, `update_from_output`, `finish_requests`, `_update_request_as_session`),
-`v1.engine.EngineCoreOutput(s)`,
-`v1.request.Request`.
+`async_scheduler.AsyncScheduler` (`schedule`, `add_request`, `update_from_output`, `finish_requests`, `_free_request`,
+`_update_request_as_session`),
+`v1.engine.EngineCoreOutput(s)`, `v1.request.Request`. `Request.arrival_time` orders `PriorityRequestQueue` and picks
+whom to preempt, and is used for nothing else; it may not change while the request is in that queue.
+`Scheduler.running` is a list that a step goes through in its order.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +36,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
+from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
 
 logger = logging.getLogger(__name__)
@@ -43,6 +52,9 @@ class OmniSchedulerMixin:
     """Enrichment and rejection over any vLLM scheduler. Use OmniScheduler or OmniAsyncScheduler."""
 
     requests: dict[str, Request]
+    running: list[Request]
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    """Seconds, monotonic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong limits."""
@@ -50,9 +62,20 @@ class OmniSchedulerMixin:
         # The front end checked every value before it admitted the request: here a checksum is enough.
         self._payload_limits = _read_limits(self.vllm_config.additional_config).already_checked()  # type: ignore[attr-defined]
         self._rejected: dict[str, str] = {}
+        self._pace = Pace.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
+        self._listeners: dict[str, Listener] = {}
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, or the next part of one, as vLLM does."""
+        if self._pace is not None and request.request_id not in self._listeners:
+            listener = self._listeners[request.request_id] = Listener.at(self.clock(), request.num_tokens)
+            request.arrival_time = listener.due
+        super().add_request(request)  # type: ignore[misc]
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule one step as vLLM does; new requests with a payload come out as OmniNewRequestData."""
+        if self._pace is not None:
+            self._order_running(self._pace)
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._enrich(output.scheduled_new_reqs)
         return output
@@ -81,6 +104,17 @@ class OmniSchedulerMixin:
         arrival_time = session.arrival_time
         super()._update_request_as_session(session, update)  # type: ignore[misc]
         session.arrival_time = arrival_time
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._listeners.pop(request.request_id, None)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _order_running(self, pace: Pace) -> None:
+        now = self.clock()
+        for request in self.running:
+            request.arrival_time = self._listeners[request.request_id].note(pace, now, request.num_tokens)
+        # Stable, and Python's sort takes one pass over what is in order already.
+        self.running.sort(key=attrgetter("priority", "arrival_time"))
 
     def reject(self, request_id: str, stop_reason: str) -> None:
         """End a request at the next `update_from_output`; its client gets finish reason abort and this stop reason.

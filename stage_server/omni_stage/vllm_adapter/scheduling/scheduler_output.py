@@ -37,7 +37,7 @@ class OmniNewRequestData(NewRequestData):
         additional_information: AdditionalInformationPayload | None = None,
         payload_error: str = "",
     ) -> OmniNewRequestData:
-        """The same data with the payload. Field values are shared, not copied."""
+        """Returns the same data with the payload. Field values are shared, not copied."""
         base = {item.name: getattr(data, item.name) for item in fields(NewRequestData)}
         return cls(**base, additional_information=additional_information, payload_error=payload_error)
 
@@ -57,7 +57,7 @@ class OmniNewRequestData(NewRequestData):
 
 
 def find_raw_payload(sampling_params: Any, pooling_params: Any) -> object | None:
-    """What travels under OMNI_PAYLOAD_KEY in the request's parameters; None if the request has no payload.
+    """Returns the value under OMNI_PAYLOAD_KEY in the request's parameters; None if the request has no payload.
 
     Both are vLLM's; at most one is not None.
     """

@@ -37,7 +37,7 @@ class OmniRunnerConfig:
 
     @classmethod
     def from_mapping(cls, values: object) -> Self:
-        """Settings of a mapping; what it does not name keeps its default. Raises ConfigurationError."""
+        """Returns the settings in a mapping; those it does not name keep their defaults. Raises ConfigurationError."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"{_FIELD} must be a mapping", field=_FIELD)
         known = {item.name for item in fields(cls)}
@@ -51,7 +51,7 @@ class OmniRunnerConfig:
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any) -> Self:
-        """Settings of an engine; the defaults where it has none. Raises ConfigurationError."""
+        """Returns the settings of an engine; the defaults if it has none. Raises ConfigurationError."""
         additional = vllm_config.additional_config
         if not isinstance(additional, Mapping) or ADDITIONAL_CONFIG_KEY not in additional:
             return cls()

@@ -1,4 +1,4 @@
-"""What a failure in a step means: one request's, or a device that nothing runs on any more."""
+"""Decides whether a failure in a step concerns one request or means that the device is broken."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def probe_device(device: torch.device) -> None:
 
 
 def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
-    """The error that a request gets for what the model raised; raises what means that the device is broken.
+    """Returns the error that a request gets for a model's exception; raises if the device is broken.
 
     torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report a RuntimeError, as for a shape
     that they do not take; so after any failure that is not certainly the request's, the device is tested.

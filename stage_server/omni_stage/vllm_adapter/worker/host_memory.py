@@ -18,5 +18,5 @@ def copies_overlap(device: torch.device) -> bool:
 
 
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised host tensor in pinned memory. Raises RuntimeError where there is no accelerator."""
+    """Returns an uninitialised host tensor in pinned memory. Raises RuntimeError if there is no accelerator."""
     return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)

@@ -29,16 +29,17 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
 from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
-from omni_stage.models.qwen2_5_omni.schemas import talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.schemas import PACE, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
+from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
-# The checkpoint's generation_config.json is the thinker's: its ends of text are no codec tokens.
+# The checkpoint's generation_config.json is the thinker's: its end-of-text ids are not codec tokens.
 _GENERATION_CONFIG = Path(__file__).parent / "codec_generation"
 
 
 REPEAT_LIMIT = 500
-"""Ten seconds of one sound."""
+"""Ten seconds of one repeated codec token."""
 
 
 class Talker:
@@ -56,7 +57,7 @@ class Talker:
         self.output_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Our model class over vLLM's layers. It has no tokenizer: its tokens are not text."""
+        """Returns arguments for our model class over vLLM's layers. Without a tokenizer: its tokens are not text."""
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
@@ -65,10 +66,11 @@ class Talker:
             "generation_config": str(_GENERATION_CONFIG),
             # See the manifest.
             "enable_prefix_caching": False,
+            "additional_config": {PACE_KEY: PACE},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
+        """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
         feed = self.open_feed(request)
@@ -79,10 +81,10 @@ class Talker:
         return part.input
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
-        """The same, row by row."""
+        """Returns a feed that makes the input of `prepare` row by row."""
         text = self._texts[pick_voice(request.voice, self.voices)]
         conditioning = TalkerConditioning(text, self._checkpoint.codec, self._checkpoint.talker_positions)
-        # To go on after the end of the stream is not to write its end at all.
+        # With ignore_eos the generation continues past the end of the stream, so the feed must not write that end.
         return TalkerFeed(
             conditioning,
             self._checkpoint.codec.stop_ids,
@@ -91,11 +93,11 @@ class Talker:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """An emitter that leaves out the tokens that end the stream."""
+        """Returns an emitter that leaves out the tokens that end the stream."""
         return TalkerEmitter(self._checkpoint.codec)
 
     def warmup_request(self) -> StageRequest:
-        """A few tokens for two rows of silence after a prompt of two."""
+        """Returns a request for a few tokens: two rows of silence after a prompt of two."""
         rows = torch.zeros(4, self._checkpoint.hidden_size, dtype=next(iter(self._texts.values())).start.dtype)
         tensors = {
             "x": rows,
@@ -111,13 +113,13 @@ class Talker:
 
 
 class TalkerEmitter:
-    """Publishes codec tokens, without the ones that end the stream. Holds nothing."""
+    """Publishes codec tokens, without the ones that end the stream. Stateless."""
 
     def __init__(self, codec: CodecTokens) -> None:
         self._stop_ids = frozenset(codec.stop_ids)
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step."""
+        """Convert one engine step to one stage step."""
         codes = [token for token in step.token_ids if token not in self._stop_ids]
         return StageStep(
             token_ids=step.token_ids,
@@ -130,11 +132,11 @@ class TalkerEmitter:
 
 
 def build_component(config: StageConfig) -> Talker:
-    """The talker of config.model.path. Raises ConfigurationError."""
+    """Build the talker of config.model.path. Raises ConfigurationError."""
     checkpoint = read_checkpoint(config.model.path)
     voices = read_voices(config.model.path)
     ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]
-    # As the edge's rows: in the type that config.json names, which quantized checkpoints do not store everything in.
+    # In the dtype of the edge's rows, which config.json names; quantized checkpoints store some tensors in others.
     rows = read_embedding_rows(config.model.path, ids).to(getattr(torch, checkpoint.dtype))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
     texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}

@@ -2,10 +2,10 @@
 
     h = layers(project(codec_embedding(token) + row))        at every position; no codec embedding where token is mask
 
-The rows come from the runner through a buffer that it binds once and fills before every forward. The model reads
-slices of that same memory, so CUDA graphs replay with what is in it. Hook: SupportsInputRows.
+The runner binds a buffer once and fills it with the rows before every forward. The model reads slices of that same
+memory, so CUDA graphs replay with its current content. Hook: SupportsInputRows.
 
-The layers alone are compiled. What precedes them runs as it is written, or inside a full CUDA graph of a decode step.
+Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from omni_stage.vllm_adapter.checks.weights import load_checked
     }
 )
 class TalkerLayers(LlamaModel):
-    """Llama's layers for M-RoPE: compiled, any number of tokens is one graph.
+    """Llama's layers for M-RoPE, compiled as one graph for any number of tokens.
 
-    vLLM's LlamaModel declares dimension 0 of its positions to vary, but M-RoPE's are [3, n]: it would be compiled for
-    the first n alone. Its Qwen2Model declares them right and yet does not fit: it takes hidden_size // num_heads for
-    the size of a head, which is 128 here and not 896 // 12.
+    vLLM's LlamaModel declares dimension 0 of its positions as dynamic, but M-RoPE's are [3, n]: it would be compiled
+    for the first n alone. vLLM's Qwen2Model declares them correctly but does not fit: it computes the head size as
+    hidden_size // num_heads, while here it is 128 and not 896 // 12.
     """
 
 
@@ -68,7 +68,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.codec_embedding = nn.Embedding(config.vocab_size, config.embedding_size)
         self.projection = nn.Linear(config.embedding_size, config.hidden_size)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers get embeddings always; a table of their own would wait for weights that do not exist.
+        # The layers always get embeddings; a table of their own would wait for weights that do not exist.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -80,15 +80,15 @@ class TalkerModel(nn.Module, SupportsMRoPE):
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
         """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
         self._input_rows = buffer
-        # Where the layers run as captured graphs they read their input at a fixed address.
+        # Layers that run as captured graphs read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Projected codec embeddings [n, hidden_size], without rows; vLLM asks every model for this."""
+        """Returns projected codec embeddings [n, hidden_size], without rows; vLLM requires this of every model."""
         return self.projection(self.codec_embedding(input_ids))
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
-        """Positions of a request that brings none, such as vLLM's profile run: one by one."""
+        """Returns consecutive positions for a request without positions, such as vLLM's profile run."""
         positions = torch.arange(len(input_tokens))
         return positions.expand(3, -1).contiguous(), 0
 
@@ -99,7 +99,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> Any:
-        """Hidden states [n, hidden_size] of n tokens."""
+        """Returns hidden states [n, hidden_size] of n tokens."""
         is_token = (input_ids != self.config.tts_codec_mask_token_id).unsqueeze(-1)
         embeddings = self.codec_embedding(input_ids) * is_token
         if self._input_rows is None or self._layer_inputs is None:
@@ -109,21 +109,21 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         return self.model(None, positions, intermediate_tensors, layer_inputs)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits [n, vocab_size]; minus infinity where a token can neither be sounded nor end the stream."""
+        """Returns logits [n, vocab_size]; -inf for tokens that neither have audio nor end the stream."""
         logits = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:
             logits.masked_fill_(self._never, float("-inf"))
         return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker out of a whole checkpoint. Raises ConfigurationError."""
+        """Load the talker from a whole checkpoint. Raises ConfigurationError."""
         mapper = self.hf_to_vllm_mapper
         load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
         return load_checked(self, weights, load, mapper=mapper)
 
 
 def _find_never_sampled(config: Any) -> torch.Tensor:
-    """bool [vocab_size]: the start token, as transformers suppresses it, and ids that token2wav cannot sound."""
+    """Returns bool [vocab_size]: the start token, as transformers suppresses it, and ids that token2wav cannot read."""
     never = torch.zeros(config.vocab_size, dtype=torch.bool)
     never[config.omni_code_limit :] = True
     never[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False

@@ -1,42 +1,93 @@
-"""vLLM model class of the thinker: vLLM's own, which here refuses a checkpoint that does not fit it."""
+"""vLLM model class of the thinker: vLLM's own class, extended to refuse a checkpoint that does not fit it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerForConditionalGeneration
+from vllm.model_executor.models.qwen2_5_omni_thinker import (
+    Qwen2_5OmniThinkerDummyInputsBuilder,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen2_5OmniThinkerMultiModalProcessor,
+    Qwen2_5OmniThinkerProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions
+from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcessor
+from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_chunks
+
+SECONDS_PER_CHUNK = 2.0
+"""Chunk of a video with audio: this much video, then this much audio. From transformers' processor; not every
+config.json names it."""
+POSITIONS_PER_SECOND = 25
+"""Of video and of audio, which has a token every 40 ms."""
 
 
-class ThinkerModel(Qwen2_5OmniThinkerForConditionalGeneration):
+class ThinkerProcessor(PairedProcessor, Qwen2_5OmniThinkerMultiModalProcessor):
+    """vLLM's processor, extended by videos with audio."""
+
+    @staticmethod
+    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
+        """See Interleave."""
+        return interleave_chunks(times, sounds, int(POSITIONS_PER_SECOND * SECONDS_PER_CHUNK))
+
+    def heard_tokens(self) -> tuple[Tokens, float]:
+        """See PairedProcessor."""
+        thinker = self.info.get_hf_config()
+        tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
+        return tokens, POSITIONS_PER_SECOND
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    ThinkerProcessor,
+    info=Qwen2_5OmniThinkerProcessingInfo,
+    dummy_inputs=Qwen2_5OmniThinkerDummyInputsBuilder,
+)
+class ThinkerModel(PairedModel, Qwen2_5OmniThinkerForConditionalGeneration):
     """Qwen2.5-Omni's thinker. Hooks: PublishesPositions, HasPlaceholders."""
+
+    frames_share = True
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         quantize_what_is_quantized(vllm_config.quant_config, vllm_config.model_config.model, self.hf_to_vllm_mapper)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         thinker = vllm_config.model_config.hf_config.thinker_config
-        self.placeholder_token_ids = (
-            thinker.audio_token_index,
-            thinker.image_token_index,
-            thinker.video_token_index,
-        )
+        self.placeholder_token_ids = tuple(placeholder_ids(thinker).values())
         device = next(self.parameters()).device
         placeholders = torch.tensor(self.placeholder_token_ids, dtype=torch.int64, device=device)
         self.register_buffer("_placeholders", placeholders, persistent=False)
 
+    def heard_ids(self) -> Mapping[str, int]:
+        """See PairedModel."""
+        return placeholder_ids(self.config)
+
+    def heard_positions_per_second(self) -> float:
+        """See PairedModel."""
+        return POSITIONS_PER_SECOND
+
     def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
-        """Hidden state plus input embedding; the hidden state alone where the prompt holds a medium."""
+        """Returns hidden state plus input embedding; the hidden state alone where the prompt holds a medium."""
         ids, hidden = positions.input_ids, positions.hidden_states
-        # Not torch.isin, which may sort and so make the host wait for the device.
+        # Not torch.isin: it may sort, which makes the host wait for the device.
         embedded = (ids.unsqueeze(-1) != self._placeholders).all(dim=-1)
-        # Placeholder ids may lie outside the embedding table: look up id 0 there and leave the row alone.
+        # Placeholder ids may lie outside the embedding table: look up id 0 there and discard its embedding.
         embedding = self.embed_input_ids(torch.where(embedded, ids, 0))
         return {"rows": torch.where(embedded.unsqueeze(-1), hidden + embedding, hidden)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the thinker out of a whole checkpoint. Raises ConfigurationError."""
+        """Load the thinker from a whole checkpoint. Raises ConfigurationError."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
+
+
+def placeholder_ids(thinker: Any) -> dict[str, int]:
+    """Returns the ids that stand for media, by modality, from the thinker's part of config.json."""
+    return {
+        AUDIO: int(thinker.audio_token_index),
+        IMAGE: int(thinker.image_token_index),
+        VIDEO: int(thinker.video_token_index),
+    }

@@ -1,4 +1,4 @@
-"""What prompts of Qwen2.5-Omni have of their own: the system message of speech, and the longest sound."""
+"""What is specific to prompts of Qwen2.5-Omni: the system message for speech, and the longest audio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SPEECH_SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
     "visual inputs, as well as generating text and speech."
 )
-"""The system message that the model was trained to speak with, letter by letter.
+"""The system message that the model was trained to speak with, character by character.
 
 Source: the model card of Qwen/Qwen2.5-Omni-7B, "Prompt for audio output"; Qwen2_5OmniProcessor.apply_chat_template
 of transformers 4.52.4 warns of any other.

@@ -1,4 +1,4 @@
-"""How the thinker writes where neither the request nor the stage's configuration says otherwise: as transformers does.
+"""Default sampling of the thinker, the same as in transformers, for values that neither request nor stage sets.
 
 The published checkpoints' generation_config.json names neither sampling values nor an end of text. transformers'
 Qwen2_5OmniForConditionalGeneration.generate (read in 4.52.4 and 5.19) is then greedy, `do_sample` being false unless a
@@ -14,15 +14,13 @@ from typing import Any
 
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.errors import ConfigurationError
-
-MAX_TOKENS = 1024
-"""thinker_max_new_tokens of transformers' generate()."""
+from omni_stage.models.shared.thinker import MAX_TOKENS
 
 
 def read_text_sampling(path: Path) -> SamplingDefaults:
     """Returns the thinker's own sampling: temperature 0, unless generation_config.json says `do_sample: true`.
 
-    Where it does, the file's values hold, which vLLM reads by itself. Raises ConfigurationError.
+    If it does, the file's values apply, which vLLM reads by itself. Raises ConfigurationError.
     """
     if _read_json(path / "generation_config.json").get("do_sample") is True:
         return SamplingDefaults(max_tokens=MAX_TOKENS)
@@ -32,9 +30,9 @@ def read_text_sampling(path: Path) -> SamplingDefaults:
 def read_text_ends(path: Path, *, vocab_size: int, tokenizer_end: int | None) -> tuple[int, ...]:
     """Returns the token ids that end the thinker's text, ascending: 151645 in the published checkpoints.
 
-    From `thinker_config`, or its text_config; vLLM adds generation_config.json's and the tokenizer's, and where the
-    configuration names none, those must. No id has the meaning of "none": 0 is a token, "!" in the published
-    vocabulary. Raises ConfigurationError if nothing names an end, for then every reply would run to max_tokens.
+    Read from `thinker_config` or its text_config. vLLM adds those of generation_config.json and the tokenizer; if the
+    configuration names none, one of these must. No id means "none": 0 is a token, "!" in the published vocabulary.
+    Raises ConfigurationError if nothing names an end, because every reply would then run to max_tokens.
     """
     thinker = _read_json(path / "config.json").get("thinker_config") or {}
     settings = _read_json(path / "generation_config.json")
@@ -66,7 +64,7 @@ def _read_ids(part: dict[str, Any], source: str, vocab_size: int) -> tuple[int, 
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The mapping in the file; empty if there is no such file."""
+    """Returns the mapping in the file; empty if there is no such file."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -21,7 +21,7 @@ from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 _SHARD_BYTES = 1_000_000
 """Small enough for several shards, as large checkpoints have."""
 _UNSTORED_BYTES = 96
-"""By how much the index counts too much. Any number: nobody may rely on it."""
+"""How much the index overstates the total size. Any number: nothing may depend on it."""
 
 
 def write_tiny_checkpoint(
@@ -30,10 +30,11 @@ def write_tiny_checkpoint(
     shape: str | TinyShape = "small",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
 ) -> Path:
-    """Write a complete tiny Qwen2.5-Omni checkpoint into directory, which is made if need be; return it.
+    """Write a complete tiny Qwen2.5-Omni checkpoint into directory, which is created if needed; return it.
 
-    `dtype` is what config.json names, and so what thinker and talker compute in and send to each other if nothing else
-    is said. The weights are the same: stored in bfloat16 (token2wav in float32), so that either reads them exactly.
+    `dtype` is written to config.json: thinker and talker compute in it, and send rows in it, unless configured
+    otherwise. The weights are the same for both: stored in bfloat16 (token2wav in float32), so both dtypes read them
+    exactly.
     Equal seed and shape give equal weights. Needs transformers; takes seconds; a few MB.
     Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
@@ -42,7 +43,7 @@ def write_tiny_checkpoint(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     values = config_dict(sizes)
-    # The constructor draws from the global generator; leave that as it was.
+    # The constructor draws from the global generator; keep that generator's state.
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**values)).float().eval()
     processor = make_processor(sizes.vocab_size)

@@ -1,13 +1,14 @@
-"""The files of a published Qwen2.5-Omni checkpoint in the form in which they were released.
+"""The files of a published Qwen2.5-Omni checkpoint, in the form in which they were released.
 
-Written by an older transformers than ours, so that what loads ours also loads the published ones:
+The published files were written by an older transformers than the one installed here. The tiny checkpoint has the same
+form, so code that loads it also loads the published ones:
 
 - config.json has `rope_scaling` and `rope_theta` where transformers 5 has `rope_parameters`, `torch_dtype` where it has
   `dtype`, and names of architectures that no library has any more.
 - generation_config.json names neither end tokens nor sampling; the end of text is in `thinker_config`.
-- preprocessor_config.json holds the settings of images and sound side by side, chat_template.json the template.
+- preprocessor_config.json holds the settings of images and audio side by side, chat_template.json the template.
 - Shards hold thinker and talker in bfloat16, token2wav in float32, the table of token2wav's rotary embedding, and no
-  metadata; the index counts buffers that are in no shard. (The 7B model; the 3B model's have metadata and count right.)
+  metadata; the index counts buffers that are in no shard. (7B model; the 3B model has metadata and a correct count.)
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import torch
 from omni_stage.models.shared.tiny.shards import old_rope, write_json
 
 TRANSFORMERS_VERSION: Final = "4.50.0.dev0"
-"""What the published files say."""
+"""The value in the published files."""
 ROTARY_TABLE: Final = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
-"""A buffer that the published shards hold, and transformers 5 computes."""
+"""A buffer that the published shards contain, and that transformers 5 computes."""
 _SOUND_SETTINGS = (
     *("chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples", "nb_max_frames", "padding_side"),
     *("padding_value", "return_attention_mask", "sampling_rate"),
@@ -32,7 +33,7 @@ _IMAGE_SETTINGS = ("image_mean", "image_std", "merge_size", "patch_size", "tempo
 
 
 def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """config.json in the release's form, of the arguments of Qwen2_5OmniConfig. `dtype`: what it names."""
+    """Returns config.json in the release's form, from the arguments of Qwen2_5OmniConfig, with `dtype`."""
     thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
     token2wav = dict(values["token2wav_config"])
     dit = token2wav["dit_config"]
@@ -51,8 +52,8 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     }
     token2wav |= {
         "model_type": "qwen2_5_omni_token2wav",
-        # The names of the release stand beside those that transformers reads; in the release they stand alone, since
-        # its sizes are transformers' defaults.
+        # The release's names stand beside those that transformers reads. The release itself has only its own names,
+        # since its sizes are transformers' defaults.
         "dit_config": {
             "model_type": "qwen2_5_omni_dit",
             "torch_dtype": "float32",
@@ -77,7 +78,7 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def write_generation_config(directory: Path) -> None:
-    """generation_config.json, equal to the published one."""
+    """Write generation_config.json, equal to the published one."""
     write_json(
         directory / "generation_config.json",
         {"_from_model_config": True, "transformers_version": TRANSFORMERS_VERSION},
@@ -85,7 +86,7 @@ def write_generation_config(directory: Path) -> None:
 
 
 def write_processor(directory: Path, processor: Any) -> None:
-    """Write the files of a Qwen2_5OmniProcessor: one for images and sound, one for the template, the tokenizer's."""
+    """Write the files of a Qwen2_5OmniProcessor: one for images and audio, one for the template, the tokenizer's."""
     processor.tokenizer.chat_template = None
     processor.tokenizer.save_pretrained(directory)
     sound, images = processor.feature_extractor, processor.image_processor
@@ -103,7 +104,7 @@ def write_processor(directory: Path, processor: Any) -> None:
 
 
 def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors as the shards hold them, in the order of the release: thinker, talker, token2wav."""
+    """Yields names and tensors as the shards hold them, in the order of the release: thinker, talker, token2wav."""
     state = model.state_dict()
     for part, dtype in (("thinker", torch.bfloat16), ("talker", torch.bfloat16), ("token2wav", torch.float32)):
         for name, tensor in state.items():

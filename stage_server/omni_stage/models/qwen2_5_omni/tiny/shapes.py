@@ -10,23 +10,23 @@ from typing import Any
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
 
 HEAD_DIM = 32
-"""Smallest head that vLLM's CPU attention kernels take."""
+"""Smallest head that vLLM's CPU attention kernels support."""
 _PUBLISHED_BLOCK_SIZE = 24
 """transformers' default."""
 CODEC_EXTRA_IDS = 12
-"""Ids of the talker above the sound codes: pad, start, end, one that is unused, mask, and room to spare."""
+"""Ids of the talker above the audio codes: pad, start, end, an unused one, mask, and spare ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes that may be chosen; the rest follows. Attention heads are 32 wide everywhere."""
+    """Sizes that can be chosen; all others follow from them. Attention heads are 32 wide everywhere."""
 
     vocab_size: int = 640
     """Rows of the thinker's embedding: bytes, merges and special tokens."""
     thinker_heads: int = 4
     """Query heads of the thinker; its hidden size is 32 times this."""
     thinker_kv_heads: int = 2
-    """Key-value heads of the thinker; below thinker_heads it is grouped-query attention."""
+    """Key-value heads of the thinker; fewer than thinker_heads make it grouped-query attention."""
     thinker_layers: int = 2
     """Layers of the thinker."""
     talker_hidden_size: int = 96
@@ -40,12 +40,12 @@ class TinyShape:
     encoder_layers: int = 1
     """Layers of the audio encoder and of the vision encoder."""
     sound_codes: int = 128
-    """Sound codes that the talker can say and token2wav understands."""
+    """Audio codes that the talker can write and token2wav can read."""
     dit_layers: int = 3
     """Layers of the diffusion transformer."""
     block_size: int = 8
     """Mel frames of a block, within which the diffusion transformer attends; 24 in the published models, whose
-    config.json leaves it out."""
+    config.json does not state it."""
     mel_bins: int = 16
     """Mel bins between the diffusion transformer and the vocoder."""
     max_position_embeddings: int = 8192
@@ -75,11 +75,11 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
 
 
 def config_dict(shape: TinyShape) -> dict[str, Any]:
-    """The configuration of the whole model, as keyword arguments of Qwen2_5OmniConfig."""
+    """Returns the configuration of the whole model, as keyword arguments of Qwen2_5OmniConfig."""
     first_special = shape.vocab_size - len(SPECIAL_TOKENS)
     ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
     hidden_size = HEAD_DIM * shape.thinker_heads
-    # The sections of M-RoPE (time, height, width) share the halves of a head.
+    # The sections of M-RoPE (time, height, width) add up to half a head.
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]}
     placeholders = {
         "audio_token_index": ids["<|AUDIO|>"],
@@ -157,7 +157,7 @@ def _vision_config(shape: TinyShape, output_size: int) -> dict[str, Any]:
         "intermediate_size": 64,
         "num_heads": 2,
         "out_hidden_size": output_size,
-        # Full attention in the last layer only, as in the real model most layers attend within windows.
+        # Full attention in the last layer only: in the real model, too, most layers attend within windows.
         "fullatt_block_indexes": [shape.encoder_layers - 1],
     }
 
@@ -186,7 +186,7 @@ def _dit_config(shape: TinyShape) -> dict[str, Any]:
 
 
 def _vocoder_config(shape: TinyShape) -> dict[str, Any]:
-    # The real rates: 240 samples a mel frame, two frames a code, 50 codes a second make 24 kHz.
+    # The real rates: 240 samples a mel frame, two frames a code, and 50 codes a second make 24 kHz.
     return {
         "mel_dim": shape.mel_bins,
         "upsample_initial_channel": 64,

@@ -18,15 +18,15 @@ from omni_stage.models.shared.tiny.tokenizer import train_tokenizer
 
 
 def make_processor(vocab_size: int) -> Any:
-    """The Qwen2_5OmniProcessor of the tiny checkpoint: tokenizer, image, video and sound preprocessing.
+    """Returns the Qwen2_5OmniProcessor of the tiny checkpoint: tokenizer, image, video and audio preprocessing.
 
-    Images are scaled to at most 64 tokens and sounds cut at 30 seconds, so that prompts stay short.
+    Images are scaled to at most 64 tokens and audio is cut at 30 seconds, so that prompts stay short.
     """
     return wrap_tokenizer(train_tokenizer(vocab_size, SPECIAL_TOKENS))
 
 
 def wrap_tokenizer(core: Tokenizer) -> Any:
-    """A Qwen2_5OmniProcessor around a tokenizer that has the model's special tokens."""
+    """Returns a Qwen2_5OmniProcessor around a tokenizer that has the model's special tokens."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END_OF_TEXT,

@@ -1,4 +1,4 @@
-"""The tiny checkpoint's words: special tokens and chat template."""
+"""The tiny checkpoint's vocabulary: special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SPECIAL_TOKENS = (
     "<|tts_aiden|>",
 )
 """In the order of their ids, the last ids of the vocabulary. The names that the processor and the chat template use
-are the real model's; the tts tokens are nameless there."""
+are the real model's; the real model has no names for the tts tokens."""
 
 END_OF_TEXT = "<|im_end|>"
-"""Ends a message, and so the thinker's reply."""
+"""Ends a message, and therefore the thinker's reply."""
 
 PADDING = "<|endoftext|>"
 """Pads batches; ends a document."""
 
 SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
-"""The token that starts the talker's text, by speaker. The published speakers in their order, then one of our own: a
-checkpoint may hold any number."""
+"""The token that starts the talker's text, by speaker. The published speakers in their order, then an additional one:
+a checkpoint may have any number of speakers."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

@@ -1,4 +1,4 @@
-"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and sound are neither constant nor mute."""
+"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and audio vary and can be heard."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PEAK = 0.6
 def fill_weights(model: Any, seed: int) -> None:
     """Draw every weight of a Qwen2_5OmniForConditionalGeneration from one generator, in place.
 
-    Matrices keep the variance of what passes through them; norms stay at one; biases are small. Filters and other
-    buffers stay what the model's constructor computed.
+    Matrices keep the variance of their input; norms stay at one; biases are small. Filters and other buffers keep the
+    values that the model's constructor computed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -30,7 +30,7 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of tokens that are no word or end of text, so that greedy replies consist of words."""
+    """Zero the output rows of tokens that are neither words nor the end of text, so that greedy replies are words."""
     with torch.no_grad():
         weight = thinker.lm_head.weight
         keep = torch.zeros(weight.shape[0], 1)
@@ -39,7 +39,7 @@ def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
 
 
 def silence_unused_codes(talker: Any, sound_codes: int) -> None:
-    """Zero the output rows of ids that are neither sound nor the end, so that greedy codes can all be sounded."""
+    """Zero the output rows of ids that are neither audio codes nor the end, so that all greedy codes have audio."""
     with torch.no_grad():
         keep = torch.zeros(talker.codec_head.weight.shape[0], 1)
         keep[:sound_codes] = 1.0
@@ -54,7 +54,7 @@ def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed
     last = token2wav.code2wav_bigvgan_model.conv_post
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # passes no constant: sound without offset
+        last.weight.sub_(last.weight.mean(dim=-1, keepdim=True))  # removes the constant: audio without offset
         peaks: list[float] = []
         hook = last.register_forward_hook(lambda *call: peaks.append(call[2].abs().max().item()))  # before the clamp
         token2wav(codes, conditioning=speaker["cond"], reference_mel=speaker["ref_mel"])
@@ -63,7 +63,7 @@ def make_audible(token2wav: Any, speaker: dict[str, Any], sound_codes: int, seed
 
 
 def make_speaker(bos_token_id: int, dit_config: Any, generator: torch.Generator) -> dict[str, Any]:
-    """One entry of spk_dict.pt: start token, speaker vector [1, enc_emb_dim], reference mel [1, frames, mel_dim]."""
+    """Returns an entry of spk_dict.pt: start token, speaker [1, enc_emb_dim], reference mel [1, frames, mel_dim]."""
     return {
         "bos_token": bos_token_id,
         "cond": torch.randn(1, dit_config.enc_emb_dim, generator=generator),
@@ -77,9 +77,9 @@ def _draw(tensor: torch.Tensor, std: float, generator: torch.Generator) -> None:
 
 def _gain(name: str) -> float:
     if name.endswith(("lm_head", "codec_head")):
-        return 3.0  # clear winners: greedy decoding must not hang on rounding
+        return 3.0  # clear maxima: greedy decoding must not depend on rounding
     if ".layers." in name and name.endswith(("q_proj", "k_proj")):
-        return 1.6  # attention that picks positions
+        return 1.6  # attention that selects positions
     if "bigvgan" in name and ".resblocks." in name:
         return 0.4  # eighteen of them add up
     return 1.2

@@ -1,4 +1,4 @@
-"""Component qwen2_5_omni/token2wav: turns codec tokens into sound by diffusion and a vocoder."""
+"""Component qwen2_5_omni/token2wav: turns codec tokens into audio by diffusion and a vocoder."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from omni_stage.payloads import AdditionalInformationPayload
 
 STEP_WORK = 4096
 """Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
-alone. docs/gpu-sizing.md says what that costs."""
+alone. docs/gpu-sizing.md has the memory that this needs."""
 MAX_BATCH = 32
-"""Most requests of one engine step."""
+"""Most requests in one engine step."""
 _DEFAULT_INTERVALS = DEFAULT_STEPS - 1
-"""Between the time points of the solver."""
+"""Intervals between the solver's time points."""
 
 
 class Token2Wav:
@@ -47,14 +47,17 @@ class Token2Wav:
     default_sampling = TOKEN2WAV.default_sampling
 
     def __init__(self, checkpoint: OmniCheckpoint, voices: Sequence[str], max_work: int | None = None) -> None:
-        """`voices`: names, the default first. `max_work`: most of one request; the longest utterance's if not said."""
+        """`voices`: names, the default first. `max_work`: of one request; by default that of the longest utterance."""
         self._checkpoint = checkpoint
         self._max_work = min(max_work or checkpoint.max_codes, checkpoint.max_codes)
         self.voices = tuple(voices)
         self.input_schema = talker2token2wav_schema()
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Our model class. A request is as many tokens to vLLM's scheduler as its work has units (count_work)."""
+        """Returns arguments for our model class. To vLLM's scheduler a request has as many tokens as work units.
+
+        See count_work.
+        """
         return {
             "model": str(self._checkpoint.path),
             "dtype": "float32",  # transformers runs this model in float32 whatever the checkpoint's dtype
@@ -69,7 +72,7 @@ class Token2Wav:
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """The processor of the edge from the talker. No codec tokens end as EMPTY_INPUT."""
+        """Convert the talker's codec tokens. Without any the request ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {TOKEN2WAV.id} reads tensors of a talker, not a prompt")
         settings = self._settings(request)
@@ -79,7 +82,10 @@ class Token2Wav:
         return self._stage_input({"codes": codes, **settings})
 
     def open_feed(self, request: StageRequest) -> SoundFeed:
-        """Windows of codes (windows.py): the first sound comes before the last code, and differs a little."""
+        """Returns a feed of windows of codes (windows.py).
+
+        The first audio is ready before the last code arrives, and differs slightly from audio made at once.
+        """
         settings = self._settings(request)
 
         def build(codes: torch.Tensor, window: Window) -> StageInput:
@@ -90,7 +96,7 @@ class Token2Wav:
         return SoundFeed(self._checkpoint.block_codes, lambda codes: self._check_codes({"codes": codes}), build)
 
     def _settings(self, request: StageRequest) -> dict[str, Any]:
-        """What the solver needs beside the codes. Raises InvalidRequestError naming the voice."""
+        """Returns what the solver needs besides the codes. Raises InvalidRequestError naming the voice."""
         sampling = request.sampling
         defaults = self.default_sampling
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -103,7 +109,7 @@ class Token2Wav:
         return talker2token2wav(tensors, self._checkpoint.code_limit, self._checkpoint.max_codes)
 
     def _stage_input(self, values: dict[str, Any]) -> StageInput:
-        """Raises InvalidRequestError if the request's work is more than one step may have."""
+        """Build the engine's input. Raises InvalidRequestError if the request's work exceeds the limit of one step."""
         (steps,) = values["steps"]
         work = count_work(len(values["codes"]), steps)
         if work > self._max_work:
@@ -120,14 +126,14 @@ class Token2Wav:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """One that passes the audio on, or one that joins the audio of windows."""
+        """Returns an emitter that forwards the audio, or one that joins the audio of windows."""
         if isinstance(request.source, EdgeStream):
             return WindowEmitter()
         payload = prepared.additional_information
         return Token2WavEmitter(len(payload.tensor("codes")) if payload is not None else 0)
 
     def warmup_request(self) -> StageRequest:
-        """A short sound: two steps of the solver."""
+        """Returns a request for short audio: two steps of the solver."""
         return StageRequest(
             request_id="warmup",
             source=EdgeInput({"codes": torch.zeros(4, dtype=torch.int64)}),
@@ -136,22 +142,25 @@ class Token2Wav:
 
 
 def count_work(codes: int, steps: int) -> int:
-    """Work of a request in codec tokens at the default number of solver steps, at least 1.
+    """Returns the work of a request in codec tokens at the default number of solver steps, at least 1.
 
-    Ten time points have nine steps between them, each four evaluations of the transformer over all frames.
+    Ten time points have nine steps between them, each with four evaluations of the transformer over all frames.
     """
     return max(1, -(-codes * (steps - 1) // _DEFAULT_INTERVALS))
 
 
 class Token2WavEmitter:
-    """Passes the audio of one utterance on."""
+    """Forwards the audio of one utterance."""
 
     def __init__(self, codes: int) -> None:
-        """`codes`: how many codec tokens the audio is of."""
+        """`codes`: number of codec tokens of the audio."""
         self._samples = codes * CODE_SAMPLES
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step. Raises ModelExecutionError if the last one lacks the utterance's audio."""
+        """Convert one engine step to one stage step.
+
+        Raises ModelExecutionError if the last step lacks the utterance's audio.
+        """
         audio = step.tensors.get("output")
         if audio is None and step.finish_reason is FinishReason.DIFFUSION_DONE:
             raise ModelExecutionError("the engine finished without audio")
@@ -166,6 +175,6 @@ class Token2WavEmitter:
 
 
 def build_component(config: StageConfig) -> Token2Wav:
-    """The token2wav of config.model.path. Raises ConfigurationError."""
+    """Build the token2wav of config.model.path. Raises ConfigurationError."""
     checkpoint, voices = read_checkpoint(config.model.path), list(read_voices(config.model.path))
     return Token2Wav(checkpoint, voices, max_work=config.engine_args.max_model_len)

@@ -1,4 +1,4 @@
-"""Token2wav's streamed input: codec tokens, as they come, to windows; and its windows' sounds to one sound."""
+"""Token2wav's streamed input: arriving codec tokens to windows, and the audio of the windows to the whole audio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SoundFeed:
         check: Callable[[torch.Tensor], torch.Tensor | None],
         build: Callable[[torch.Tensor, Window], StageInput],
     ) -> None:
-        """`check` refuses codes that cannot be sounded; `build` makes the engine's input of a window's codes."""
+        """`check` refuses codes without audio; `build` makes the engine's input from a window's codes."""
         self._block_codes = block_codes
         self._check = check
         self._build = build
@@ -30,7 +30,7 @@ class SoundFeed:
         self._ended = False
 
     def add(self, rows: EdgeRows) -> None:
-        """Take codes. Raises InvalidTensorError."""
+        """Add codes. Raises InvalidTensorError."""
         if "codes" in rows.tensors:
             codes = torch.cat([self._codes, rows.tensors["codes"].reshape(-1)])
             self._check(codes)
@@ -38,7 +38,7 @@ class SoundFeed:
         self._ended = self._ended or rows.ended
 
     def next_part(self) -> InputPart | None:
-        """The next window. No codes at all end as EMPTY_INPUT."""
+        """Returns the next window. If there are no codes at all, the request ends as EMPTY_INPUT."""
         if self._ended and not len(self._codes):
             return InputPart(StageInput(prompt={}, finished=FinishReason.EMPTY_INPUT), last=True)
         window = next_window(self._sounded, len(self._codes), ended=self._ended, block_codes=self._block_codes)
@@ -49,16 +49,16 @@ class SoundFeed:
 
 
 class WindowEmitter:
-    """Joins the sounds of a request's windows. A window brings a tail, the first samples of what the next one sounds.
+    """Joins the audio of a request's windows. A window has a tail: the first samples of the next window's audio.
 
-    Both are the same sound up to small differences: the tail fades out over the next window's beginning.
+    Tail and beginning are the same audio up to small differences: the tail fades out over the next window's beginning.
     """
 
     def __init__(self) -> None:
         self._tail: torch.Tensor | None = None
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One window's audio. Raises ModelExecutionError if it has none, or audio of no whole number of codes."""
+        """Convert one window's audio. Raises ModelExecutionError if there is none, or no whole number of codes."""
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a window without audio")
@@ -78,9 +78,10 @@ class WindowEmitter:
 
 
 def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
-    """Raises ModelExecutionError if the audio is not float32 [samples], or of whole codes where that is not known.
+    """Check that the audio is float32 [samples], or of whole codes if `samples` is None.
 
-    NaN and infinity do not come here: the runner ends such a request (vllm_adapter/diffusion/output.py).
+    Raises ModelExecutionError. NaN and infinity do not reach this: the runner ends such a request
+    (vllm_adapter/diffusion/output.py).
     """
     expected = samples if samples is not None else max(1, audio.numel() // CODE_SAMPLES) * CODE_SAMPLES
     if audio.shape != (expected,) or audio.dtype != torch.float32:
@@ -90,7 +91,7 @@ def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:
 
 
 def fade_over(tail: torch.Tensor, audio: torch.Tensor) -> torch.Tensor:
-    """float32 [n]: `audio` with `tail` [m] going over into it, linearly, in its first samples. A new tensor."""
+    """Returns float32 [n]: `audio`, with `tail` [m] faded linearly into its first samples. A new tensor."""
     count = min(tail.shape[0], audio.shape[0])
     weight = (torch.arange(count, dtype=torch.float32) + 1) / (count + 1)
     joined = audio.clone()

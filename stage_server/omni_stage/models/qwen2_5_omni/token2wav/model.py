@@ -1,7 +1,7 @@
-"""vLLM model class of token2wav: transformers' diffusion transformer and vocoder, run our own way (wave/).
+"""vLLM model class of token2wav: transformers' diffusion transformer and vocoder, with our own forward (wave/).
 
-The requests of a step that have the same number of solver steps share one solver's loop, whatever their lengths,
-voices, seeds and guidance; those of equal length share the vocoder's forward. Each request's audio is what it would be
+The requests of a step that have the same number of solver steps share one solver loop, whatever their lengths, voices,
+seeds and guidance; those of equal length share the vocoder's forward. Each request's audio is the same as if it ran
 alone. Hook: OneShotModel.
 """
 
@@ -23,12 +23,12 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice, read_voices
 from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import count_blocks, pack_blocks
-from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import Capture, CudaCapture, GraphedFunction, next_size
 from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, make_noise, solve, time_points
 from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions, VoiceRows
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, cut_window, read_utterance
 from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import window_blocks
+from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunction, next_size
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
@@ -36,13 +36,21 @@ from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings
 logger = logging.getLogger(__name__)
 
 IGNORED_TENSORS = ("token2wav.code2wav_dit_model.rotary_embed.inv_freq",)
-"""In the published checkpoints, and not read: transformers 5 computes this table from the configuration."""
+"""In the published checkpoints, but not loaded: transformers 5 computes this table from the configuration."""
 
-GRAPH_BLOCKS = tuple(sorted({*window_blocks(), 4, 8, 12, 16, 24, 32}))
-"""Blocks of the packs that are captured: one window alone, and several. Others are filled up to the next of these, and
-beyond the last run as they are: then there is work enough for the launches to hide behind."""
+_SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
+"""Blocks in packs of several windows."""
 GRAPH_WINDOWS = (1, 2, 4)
-"""Windows of one length that the captured vocoders take."""
+"""Batch sizes of equally long windows for which the vocoder is captured."""
+
+
+def graph_blocks(block_codes: int) -> tuple[int, ...]:
+    """Returns the block counts of the packs that are captured, ascending: for one window alone, and for several.
+
+    Other packs are padded to the next of these. Packs larger than the last run uncaptured: they have enough work to
+    hide the kernel launches.
+    """
+    return tuple(sorted({*window_blocks(block_codes), *_SHARED_BLOCKS}))
 
 
 class Token2WavModel(nn.Module, IsAttentionFree):
@@ -62,21 +70,21 @@ class Token2WavModel(nn.Module, IsAttentionFree):
         self._speech: Speech | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM asks every model for this; a diffusion model has none."""
+        """Refuse: vLLM requires this method of every model, but a diffusion model has no token embeddings."""
         raise NotImplementedError("token2wav has no token embeddings for vLLM; use generate()")
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM asks every model for this; a diffusion model has none."""
+        """Refuse: vLLM requires this method of every model, but a diffusion model has no such step."""
         raise NotImplementedError("token2wav is not autoregressive; use generate()")
 
     @torch.inference_mode()
     def generate(
         self, requests: Sequence[AdditionalInformationPayload]
     ) -> list[torch.Tensor | dict[str, torch.Tensor] | Exception]:
-        """One utterance's audio, float32 [samples] in [-1, 1] on the device, for each request, in order.
+        """Returns one utterance's audio for each request, in order: float32 [samples] in [-1, 1], on the device.
 
-        A window's is {"output": what it gives, "tail": the samples behind that}. An exception in its place fails that
-        request alone. What a whole batch raises is raised. Where the computation went wrong the audio is NaN.
+        A window's result is {"output": its audio, "tail": the samples after it}. An exception in place of a result
+        fails that request alone. An error of the whole batch is raised. Audio of a failed computation is NaN.
         """
         results: dict[int, torch.Tensor | dict[str, torch.Tensor] | Exception] = {}
         batches: dict[Any, list[tuple[int, Utterance]]] = {}
@@ -98,12 +106,12 @@ class Token2WavModel(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Encode the voices and, on CUDA, capture graphs of the sizes that windows have. The weights must be loaded."""
+        """Encode the voices and, on CUDA, capture graphs for the sizes of windows. The weights must be loaded."""
         speech = self._speech = Speech(self.token2wav, self._voices, use_graphs=self._settings.cuda_graphs)
         speech.warm_up()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load token2wav out of a whole checkpoint. Raises ConfigurationError."""
+        """Load token2wav from a whole checkpoint. Raises ConfigurationError."""
         mapper = self.hf_to_vllm_mapper
         load = partial(AutoWeightsLoader(self).load_weights, mapper=mapper)
         return load_checked(self, weights, load, mapper=mapper, ignored=IGNORED_TENSORS)
@@ -127,17 +135,18 @@ class Speech:
         self.use_capture(CudaCapture(device) if use_graphs and device.type == "cuda" else None)
 
     def use_capture(self, capture: Capture | None) -> None:
-        """Capture with this from the next warm_up on; None runs everything as it is."""
+        """Use `capture` from the next warm_up on; None runs everything uncaptured."""
         self._has_graphs = capture is not None
         self._advance = GraphedFunction(self._step, capture)
         self._vocode = GraphedFunction(lambda mel: vocode(self._vocoder, mel), capture)
 
     def speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
-        """Audio float32 [samples] on the device of utterances with equal batch keys; NaN where it went wrong."""
+        """Returns audio float32 [samples] on the device of utterances with equal batch keys; NaN where it failed."""
         dit, device = self._dit, self._transformer.device
         frames = [utterance.codes.shape[0] * dit.repeats for utterance in utterances]
         needed = sum(count_blocks(count, dit.block_size) for count in frames)
-        pack = pack_blocks(frames, dit.block_size, next_size(needed, GRAPH_BLOCKS) if self._has_graphs else needed)
+        captured = graph_blocks(dit.block_size // dit.repeats)
+        pack = pack_blocks(frames, dit.block_size, next_size(needed, captured) if self._has_graphs else needed)
         conditions = self._transformer.condition(
             pack,
             [utterance.codes for utterance in utterances],
@@ -154,7 +163,7 @@ class Speech:
         return self._vocode_all(pack.split(mel))
 
     def warm_up(self) -> None:
-        """Encode every voice; capture, largest first: the smaller ones find room in the memory of the larger."""
+        """Encode every voice; capture, largest first: the smaller graphs then reuse the memory of the larger."""
         for name in self._voices:
             self._encode_voice(name)
         if not self._has_graphs:
@@ -163,14 +172,15 @@ class Speech:
         captured = 0
         times = time_points(2, device)
         voice = self._encode_voice(next(iter(self._voices)))
-        for blocks in reversed(GRAPH_BLOCKS):
+        block_codes = dit.block_size // dit.repeats
+        for blocks in reversed(graph_blocks(block_codes)):
             frames = blocks * dit.block_size
             pack = pack_blocks([frames], dit.block_size)
             codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
             conditions = self._transformer.condition(pack, [codes], [voice], [1.0])
             mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
             captured += self._advance.warm_up(mel, times[0], times[1], *conditions)
-        for blocks in reversed(window_blocks()):
+        for blocks in reversed(window_blocks(block_codes)):
             for count in reversed(GRAPH_WINDOWS):
                 mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
                 captured += self._vocode.warm_up(mel)
@@ -186,7 +196,7 @@ class Speech:
         return advance(lambda time, value: self._transformer.velocity(time, value, conditions), mel, begin, end)
 
     def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Audio of mels [frames, bins], those of equal length in one forward."""
+        """Returns the audio of mels [frames, bins]; equally long mels share one forward."""
         by_length: dict[int, list[int]] = {}
         for index, mel in enumerate(mels):
             by_length.setdefault(mel.shape[0], []).append(index)

@@ -1,1 +1,1 @@
-"""The last stage: frames of codes to sound."""
+"""The last stage: frames of codes to audio."""

@@ -1,4 +1,4 @@
-"""Component qwen3_omni/code2wav: turns frames of codes into sound, as they come."""
+"""Component qwen3_omni/code2wav: turns frames of codes into audio as they arrive."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omni_stage.payloads import AdditionalInformationPayload
 STEP_FRAMES = 1024
 """Frames of one engine step, 82 s of speech; a longer request runs alone."""
 MAX_BATCH = 64
-"""Most requests of one engine step."""
+"""Most requests in one engine step."""
 
 
 class Code2Wav:
@@ -38,20 +38,20 @@ class Code2Wav:
     output_schema = None
     default_sampling = CODE2WAV.default_sampling
     voices: Sequence[str] = ()
-    """The talker has spoken in one already."""
+    """Empty: the talker has already spoken in a voice."""
 
     def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, max_frames: int | None = None) -> None:
-        """`max_frames`: most of one sound; what the model's positions allow if not said."""
+        """`max_frames`: of one request's audio; by default as many as the model's positions allow."""
         self._checkpoint = checkpoint
         self._speech = speech
         self._max_frames = min(max_frames or speech.max_frames, speech.max_frames)
         self.input_schema = talker2code2wav_schema(speech)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Our model class. A request is as many tokens to vLLM's scheduler as it has frames."""
+        """Returns arguments for our model class. To vLLM's scheduler a request has as many tokens as frames."""
         return {
             "model": str(self._checkpoint.path),
-            # As the reference; a few hundred MiB more than in bfloat16, and no noise of rounding.
+            # As in the reference; it takes a few hundred MiB more than bfloat16, without that type's rounding noise.
             "dtype": "float32",
             "hf_overrides": pick_code2wav,
             "skip_tokenizer_init": True,
@@ -64,7 +64,7 @@ class Code2Wav:
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """The processor of the edge from the talker. No frames end as EMPTY_INPUT."""
+        """Convert the talker's frames. Without any the request ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {CODE2WAV.id} reads tensors of a talker, not a prompt")
         codes = request.source.tensors.get("codes")
@@ -74,7 +74,7 @@ class Code2Wav:
         return self._stage_input({"codes": codes})
 
     def open_feed(self, request: StageRequest) -> CodesFeed:
-        """Chunks of frames; the sound is the same however it is cut."""
+        """Returns a feed of chunks of frames; the audio is the same for any sizes of chunks."""
         stream = request.request_id
 
         def build(codes: torch.Tensor, first: int, last: bool) -> StageInput:
@@ -83,7 +83,7 @@ class Code2Wav:
         return CodesFeed(self._check_frames, build)
 
     def _check_frames(self, codes: torch.Tensor, before: int) -> None:
-        """Raises InvalidTensorError on a code that cannot be sounded and on more frames than one sound has."""
+        """Refuse codes without audio, and more frames than one request may have. Raises InvalidTensorError."""
         speech = self._speech
         if codes.dim() != 2 or codes.shape[1] != speech.groups:
             raise InvalidTensorError(
@@ -97,8 +97,8 @@ class Code2Wav:
             )
         if before + codes.shape[0] > self._max_frames:
             raise InvalidTensorError(
-                f"codes: {before + codes.shape[0]} frames, at most {self._max_frames} can be sounded; lower max_tokens "
-                "upstream",
+                f"codes: {before + codes.shape[0]} frames, at most {self._max_frames} fit one request; "
+                "lower max_tokens upstream",
                 field="tensors.codes",
                 limit=self._max_frames,
             )
@@ -112,24 +112,27 @@ class Code2Wav:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """One that passes the audio on and counts its samples."""
+        """Returns an emitter that forwards the audio and counts its samples."""
         return Code2WavEmitter(self._speech)
 
     def warmup_request(self) -> StageRequest:
-        """A sound of two frames."""
+        """Returns a request for two frames of audio."""
         codes = torch.zeros(2, self._speech.groups, dtype=torch.int64)
         return StageRequest(request_id="warmup", source=EdgeInput({"codes": codes}), sampling=SamplingDefaults())
 
 
 class Code2WavEmitter:
-    """Passes the audio of one sound on: whole frames, but the samples of look-ahead that the first chunk lacks."""
+    """Forwards the audio of one request: whole frames, minus the look-ahead samples that the first chunk lacks."""
 
     def __init__(self, speech: SpeechFacts) -> None:
         self._speech = speech
         self._samples = 0
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step. Raises ModelExecutionError if its audio is not what codes give."""
+        """Convert one engine step to one stage step.
+
+        Raises ModelExecutionError if the audio is not whole frames.
+        """
         audio = step.tensors.get("output")
         if audio is None:
             raise ModelExecutionError("the engine finished a chunk without audio")
@@ -149,6 +152,6 @@ class Code2WavEmitter:
 
 
 def build_component(config: StageConfig) -> Code2Wav:
-    """The code2wav of config.model.path. Raises ConfigurationError."""
+    """Build the code2wav of config.model.path. Raises ConfigurationError."""
     checkpoint, speech = read_speaking_checkpoint(config.model.path)
     return Code2Wav(checkpoint, speech, max_frames=config.engine_args.max_model_len)

@@ -1,4 +1,4 @@
-"""code2wav's streamed input: frames of codes, as they come, to chunks."""
+"""code2wav's streamed input: frames of codes, as they arrive, to chunks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from omni_stage.models.component import FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 
 MAX_CHUNK_FRAMES = 100
-"""Most frames of a chunk, 8 s of sound: one that fell behind must not hold up the others of its step for longer."""
+"""Most frames of a chunk, 8 s of audio: a request that fell behind must not delay the others of its step for longer."""
 
 
 class CodesFeed:
-    """An InputFeed. A chunk is what came while the one before was computed: one frame at least, so nothing waits."""
+    """An InputFeed. A chunk has all frames that arrived while the previous one was computed, and at least one."""
 
     def __init__(
         self, check: Callable[[torch.Tensor, int], None], build: Callable[[torch.Tensor, int, bool], StageInput]
     ) -> None:
-        """`check` refuses frames that cannot be sounded, given how many came before them.
+        """`check` refuses frames without audio, given how many frames came before them.
 
-        `build` makes the engine's input of frames, the number of the first, and whether they are the last.
+        `build` makes the engine's input from frames, the index of the first, and whether they are the last.
         """
         self._check = check
         self._build = build
@@ -31,7 +31,7 @@ class CodesFeed:
         self._ended = False
 
     def add(self, rows: EdgeRows) -> None:
-        """Take frames int64 [n, groups]. Raises InvalidTensorError."""
+        """Add frames int64 [n, groups]. Raises InvalidTensorError."""
         codes = rows.tensors.get("codes")
         if codes is not None and codes.shape[0]:
             self._check(codes, self._came)
@@ -40,9 +40,9 @@ class CodesFeed:
         self._ended = self._ended or rows.ended or "codes" in rows.complete
 
     def next_part(self) -> InputPart | None:
-        """The next chunk. Without frames the end is EMPTY_INPUT, behind frames STOP."""
+        """Returns the next chunk. An end without new frames is a part of its own: STOP, or EMPTY_INPUT without any."""
         if self._taken == self._came:
-            # The end often comes behind the last frame, which did not wait for it.
+            # The end often arrives after the last frame, which was not held back for it.
             return None if not self._ended else self._end()
         waiting = torch.cat(self._waiting)
         chunk, rest = waiting[:MAX_CHUNK_FRAMES], waiting[MAX_CHUNK_FRAMES:]

@@ -1,7 +1,7 @@
 """vLLM model class of code2wav: transformers' modules, run chunk by chunk (sound/). Hooks: OneShotModel, KeepsStreams.
 
-A request is a whole sound's codes, or a chunk of a stream's. The requests of a step that begin, and those that go on,
-share a forward where their lengths are equal; each sound is what it would be alone.
+A request has all codes of a reply, or a chunk of a stream's codes. Requests of a step share a forward if their lengths
+are equal and either all begin or all continue a stream; each request's audio is the same as if it ran alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 
 PIECE_FRAMES = 64
-"""Frames that go through the model at once: a longer request is computed in pieces, which bounds the memory."""
+"""Frames of one request that go through the model at once: a longer request is computed in pieces."""
+STEP_FRAMES = 256
+"""Frames of all requests that go through the model at once. A frame takes 14 MB of the published model at its widest
+layer (measured on an H200), so 64 pieces at once would take 57 GB."""
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """One request of a step, and its audio as it comes."""
+    """One request of a step, and its audio so far."""
 
     codes: torch.Tensor
     """int64 [frames, groups] on the CPU."""
@@ -65,11 +68,11 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         self._pool: SoundPool | None = None
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM asks every model for this; this one has none."""
+        """Refuse: vLLM requires this method of every model, but this one has no token embeddings."""
         raise NotImplementedError("code2wav has no token embeddings for vLLM; use generate()")
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """vLLM asks every model for this; this one has none."""
+        """Refuse: vLLM requires this method of every model, but this one has no such step."""
         raise NotImplementedError("code2wav is not autoregressive; use generate()")
 
     @property
@@ -79,10 +82,10 @@ class Code2WavModel(nn.Module, IsAttentionFree):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[torch.Tensor | Exception]:
-        """The audio, float32 [samples] in [-1, 1] on the device, of each request's codes, in order.
+        """Returns the audio of each request's codes, in order: float32 [samples] in [-1, 1], on the device.
 
-        An exception in its place fails that request alone. What a whole batch raises is raised, and no stream has
-        moved.
+        An exception in place of audio fails that request alone. An error of the whole batch is raised, and leaves the
+        state of every stream unchanged.
         """
         decoder, pool = self._parts()
         chunks: dict[int, _Chunk] = {}
@@ -98,7 +101,7 @@ class Code2WavModel(nn.Module, IsAttentionFree):
             states = pool.read(names)
             while waiting := [row for row, chunk in enumerate(batch) if chunk.done < chunk.codes.shape[0]]:
                 key = batch[waiting[0]].batch_key
-                rows = [row for row in waiting if batch[row].batch_key == key]
+                rows = [row for row in waiting if batch[row].batch_key == key][: max(1, STEP_FRAMES // key[0])]
                 picked = torch.tensor(rows).to(decoder.device)
                 group = [batch[row] for row in rows]
                 codes = torch.stack([chunk.codes[chunk.done : chunk.done + key[0]] for chunk in group])
@@ -117,12 +120,12 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         return [results[index] for index in range(len(requests))]
 
     def end_stream(self, stream: str) -> None:
-        """Free what is kept of a stream. Unknown ones are ignored."""
+        """Free the state of a stream. Unknown ids are ignored."""
         if self._pool is not None:
             self._pool.drop(stream)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load code2wav out of a whole checkpoint. Raises ConfigurationError."""
+        """Load code2wav from a whole checkpoint. Raises ConfigurationError."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)
 
@@ -133,13 +136,16 @@ class Code2WavModel(nn.Module, IsAttentionFree):
         return self._decoder, self._pool
 
     def _read(self, request: AdditionalInformationPayload) -> _Chunk:
-        """The request's chunk. Raises InvalidTensorError; ModelExecutionError if its stream cannot go on with it."""
+        """Returns the request's chunk.
+
+        Raises InvalidTensorError; ModelExecutionError if the chunk does not continue its stream.
+        """
         codes, config = request.tensor("codes"), self.code2wav.config
         if codes.dim() != 2 or codes.shape[1] != config.num_quantizers or codes.shape[0] < 1:
             raise InvalidTensorError(
                 f"codes: must be [frames, {config.num_quantizers}], got {list(codes.shape)}", field="codes"
             )
-        # An id outside the table would end the engine, and every request in it.
+        # An id outside of the table would end the engine, and every request in it.
         if int(codes.min()) < 0 or int(codes.max()) >= config.codebook_size:
             raise InvalidTensorError(
                 f"codes: every code must be at least 0 and below {config.codebook_size}",

@@ -1,1 +1,1 @@
-"""The second stage: reads what the thinker wrote, writes frames of codes."""
+"""The second stage: reads the thinker's tokens, writes frames of codes."""

@@ -1,7 +1,7 @@
-"""Sampling for many frames at once, by numbers that depend on seed, position and group alone. Pure.
+"""Sampling for many frames at once, with random numbers that depend only on seed, position and group. Pure.
 
-A generator for each request would be asked one by one, and would have to be rewound when a preempted request is
-computed again. A hash of the three has neither trouble.
+A generator for each request would need one call per request, and a rewind when a preempted request is computed again. A
+hash of the three values needs neither.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ _MASK = (1 << 31) - 1
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, group: int) -> torch.Tensor:
-    """Numbers float32 [n] in [0, 1) of seeds and positions int64 [n] and a group."""
+    """Returns numbers float32 [n] in [0, 1) for seeds and positions int64 [n] and a group."""
     state = _mix(seeds & _MASK)
     state = _mix(state ^ (seeds >> 31 & _MASK))
     state = _mix(state ^ (positions & _MASK))
     state = _mix(state ^ group)
-    # 24 bits, all that a float32 below one can tell apart.
+    # 24 bits: the precision of a float32 below one.
     return (state >> 7).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [n] of logits float32 [n, V] among the TOP_K likeliest, of those the fewest that make up TOP_P.
+    """Returns tokens int64 [n], sampled from logits float32 [n, V] with top-k and top-p.
 
-    `chance` float32 [n] in [0, 1): which part of their probability a token is picked at.
+    A token is one of the TOP_K likeliest, and of these one of the fewest whose probabilities add up to TOP_P. `chance`
+    float32 [n] in [0, 1) selects it: the point on their cumulative probability.
     """
     likeliest, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
     shares = likeliest.softmax(dim=-1)
@@ -40,7 +41,7 @@ def pick_tokens(logits: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
 
 
 def _mix(state: torch.Tensor) -> torch.Tensor:
-    """Thirty-one bits to thirty-one bits, each of which depends on all: multiplications stay below 2**63."""
+    """Mix 31 bits to 31 bits, each of which depends on all input bits; products stay below 2**63."""
     for factor, shift in ((0x45D9F3B, 16), (0x2C1B3C6D, 15)):
         state = (state ^ (state >> shift)) & _MASK
         state = (state * factor + 0x3C6EF35) & _MASK

@@ -1,7 +1,8 @@
-"""The codes behind each frame's first, by request and position: what the input at that position is made of.
+"""Each frame's codes after the first, by request and position; the input at that position is made of them.
 
-They lie on the device in one table and are written as they are predicted, without a wait; the host knows who has how
-many. A position that is computed again, after a preemption or in a later part of a streamed request, finds its own.
+They lie on the device in one table and are written as they are predicted, without waiting for the device; the host
+knows how many each request has. A position that is computed again, after a preemption or in a later part of a streamed
+request, reads the codes that were stored for it.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a step's tokens are whose codes are known; on the host, one entry a token."""
+    """Those tokens of a step whose codes are known; on the host, one entry for each token."""
 
     tokens: list[int]
-    """Rows of the step's batch."""
+    """Rows in the step's batch."""
     rows: list[int]
     frames: list[int]
 
 
 class FrameCodes:
-    """One thread uses it."""
+    """Codes of the running requests' frames. For use by one thread."""
 
     def __init__(self, codes: int, device: torch.device) -> None:
-        """`codes`: of a frame, behind the first."""
-        # Runtime state, written under inference mode and outside it: no inference tensors.
+        """`codes`: number of codes of a frame after the first."""
+        # Runtime state, written inside and outside of inference mode: it must not be inference tensors.
         with torch.inference_mode(False):
             self._table = torch.zeros(_FIRST_ROWS, _FIRST_FRAMES, codes, dtype=torch.int16, device=device)
         self._requests: dict[str, _Kept] = {}
@@ -50,13 +51,13 @@ class FrameCodes:
         return len(self._requests)
 
     def drop(self, request_id: str) -> None:
-        """The request has ended. Unknown ids pass."""
+        """Free the codes of a request that has ended. Unknown ids are ignored."""
         kept = self._requests.pop(request_id, None)
         if kept is not None:
             self._free.append(kept.row)
 
     def write(self, request_ids: Sequence[str], positions: Sequence[int], codes: torch.Tensor) -> None:
-        """Keep the codes int64 [n, codes] of the frames at these positions."""
+        """Store the codes int64 [n, codes] of the frames at these positions."""
         rows, frames = [], []
         for request_id, position in zip(request_ids, positions, strict=True):
             kept = self._requests.get(request_id)
@@ -72,7 +73,7 @@ class FrameCodes:
         self._table[places[0], places[1]] = codes.to(torch.int16)
 
     def find(self, spans: Sequence[ScheduledSpan]) -> Places:
-        """The tokens of a step whose codes are known."""
+        """Returns the tokens of a step whose codes are known."""
         places = Places([], [], [])
         for span in spans:
             kept = self._requests.get(span.request_id)
@@ -87,7 +88,7 @@ class FrameCodes:
         return places
 
     def read(self, places: Places) -> torch.Tensor:
-        """The codes int64 [n, codes] there."""
+        """Returns the codes int64 [n, codes] at these places."""
         index = torch.tensor([places.rows, places.frames]).to(self._table.device, non_blocking=True)
         return self._table[index[0], index[1]].long()
 

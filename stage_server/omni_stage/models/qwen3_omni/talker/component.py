@@ -1,4 +1,4 @@
-"""Component qwen3_omni/talker: reads what the thinker wrote, writes frames of codes in the chosen voice."""
+"""Component qwen3_omni/talker: reads the thinker's tokens, writes frames of codes in the chosen voice."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from omni_stage.models.qwen3_omni.checkpoint import (
 )
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
-from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen3_omni.schemas import PACE, talker2code2wav_schema, thinker2talker_schema
 from omni_stage.models.qwen3_omni.talker.conditioning import TalkerConditioning
 from omni_stage.models.shared.embedding import EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
+from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
 REPEAT_LIMIT = 125
-"""Ten seconds of one first code."""
+"""Ten seconds of one repeated first code."""
 GREEDY, SEED = "predictor_greedy", "predictor_seed"
-"""What the code predictor reads of a request."""
+"""Names of the settings that the code predictor reads from a request."""
 
 
 class Talker:
@@ -48,20 +49,20 @@ class Talker:
         self.output_schema = talker2code2wav_schema(speech)
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Our model class over vLLM's layers. It has no tokenizer: its tokens are not text."""
+        """Returns arguments for our model class over vLLM's layers. Without a tokenizer: its tokens are not text."""
         return {
             "model": str(self._checkpoint.path),
             "dtype": self._checkpoint.dtype,
             "hf_overrides": pick_talker,
             "skip_tokenizer_init": True,
-            # The checkpoint's generation_config.json has no value under a name that vLLM knows.
+            # The checkpoint's generation_config.json has no value under a name that vLLM reads.
             "generation_config": "vllm",
             "enable_prefix_caching": False,
-            "additional_config": {"omni": {"capture_rows": True}},
+            "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: PACE},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """The processor of the edge from the thinker. A reply without text ends as EMPTY_INPUT."""
+        """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
         if not isinstance(request.source, EdgeInput):
             raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
         feed = self.open_feed(request)
@@ -72,7 +73,7 @@ class Talker:
         return part.input
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
-        """The same, token by token."""
+        """Returns a feed that makes the input of `prepare` token by token."""
         voice = pick_voice(request.voice, self.voices)
         codec, sampling = self._speech.codec, request.sampling
         conditioning = TalkerConditioning(self._checkpoint, self._speech, self._table, codec.speakers[voice.lower()])
@@ -81,19 +82,19 @@ class Talker:
         return TalkerFeed(
             conditioning,
             (codec.end,),
-            # To go on after the end of the stream is not to write its end at all.
+            # With ignore_eos the generation continues past the end of the stream, so it must not write that end.
             goes_on=bool(sampling.ignore_eos),
             repeat_limit=REPEAT_LIMIT,
-            # As transformers: the code predictor is greedy when the talker is, and has values of its own otherwise.
+            # As in transformers: the code predictor is greedy if the talker is; otherwise it has values of its own.
             settings={GREEDY: [int(temperature == 0.0)], SEED: [seed]},
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> Emitter:
-        """An emitter of frames."""
+        """Returns an emitter of frames."""
         return TalkerEmitter(self._speech)
 
     def warmup_request(self) -> StageRequest:
-        """A few frames for a reply of two tokens."""
+        """Returns a request for a few frames of a reply of two tokens."""
         text = self._checkpoint.text
         prompt = [text.message_start, text.user, 0, text.message_start, text.assistant, 0]
         tensors = {
@@ -108,13 +109,13 @@ class Talker:
 
 
 class TalkerEmitter:
-    """Publishes frames of codes, without the one that ends the stream. Holds nothing."""
+    """Publishes frames of codes, without the one that ends the stream. Stateless."""
 
     def __init__(self, speech: SpeechFacts) -> None:
         self._speech = speech
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step."""
+        """Convert one engine step to one stage step."""
         frames = step.tensors.get("codes")
         tensors: dict[str, torch.Tensor] = {}
         if frames is not None:
@@ -132,6 +133,6 @@ class TalkerEmitter:
 
 
 def build_component(config: StageConfig) -> Talker:
-    """The talker of config.model.path. Raises ConfigurationError."""
+    """Build the talker of config.model.path. Raises ConfigurationError."""
     checkpoint, speech = read_speaking_checkpoint(config.model.path)
     return Talker(checkpoint, speech, EmbeddingTable(checkpoint.path, EMBEDDING, getattr(torch, checkpoint.dtype)))

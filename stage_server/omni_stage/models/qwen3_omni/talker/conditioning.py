@@ -1,4 +1,4 @@
-"""The talker's input, built as the thinker's tokens come. Pure but for the embedding's rows.
+"""The talker's input, built as the thinker's tokens arrive. Pure except for reading the embedding's rows.
 
     position   users' messages      3                    6 codec tokens                    sampled codes
     row        text or media        <|im_start|>         tts_pad x 4, tts_bos,             text 1, text 2 ... tts_eos,
@@ -6,11 +6,11 @@
     token      placeholder          placeholder          nothink, think_bos, think_eos,    the codes
                                                          speaker, pad, bos
 
-A row is the thinker's embedding of a text token, or the hidden state of a medium; the model projects each its own way,
-and adds the token's codec embedding, of which placeholders have none. Text 0 is what follows the frame of the reply.
+A row is the thinker's embedding of a text token, or the hidden state of a medium. The model has a projection for each
+of the two, and adds the token's codec embedding; placeholders have none. Text 0 is the token after the reply's frame.
 Source: transformers 5.19, Qwen3OmniMoeForConditionalGeneration.generate. System messages and earlier replies are left
-out, as there. Positions are those of the talker's own get_rope_index: the thinker's, moved up to where a medium comes
-here.
+out, as in that function. Positions are those of the talker's own get_rope_index: the thinker's, shifted to where a
+medium begins in this shorter prompt.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from omni_stage.models.shared.embedding import EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerPart, TalkerPrompt
 
 _FRAME = 3
-"""Tokens of the reply's frame: <|im_start|>, assistant, newline."""
+"""Tokens that begin the reply: <|im_start|>, assistant, newline."""
 _PADDING = 4
-"""tts_pad beside the first codec tokens."""
+"""Number of tts_pad rows beside the first codec tokens."""
 
 
 class TalkerConditioning:
-    """The table above. However the thinker's tokens are cut, the parts add up to the same rows."""
+    """The table above. The result does not depend on how the thinker's tokens are split into parts."""
 
     def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable, speaker: int) -> None:
         """`speaker`: the voice's id in the talker's vocabulary."""
@@ -46,11 +46,11 @@ class TalkerConditioning:
 
     @property
     def ended(self) -> bool:
-        """Whether all tokens came."""
+        """Whether all tokens have arrived."""
         return self._ended
 
     def add(self, rows: EdgeRows) -> None:
-        """Take token_ids, prompt_tokens, media and media_positions. Raises InvalidTensorError naming the tensor."""
+        """Add token_ids, prompt_tokens, media and media_positions. Raises InvalidTensorError naming the tensor."""
         for name, dimensions in (("token_ids", 1), ("prompt_tokens", 1), ("media", 2), ("media_positions", 2)):
             tensor = rows.tensors.get(name)
             if tensor is None:
@@ -61,7 +61,7 @@ class TalkerConditioning:
                 )
             self._fresh.setdefault(name, []).append(tensor)
         ids = rows.tensors.get("token_ids")
-        # An id outside the table would be read beyond it.
+        # An id outside of the table would read beyond it.
         if ids is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self._table.rows:
             raise InvalidTensorError(
                 f"token_ids: every id must be at least 0 and below {self._table.rows}",
@@ -72,7 +72,7 @@ class TalkerConditioning:
         self._ended = self._ended or rows.ended
 
     def take(self) -> TalkerPart | None:
-        """What can be placed now; None if there is nothing. Raises InvalidTensorError."""
+        """Returns the part that can be placed now; None if there is none. Raises InvalidTensorError."""
         if self._next_position == 0:
             return self._first_part()
         fresh = self._table.read(self._take("token_ids"))
@@ -81,7 +81,7 @@ class TalkerConditioning:
         return self._place(fresh, None) if fresh.shape[0] else None
 
     def _first_part(self) -> TalkerPart | None:
-        """The prompt and what of the reply is there, once the prompt, its media and text 0 are."""
+        """Returns the prompt and the reply so far; None until the prompt, its media and text 0 have arrived."""
         counts = torch.cat(self._fresh.get("prompt_tokens", [torch.empty(0, dtype=torch.int64)]))
         ids = self._joined("token_ids")
         if not counts.numel() or ids.shape[0] < int(counts[0]):
@@ -108,12 +108,15 @@ class TalkerConditioning:
         return self._build(heard, is_media, *media, text)
 
     def _refuse_at_end(self, problem: str) -> None:
-        """More may come until the input has ended. Raises InvalidTensorError after that."""
+        """Raise InvalidTensorError if the input has ended; before that, more may arrive."""
         if self._ended:
             raise InvalidTensorError(problem, field=f"tensors.{problem.partition(':')[0]}")
 
     def _media(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Rows [count, H] and positions [count, 3] of media; None while some are missing. Raises InvalidTensorError."""
+        """Returns rows [count, H] and positions [count, 3] of media; None while some are missing.
+
+        Raises InvalidTensorError.
+        """
         width, limit = self._table.width, self._speech.talker_positions
         rows = torch.cat(self._fresh.get("media", [torch.empty(0, width)]))
         positions = torch.cat(self._fresh.get("media_positions", [torch.empty(0, 3, dtype=torch.int64)]))
@@ -186,11 +189,11 @@ class TalkerConditioning:
 
 
 def place_positions(is_media: torch.Tensor, media_positions: torch.Tensor, length: int) -> tuple[torch.Tensor, int]:
-    """M-RoPE positions int64 [length, 3] of a prompt that begins with tokens of which some stand for media.
+    """Returns M-RoPE positions int64 [length, 3] of a prompt, and the position that follows.
 
-    `is_media`: bool [n], n <= length; `media_positions`: int64 [media, 3], in the thinker's count. Text goes on one by
-    one behind the largest position before it; a medium keeps its shape and begins there. Returns the position that
-    follows, too.
+    `is_media`: bool [n], n <= length: which of the first n tokens stand for media; `media_positions`: int64
+    [media, 3], as counted in the thinker. Text continues one by one after the largest position before it; a medium
+    keeps its shape and begins at that point.
     """
     positions = torch.empty(length, 3, dtype=torch.int64)
     kinds = torch.cat([is_media, is_media.new_zeros(length - is_media.shape[0])])

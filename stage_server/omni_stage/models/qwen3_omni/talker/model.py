@@ -2,12 +2,12 @@
 
     h = layers(row, projected + codec_embedding(token) + embeddings of the frame's other codes)
 
-Rows come from the runner (SupportsInputRows): of text they are the thinker's embedding, of media a hidden state, and
-each has a projection of its own; the token at the position says which (checkpoint.CodecTokens.placeholders). As soon as
-a frame's first code is sampled, the code predictor makes the others (ActsAfterSampling); they are kept by position
-(FollowsRequests), for they are part of the next position's input.
+The runner provides the rows (SupportsInputRows): the thinker's embedding for text, and a hidden state for media. Each
+kind has its own projection; the token at the position selects it (checkpoint.CodecTokens.placeholders). As soon as a
+frame's first code is sampled, the code predictor makes the others (ActsAfterSampling). They are stored by position
+(FollowsRequests), because they are part of the next position's input.
 
-The layers alone are compiled. What precedes them runs as it is written, or inside a full CUDA graph of a decode step.
+Only the layers are compiled. The code before them runs eagerly, or inside a full CUDA graph of a decode step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from vllm.sequence import IntermediateTensors
 from omni_stage.models.qwen3_omni.checkpoint import read_codec_tokens
 from omni_stage.models.qwen3_omni.talker.codes import FrameCodes
 from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
-from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
+from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor, GraphedPredictor
+from omni_stage.models.shared.graphs import CudaCapture
 from omni_stage.payloads import AdditionalInformationPayload
 from omni_stage.vllm_adapter.checks.weights import load_checked
 from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
@@ -50,7 +51,7 @@ from omni_stage.vllm_adapter.hooks import SampledTokens, ScheduledSpan
     }
 )
 class TalkerLayers(Qwen3MoeModel):
-    """Qwen3's MoE layers for M-RoPE, whose positions are [3, n]: compiled, any number of tokens is one graph."""
+    """Qwen3's MoE layers for M-RoPE, whose positions are [3, n]; compiled as one graph for any number of tokens."""
 
 
 class TalkerModel(nn.Module, SupportsMRoPE):
@@ -79,7 +80,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         self.text_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.hidden_projection = Qwen3OmniMoeTalkerResizeMLP(talker)
         self.model = TalkerLayers(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        # The layers get embeddings always; a table of their own would wait for weights that do not exist.
+        # The layers always get embeddings; a table of their own would wait for weights that do not exist.
         self.model.embed_tokens = None
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head"))
         self.logits_processor = LogitsProcessor(config.vocab_size)
@@ -92,42 +93,49 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         never[codec.end] = False
         self.register_buffer("_never", never, persistent=False)
         self._predictor = CodePredictor(self.code_predictor)
+        self._has_graphs = not vllm_config.model_config.enforce_eager
+        self._most_frames = vllm_config.scheduler_config.max_num_seqs
+        self._graphed = GraphedPredictor(self._predictor, None, self._most_frames)
         self._rows: torch.Tensor | None = None
         self._layer_inputs: torch.Tensor | None = None
         self._code_rows: torch.Tensor | None = None
         self._filled = 0
-        """Rows [0, filled) of _code_rows may differ from zero."""
+        """Only rows [0, filled) of _code_rows may differ from zero."""
         self._codes: FrameCodes | None = None
         self._settings: dict[str, tuple[bool, int]] = {}
         """Whether the predictor is greedy, and its seed, by request."""
         self._ends: dict[str, int] = {}
-        """The position behind what the step computes, by request: that of a token which is sampled in it."""
+        """By request, the position after those that the step computes: the position of a token sampled in this step."""
 
     # Input
 
     def bind_input_rows(self, buffer: torch.Tensor) -> None:
         """Keep the runner's buffer [max_num_tokens, input_row_size]; forward reads its first rows."""
         self._rows = buffer
-        # Where the layers run as captured graphs they read their input at a fixed address; so does what precedes them.
+        # Captured graphs of the layers, and of the code before them, read their input at a fixed address.
         self._layer_inputs = buffer.new_zeros(buffer.shape[0], self.config.hidden_size)
         self._code_rows = torch.zeros_like(self._layer_inputs)
         self._codes = FrameCodes(self._predictor.groups - 1, buffer.device)
+        if self._has_graphs and buffer.device.type == "cuda":
+            self._graphed = GraphedPredictor(self._predictor, CudaCapture(buffer.device), self._most_frames)
+            with torch.inference_mode():
+                self._graphed.warm_up(buffer, self.config.hidden_size)
 
     def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:
-        """Remember how the code predictor chooses."""
+        """Store the request's settings of the code predictor."""
         if payload is not None and SEED in payload:
             greedy, seed = payload.list(GREEDY)[0], payload.list(SEED)[0]
             self._settings[request_id] = (bool(greedy), int(seed or 0))
 
     def end_request(self, request_id: str) -> None:
-        """Forget the request."""
+        """Free the request's state."""
         self._settings.pop(request_id, None)
         self._ends.pop(request_id, None)
         if self._codes is not None:
             self._codes.drop(request_id)
 
     def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
-        """Put the embeddings of the codes behind the first into the step's rows; zero where there are none."""
+        """Write the embeddings of the codes after the first into the step's rows; zero where there are none."""
         if self._codes is None or self._code_rows is None:
             return
         if self._filled:
@@ -142,12 +150,12 @@ class TalkerModel(nn.Module, SupportsMRoPE):
             self._filled = max(places.tokens) + 1
 
     def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Codec embeddings [n, hidden_size], without rows; vLLM asks every model for this."""
+        """Returns codec embeddings [n, hidden_size], without rows; vLLM requires this of every model."""
         embeddings: torch.Tensor = self.codec_embedding(input_ids)
         return embeddings
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
-        """Positions of a request that brings none, such as vLLM's profile run: one by one."""
+        """Returns consecutive positions for a request without positions, such as vLLM's profile run."""
         return torch.arange(len(input_tokens)).expand(3, -1).contiguous(), 0
 
     def forward(
@@ -157,7 +165,7 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> Any:
-        """Hidden states [n, hidden_size] of n tokens."""
+        """Returns hidden states [n, hidden_size] of n tokens."""
         is_media = (input_ids == self._media_here).unsqueeze(-1)
         is_code = ~is_media & (input_ids != self._text_here).unsqueeze(-1)
         embeddings = self.codec_embedding(input_ids) * is_code
@@ -172,14 +180,14 @@ class TalkerModel(nn.Module, SupportsMRoPE):
     # Output
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits [n, vocab_size]; minus infinity where a token can neither be sounded nor end the stream."""
+        """Returns logits [n, vocab_size]; -inf for tokens that neither have audio nor end the stream."""
         logits = self.logits_processor(self.lm_head, hidden_states)
         if logits is not None:
             logits.masked_fill_(self._never, float("-inf"))
         return logits
 
     def after_sampling(self, sampled: SampledTokens) -> dict[str, torch.Tensor]:
-        """The frames int64 [n, groups] of the sampled first codes; the codes behind the first are kept, too."""
+        """Returns the frames int64 [n, groups] of the sampled first codes; stores the codes after the first."""
         if self._codes is None:
             return {}
         device = sampled.token_ids.device
@@ -188,17 +196,13 @@ class TalkerModel(nn.Module, SupportsMRoPE):
         chosen = torch.tensor([[greedy, seed, place] for (greedy, seed), place in zip(settings, places, strict=True)])
         chosen = chosen.to(device, non_blocking=True)
         tokens = sampled.token_ids.long()
-        codes = self._predictor.predict(
-            sampled.hidden_states,
-            self.codec_embedding(tokens),
-            greedy=chosen[:, 0].bool(),
-            seeds=chosen[:, 1],
-            positions=chosen[:, 2],
+        codes = self._graphed.predict(
+            sampled.hidden_states, self.codec_embedding(tokens), chosen[:, 0].bool(), chosen[:, 1], chosen[:, 2]
         )
         self._codes.write(sampled.request_ids, places, codes)
         return {"codes": torch.cat([tokens.unsqueeze(1), codes], dim=1)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the talker out of a whole checkpoint. Raises ConfigurationError."""
+        """Load the talker from a whole checkpoint. Raises ConfigurationError."""
         mapper = self.hf_to_vllm_mapper
         return load_checked(self, weights, partial(AutoWeightsLoader(self).load_weights, mapper=mapper), mapper=mapper)

@@ -1,8 +1,9 @@
 """The code predictor: from a frame's first code and the talker's hidden state, the frame's other codes.
 
 transformers' modules, run for all frames of a step at once. A frame is a sequence of its own: hidden state, first code,
-second code ... Source: transformers 5.19, Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation. It
-is greedy where the talker is; otherwise top_k 50, top_p 0.8, temperature 1, no penalty, whatever the talker's values.
+second code ... Source: transformers 5.19, Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation. The
+predictor is greedy if the talker is; otherwise it uses top_k 50, top_p 0.8, temperature 1 and no penalty, whatever the
+talker's values.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 from omni_stage.models.qwen3_omni.talker.chance import pick_tokens, uniform
+from omni_stage.models.shared.graphs import Capture, GraphedFunction, next_size
 
 
 class CodePredictor:
-    """A loaded Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration. Holds no state."""
+    """A loaded Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration. Stateless."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -25,11 +27,11 @@ class CodePredictor:
 
     @property
     def groups(self) -> int:
-        """Codes of a frame, the first included."""
+        """Codes of a frame, including the first."""
         return int(self._config.num_code_groups)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
-        """Sum [n, H] of the embeddings of the codes int64 [n, groups - 1] behind the first, in the order of groups."""
+        """Returns the sum [n, H] of the embeddings of the codes after the first, int64 [n, groups - 1], by group."""
         tables = self._model.model.codec_embedding
         total = tables[0](codes[:, 0])
         for group in range(1, self.groups - 1):
@@ -44,11 +46,11 @@ class CodePredictor:
         seeds: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """The codes int64 [n, groups - 1] behind the first.
+        """Returns the codes int64 [n, groups - 1] after the first.
 
         `hidden` [n, H]: the state that the first code was sampled from; `first` [n, H]: its embedding by the talker;
-        `greedy` bool [n]; `seeds`, `positions` int64 [n]: what chance depends on, and nothing else, so that a frame
-        that is computed again or in other company is the same.
+        `greedy` bool [n]; `seeds`, `positions` int64 [n]: the random numbers depend only on these, so a frame is the
+        same if it is computed again or in another batch.
         """
         count, groups = hidden.shape[0], self.groups
         keys, values = self._new_cache(count, hidden)
@@ -77,7 +79,7 @@ class CodePredictor:
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> torch.Tensor:
-        """The last state [n, H] of the positions [begin, end), whose keys and values go into the cache."""
+        """Returns the last state [n, H] of positions [begin, end); writes their keys and values to the cache."""
         hidden = inputs
         for index, layer in enumerate(self._layers):
             attention = layer.self_attn
@@ -91,7 +93,7 @@ class CodePredictor:
                 _rotate(query, cos[begin:end], sin[begin:end]),
                 keys[index, :, :, :end],
                 values[index, :, :, :end],
-                # Two positions at the beginning, then one at a time, which sees all before it.
+                # Two positions at first; then one at a time, which attends to all before it.
                 is_causal=begin == 0,
                 scale=attention.scaling,
                 enable_gqa=query.shape[1] != key.shape[1],
@@ -107,10 +109,43 @@ class CodePredictor:
         return like.new_empty(shape), like.new_empty(shape)
 
     def _angles(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines float32 [groups, head size]: in bfloat16 they turn speech to noise after a while."""
+        """Returns cosines and sines float32 [groups, head size]: bfloat16 would turn speech to noise after a while."""
         places = torch.arange(self.groups, device=like.device)
         cos, sin = self._model.model.rotary_emb(like.new_empty(0, dtype=torch.float32), places[None])
         return cos[0], sin[0]
+
+
+class GraphedPredictor:
+    """A CodePredictor that computes a whole frame as one CUDA graph: without it, a frame takes thousands of launches.
+
+    On an H200 a frame took 70 ms without graphs, nearly the 80 ms of its audio, and 14 ms with one.
+    """
+
+    def __init__(self, predictor: CodePredictor, capture: Capture | None, most: int) -> None:
+        """`capture` is None if there are no graphs; `most`: frames of the largest step."""
+        self._predict = GraphedFunction(predictor.predict, capture)
+        self._sizes = graph_sizes(most) if capture is not None else ()
+
+    def warm_up(self, like: torch.Tensor, hidden_size: int) -> None:
+        """Capture every size, largest first, on the device and in the dtype of `like`. The weights must be loaded."""
+        for size in reversed(self._sizes):
+            rows = like.new_zeros(size, hidden_size)
+            numbers = torch.zeros(size, dtype=torch.int64, device=like.device)
+            self._predict.warm_up(rows, rows, numbers.bool(), numbers, numbers)
+
+    def predict(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Run CodePredictor.predict, padded to the next captured size with frames of zeros that are then dropped."""
+        count = inputs[0].shape[0]
+        missing = next_size(count, self._sizes) - count
+        if missing:
+            inputs = tuple(torch.cat([given, given.new_zeros(missing, *given.shape[1:])]) for given in inputs)
+        return self._predict(*inputs)[:count]
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """Returns the captured sizes in frames of a step: powers of two, and the most that a step may have."""
+    powers = [1 << power for power in range(most.bit_length()) if 1 << power < most]
+    return (*powers, most)
 
 
 def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""The first stage: reads text, sound and images, writes text."""
+"""The first stage: reads text, audio, images and video, writes text."""

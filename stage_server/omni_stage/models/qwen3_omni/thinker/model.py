@@ -1,36 +1,67 @@
-"""vLLM model class of the thinker: vLLM's own, which here publishes the hidden states that the talker reads of media.
+"""vLLM model class of the thinker: vLLM's own, extended to publish the hidden states that the talker reads for media.
 
-The layer's hidden states come out of vLLM's forward as auxiliary ones, which compiled code has too; they are copied to
-memory of a fixed address, which a CUDA graph replays. Hooks: PublishesPositions, HasPlaceholders.
+vLLM's forward returns the layer's hidden states as auxiliary ones, also from compiled code. They are copied to memory
+at a fixed address, so that a CUDA graph can replay the copy. Hooks: PublishesPositions, HasPlaceholders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniAudioFeatureInputs
-from vllm.model_executor.models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
+from vllm.model_executor.models.qwen3_omni_moe_thinker import (
+    Qwen3OmniMoeThinkerDummyInputsBuilder,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerMultiModalProcessor,
+    Qwen3OmniMoeThinkerProcessingInfo,
+)
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from omni_stage.models.qwen3_omni.thinker.sounds import encode_each
 from omni_stage.vllm_adapter.checks.weights import load_checked, quantize_what_is_quantized
 from omni_stage.vllm_adapter.hooks import Positions, Stretch
+from omni_stage.vllm_adapter.media.heard_video import PairedModel, PairedProcessor
+from omni_stage.vllm_adapter.media.places import AUDIO, IMAGE, VIDEO, Tokens, interleave_times
 from omni_stage.vllm_adapter.worker.config import OmniRunnerConfig
 
 MEDIA = "media"
 
 
-class ThinkerModel(Qwen3OmniMoeThinkerForConditionalGeneration):
+class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
+    """vLLM's processor, extended by videos with audio."""
+
+    @staticmethod
+    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
+        """See Interleave."""
+        return interleave_times(times, sounds)
+
+    def heard_tokens(self) -> tuple[Tokens, float]:
+        """See PairedProcessor."""
+        thinker = self.info.get_hf_config()
+        tokens = Tokens(placeholder_ids(thinker), thinker.audio_start_token_id, thinker.audio_end_token_id)
+        return tokens, float(thinker.position_id_per_seconds)
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    ThinkerProcessor,
+    info=Qwen3OmniMoeThinkerProcessingInfo,
+    dummy_inputs=Qwen3OmniMoeThinkerDummyInputsBuilder,
+)
+class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     """Qwen3-Omni's thinker."""
+
+    frames_share = False
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         quantize_what_is_quantized(vllm_config.quant_config, vllm_config.model_config.model, self.hf_to_vllm_mapper)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
         thinker = config.thinker_config
-        self.placeholder_token_ids = (thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id)
+        self.placeholder_token_ids = tuple(placeholder_ids(thinker).values())
         if not OmniRunnerConfig.from_vllm_config(vllm_config).capture_rows:
             return
         self.set_aux_hidden_state_layers((config.talker_config.accept_hidden_layer,))
@@ -38,7 +69,7 @@ class ThinkerModel(Qwen3OmniMoeThinkerForConditionalGeneration):
         self.register_buffer("_accepted", torch.zeros(tokens, thinker.text_config.hidden_size), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Hidden states of the last layer [n, H]; those of accept_hidden_layer are kept for publish_positions."""
+        """Returns the last layer's hidden states [n, H]; keeps accept_hidden_layer's for publish_positions."""
         output = super().forward(*args, **kwargs)
         if not isinstance(output, tuple):
             return output
@@ -47,9 +78,9 @@ class ThinkerModel(Qwen3OmniMoeThinkerForConditionalGeneration):
         return hidden_states
 
     def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
-        """The rows [tokens, H] of each sound, equal to those it has alone.
+        """Returns the rows [tokens, H] of each audio clip, equal to those of the clip alone.
 
-        Of vLLM 0.32, which encodes all sounds of a step in one call and pads the short ones.
+        Needed with vLLM 0.32, which encodes all clips of a step in one call and pads the short ones.
         """
 
         def encode(features: torch.Tensor, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
@@ -57,23 +88,40 @@ class ThinkerModel(Qwen3OmniMoeThinkerForConditionalGeneration):
                 type="audio_features",
                 input_features=features,
                 audio_feature_lengths=torch.tensor(lengths),
-                validate=False,  # vLLM's check wants the mask as well, which the encoder does not read.
+                validate=False,  # vLLM's check requires the mask as well, which the encoder does not read.
             )
             return super(ThinkerModel, self)._process_audio_input(part)
 
         lengths: list[int] = audio_input["audio_feature_lengths"].flatten().tolist()
         return encode_each(encode, audio_input["input_features"], lengths, 2 * self.audio_tower.n_window)
 
+    def heard_ids(self) -> Mapping[str, int]:
+        """See PairedModel."""
+        return placeholder_ids(self.config)
+
+    def heard_positions_per_second(self) -> float:
+        """See PairedModel."""
+        return float(self.config.position_id_per_seconds)
+
     def select_positions(self, stretch: Stretch) -> list[tuple[int, int]]:
-        """The media of the prompt: of text the talker needs the ids alone."""
+        """Returns the ranges of the prompt's media: for text the talker needs only the ids."""
         end = stretch.start + stretch.length
         ranges = [(max(begin, stretch.start), min(until, end)) for begin, until in stretch.media]
         return [(begin - stretch.start, until - stretch.start) for begin, until in ranges if begin < until]
 
     def publish_positions(self, positions: Positions) -> dict[str, torch.Tensor]:
-        """The hidden states of accept_hidden_layer."""
+        """Returns the hidden states of accept_hidden_layer."""
         return {MEDIA: positions.take(self._accepted)}
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the thinker out of a whole checkpoint. Raises ConfigurationError."""
+        """Load the thinker from a whole checkpoint. Raises ConfigurationError."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
+
+
+def placeholder_ids(thinker: Any) -> dict[str, int]:
+    """Returns the ids that stand for media, by modality, from the thinker's part of config.json."""
+    return {
+        AUDIO: int(thinker.audio_token_id),
+        IMAGE: int(thinker.image_token_id),
+        VIDEO: int(thinker.video_token_id),
+    }

@@ -1,4 +1,4 @@
-"""The thinker's sounds through the audio encoder, each as if it were alone."""
+"""Runs the thinker's audio clips through the audio encoder, with the same result as for each clip alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ def encode_each(
     lengths: Sequence[int],
     window: int,
 ) -> tuple[torch.Tensor, ...]:
-    """What the encoder makes of each sound, whatever other sounds come beside it.
+    """Returns the encoder's rows for each audio clip, independent of the other clips in the call.
 
-    Its convolutions run over windows, padded to the longest window of the call, and have biases: behind a short last
-    window the first layer makes values that are not zero, and the next one reads them. A sound of at least one whole
-    window is always padded to that window's length. A shorter one is so only beside a longer: it needs a call of its
-    own, or its rows would depend on which requests share the step.
-
-    features: [mel bins, frames of all sounds]; lengths: frames of each; window: frames of a window.
+    The encoder's convolutions run over windows, padded to the longest window of the call, and have biases: after the
+    end of a short last window the first layer writes values that are not zero, and the next layer reads them. A clip of
+    at least one whole window is always padded to that window's length. A shorter clip is padded to it only next to a
+    longer one: it needs a call of its own, or its rows would depend on which requests share the step.
+    features: [mel bins, frames of all clips]; lengths: frames of each; window: frames of a window.
     """
     rows: list[torch.Tensor] = []
     begin = 0

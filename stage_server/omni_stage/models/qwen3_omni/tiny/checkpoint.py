@@ -29,11 +29,11 @@ def write_tiny_checkpoint(
     shape: str | TinyShape = "small",
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
 ) -> Path:
-    """Write a complete tiny Qwen3-Omni checkpoint into directory, which is made if need be; return it.
+    """Write a complete tiny Qwen3-Omni checkpoint into directory, which is created if needed; return it.
 
-    `dtype` is what config.json names, and so what thinker and talker compute in and send to each other if nothing else
-    is said. The weights are the same: stored in bfloat16. Equal seed and shape give equal weights. Takes seconds; a few
-    MB. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
+    `dtype` is written to config.json: thinker and talker compute in it, and send rows in it, unless configured
+    otherwise. The weights are the same for both: stored in bfloat16. Equal seed and shape give equal weights. Takes
+    seconds; a few MB. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
     sizes = _resolve(shape)
     check_shape(sizes, len(SPECIAL_TOKENS))
@@ -45,7 +45,7 @@ def write_tiny_checkpoint(
     release.write_generation_config(directory)
     release.write_tokenizer(directory, core)
     release.write_preprocessor_config(directory, max_pixels=64 * _TOKEN_PIXELS, min_pixels=4 * _TOKEN_PIXELS)
-    # The constructor draws from the global generator; leave that as it was.
+    # The constructor draws from the global generator; keep that generator's state.
     with quiet_transformers(), torch.random.fork_rng(devices=[]):
         model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig(**values)).float().eval()
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
@@ -66,7 +66,7 @@ def _resolve(shape: str | TinyShape) -> TinyShape:
 
 
 def _find_roles(tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the role names. Raises ConfigurationError if one is not one token."""
+    """Returns the ids of the role names. Raises ConfigurationError if a name is not exactly one token."""
     ids = {role: tokenizer.encode(f"{role}\n", add_special_tokens=False).ids for role in ROLES}
     for role, found in ids.items():
         if len(found) != 2:

@@ -26,7 +26,7 @@ from omni_stage.models.qwen3_omni.tiny.vocabulary import (
 from omni_stage.models.shared.tiny.shards import old_rope, write_json
 
 TRANSFORMERS_VERSION: Final = "4.57.0.dev0"
-"""What the published config.json says."""
+"""The value in the published config.json."""
 _MODEL_TYPES: Final = {
     "thinker_config": "qwen3_omni_moe_thinker",
     "talker_config": "qwen3_omni_moe_talker",
@@ -35,7 +35,7 @@ _EXPERTS: Final = "mlp.experts."
 
 
 def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """config.json in the release's form, of the arguments of Qwen3OmniMoeConfig. `dtype`: what it names."""
+    """Returns config.json in the release's form, from the arguments of Qwen3OmniMoeConfig, with `dtype`."""
     thinker, talker = dict(values["thinker_config"]), dict(values["talker_config"])
     thinker |= {
         "dtype": dtype,
@@ -70,7 +70,7 @@ def release_config(values: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def write_generation_config(directory: Path) -> None:
-    """generation_config.json, equal to the published one."""
+    """Write generation_config.json, equal to the published one."""
     write_json(
         directory / "generation_config.json",
         {
@@ -84,7 +84,7 @@ def write_generation_config(directory: Path) -> None:
 
 
 def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
-    """vocab.json, merges.txt, tokenizer_config.json and chat_template.json of a byte-level BPE tokenizer."""
+    """Write vocab.json, merges.txt, tokenizer_config.json and chat_template.json of a byte-level BPE tokenizer."""
     state = json.loads(tokenizer.to_str())
     added = {item["content"]: item["id"] for item in state["added_tokens"]}
     vocab = {token: token_id for token, token_id in state["model"]["vocab"].items() if token not in added}
@@ -117,7 +117,7 @@ def write_tokenizer(directory: Path, tokenizer: Tokenizer) -> None:
 
 
 def write_preprocessor_config(directory: Path, *, max_pixels: int, min_pixels: int) -> None:
-    """preprocessor_config.json with the published values, but the bounds of images."""
+    """Write preprocessor_config.json with the published values, except for the bounds of images."""
     thirds = [0.5, 0.5, 0.5]
     write_json(
         directory / "preprocessor_config.json",
@@ -147,7 +147,7 @@ def write_preprocessor_config(directory: Path, *, max_pixels: int, min_pixels: i
 
 
 def release_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and bfloat16 tensors as the shards hold them: thinker, talker, code2wav, each expert by itself."""
+    """Yields names and bfloat16 tensors as the shards hold them: thinker, talker, code2wav, experts one by one."""
     state = model.state_dict()
     for part in ("thinker", "talker", "code2wav"):
         for name, tensor in state.items():

@@ -10,15 +10,15 @@ from typing import Any
 from omni_stage.models.qwen3_omni.tiny.vocabulary import SPECIAL_TOKENS
 
 HEAD_DIM = 32
-"""Smallest head that vLLM's CPU attention kernels take."""
+"""Smallest head that vLLM's CPU attention kernels support."""
 _CODEC_EXTRA_IDS = 1024
-"""Ids of the talker above the sounds, as many as in the published model: what generate() suppresses."""
+"""Ids of the talker above the audio codes, as many as in the published model: generate() suppresses them."""
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
 
 
 @dataclass(frozen=True, slots=True)
 class TinyShape:
-    """Sizes that may be chosen; the rest follows. Attention heads are 32 wide everywhere."""
+    """Sizes that can be chosen; all others follow from them. Attention heads are 32 wide everywhere."""
 
     vocab_size: int = 640
     """Rows of the thinker's embedding: bytes, merges and special tokens."""
@@ -27,20 +27,20 @@ class TinyShape:
     thinker_kv_heads: int = 2
     thinker_layers: int = 3
     thinker_experts: int = 4
-    """Of which two work for a token."""
+    """Experts of the thinker's layers; each token uses two."""
     accept_hidden_layer: int = 2
-    """Whose hidden states the talker reads of media; above the vision encoder's deep features."""
+    """Layer whose hidden states the talker reads for media; above the vision encoder's deep features."""
     talker_hidden_size: int = 96
     talker_heads: int = 4
     talker_kv_heads: int = 2
     talker_layers: int = 2
     talker_experts: int = 4
-    """Of which two work for a token, beside the shared one."""
+    """Experts of the talker's layers; each token uses two, besides the shared one."""
     predictor_layers: int = 2
     groups: int = 4
     """Codes of a frame; 16 in the published models."""
     sound_codes: int = 64
-    """Codes of a codebook."""
+    """Codes in a codebook."""
     encoder_layers: int = 2
     """Layers of the audio encoder and of the vision encoder."""
     code2wav_layers: int = 2
@@ -76,7 +76,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
 
 
 def config_dict(shape: TinyShape, role_ids: Mapping[str, int]) -> dict[str, Any]:
-    """The configuration of the whole model, as keyword arguments of Qwen3OmniMoeConfig."""
+    """Returns the configuration of the whole model, as keyword arguments of Qwen3OmniMoeConfig."""
     first_special = shape.vocab_size - len(SPECIAL_TOKENS)
     ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
     media = {
@@ -145,7 +145,7 @@ def _talker_config(shape: TinyShape) -> dict[str, Any]:
         "accept_hidden_layer": shape.accept_hidden_layer,
         "thinker_hidden_size": HEAD_DIM * shape.thinker_heads,
         "num_code_groups": shape.groups,
-        # As far above the codes as in the published model.
+        # As far above the audio codes as in the published model.
         "codec_pad_id": codes + 100,
         "codec_bos_id": codes + 101,
         "codec_eos_token_id": codes + 102,

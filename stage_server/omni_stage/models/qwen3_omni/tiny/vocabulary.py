@@ -1,4 +1,4 @@
-"""The tiny checkpoint's words: special tokens, role names and chat template."""
+"""The tiny checkpoint's vocabulary: special tokens, role names and chat template."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPECIAL_TOKENS = (
 """In the order of their ids, the last ids of the vocabulary; the names are the published tokenizer's."""
 
 END_OF_TEXT = "<|im_end|>"
-"""Ends a message, and so the thinker's reply."""
+"""Ends a message, and therefore the thinker's reply."""
 
 PADDING = "<|endoftext|>"
 
@@ -35,13 +35,13 @@ PROCESSOR_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-"""Entries of tokenizer_config.json by which the processor knows the tokens of media."""
+"""Entries of tokenizer_config.json in which the processor looks up the tokens of media."""
 
 ROLES = ("system", "user", "assistant")
 """Each is one token, as in the published vocabulary: config.json has their ids."""
 
 ROLE_SENTENCES = tuple(f"{role}\n" for role in ROLES for _ in range(40))
-"""From which the tokenizer learns that a role at the beginning of a line is a word."""
+"""Training text: from it the tokenizer learns that a role at the beginning of a line is a word."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}

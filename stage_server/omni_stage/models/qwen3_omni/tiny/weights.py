@@ -1,4 +1,4 @@
-"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and sound are neither constant nor mute."""
+"""Seeded weights of the tiny checkpoint: random, scaled so that text, codes and audio vary and can be heard."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PEAK = 0.6
 def fill_weights(model: Any, seed: int) -> None:
     """Draw every parameter of a Qwen3OmniMoeForConditionalGeneration from one generator, in place.
 
-    Matrices keep the variance of what passes through them; norms are near one, so that a norm left out shows; the
-    scales of code2wav's residual branches are large enough that the branches count.
+    Matrices keep the variance of their input; norms are near one, so that a missing norm changes the result; the scales
+    of code2wav's residual branches are large enough for the branches to matter.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -25,12 +25,12 @@ def fill_weights(model: Any, seed: int) -> None:
 
 
 def make_text_legible(thinker: Any, legible_token_ids: set[int]) -> None:
-    """Zero the output rows of tokens that are no word or end of text, so that greedy replies consist of words."""
+    """Zero the output rows of tokens that are neither words nor the end of text, so that greedy replies are words."""
     _keep_rows(thinker.lm_head.weight, sorted(legible_token_ids))
 
 
 def silence_unused_codes(talker: Any, sound_codes: int) -> None:
-    """Zero the output rows of ids that are neither sound nor the end."""
+    """Zero the output rows of ids that are neither audio codes nor the end."""
     _keep_rows(talker.codec_head.weight, [*range(sound_codes), talker.config.codec_eos_token_id])
 
 
@@ -73,11 +73,11 @@ def _shape_draw(name: str, parameter: torch.Tensor, drawn: torch.Tensor) -> torc
 
 def _gain(name: str) -> float:
     if "lm_head" in name or "codec_head" in name:
-        return 3.0  # clear winners: greedy decoding must not hang on rounding
+        return 3.0  # clear maxima: greedy decoding must not depend on rounding
     if "mlp.gate.weight" in name:
-        return 2.0  # a router with clear choices
+        return 2.0  # a router with clear maxima
     if name.startswith("code2wav.decoder."):
-        # A dozen residual units on top of one another must not blow rounding errors up into something audible.
+        # A dozen stacked residual units must not amplify rounding errors to an audible level.
         return 0.3 if ".conv2." in name else 0.9
     if name.endswith(("q_proj.weight", "k_proj.weight")):
         return 1.3

@@ -26,9 +26,9 @@ def write_shards(
     unstored_bytes: int = 0,
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write the weights, in their order, into shards of about shard_bytes, and the index. Shards of before go.
+    """Write the weights, in their order, into shards of about shard_bytes, and the index. Removes earlier shards.
 
-    `unstored_bytes`: by how much the index's total counts too much; `metadata`: of every shard.
+    `unstored_bytes`: how much the index overstates the total size; `metadata`: of every shard.
     """
     for old in directory.glob("model-*-of-*.safetensors"):
         old.unlink()
@@ -46,7 +46,7 @@ def write_shards(
     for number, shard in enumerate(shards, 1):
         file = directory / f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(shard, file, metadata)
-        # safetensors writes for its user only; a pod's user is another.
+        # safetensors makes files readable for their owner only; a pod runs as another user.
         file.chmod(0o644)
         weight_map |= dict.fromkeys(shard, file.name)
     index = {"metadata": {"total_size": total + unstored_bytes}, "weight_map": dict(sorted(weight_map.items()))}

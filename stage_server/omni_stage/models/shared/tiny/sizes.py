@@ -1,4 +1,4 @@
-"""Checks the sizes of a tiny checkpoint whose thinker and talker have attention of grouped heads."""
+"""Checks the sizes of a tiny checkpoint whose thinker and talker have grouped-query attention."""
 
 from __future__ import annotations
 

@@ -18,14 +18,14 @@ _SPLIT = "|".join(
         r"\s+",
     )
 )
-"""Words with their leading blank, digits one by one, runs of punctuation and of blanks: what merges may not cross."""
+"""Units that merges do not cross: words with their leading blank, single digits, runs of punctuation and of blanks."""
 
 
 def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequence[str] = ()) -> Tokenizer:
-    """A byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
+    """Train a byte-level BPE tokenizer of exactly vocab_size ids, the special tokens last. Deterministic.
 
-    `corpus`: sentences to learn from beside CORPUS. Where they run out of merges, the ids up to the special tokens are
-    left to filler tokens.
+    `corpus`: sentences to learn from besides CORPUS. If there are too few merges, filler tokens take the ids up to the
+    special tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -49,7 +49,7 @@ def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequ
 
 
 def legible_token_ids(tokenizer: Any) -> set[int]:
-    """Tokens that read as a word or a mark on their own, and the one that ends a text."""
+    """Returns tokens that are readable on their own as a word or a mark, and the one that ends a text."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     legible = {
         token_id

@@ -1,14 +1,14 @@
 """Utterances of any lengths as one pack of blocks, so that one forward serves them all.
 
-The diffusion transformer attends within blocks of frames; a few layers also see the block before or the block behind.
+The diffusion transformer attends within blocks of frames; a few layers also see the previous or the following block.
 So attention never needs more than a block and its neighbours, and utterances are packed block after block:
 
     blocks    0  1  2 | 3  4 | 5 ...        utterance 0: three blocks, utterance 1: two, ...
-    previous  0  0  1 | 3  3 | 5            where a block's neighbour is; itself at an utterance's ends
+    previous  0  0  1 | 3  3 | 5            index of the block before; at an utterance's start the block itself
     bias      0 for frames that may be seen, -inf for padding and for neighbours that do not exist
 
-A neighbour that does not exist points to the block itself: no utterance ever reads a number of another one, not even
-to mask it, so that a NaN stays with its utterance.
+Where a neighbour does not exist, the index is the block itself: no utterance ever reads a value of another utterance,
+not even a masked one, so a NaN stays within its utterance.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class BlockPack:
     block_frames: int
     """S."""
     frames: tuple[int, ...]
-    """Of each utterance."""
+    """Frames of each utterance."""
     positions: torch.Tensor
-    """int64 [B, S]: number of a frame in its utterance."""
+    """int64 [B, S]: index of a frame in its utterance."""
     previous: torch.Tensor
     """int64 [B]: the block before, of the same utterance; the block itself if there is none."""
     following: torch.Tensor
-    """int64 [B]: the block behind, likewise."""
+    """int64 [B]: the block after, of the same utterance; the block itself if there is none."""
     bias: torch.Tensor
-    """float32 [B, 3 x S]: 0 or -inf for each frame of the block before, of the block, and of the block behind."""
+    """float32 [B, 3 x S]: 0 or -inf for each frame of the block before, of the block, and of the block after."""
 
     @property
     def counts(self) -> list[int]:
@@ -44,7 +44,7 @@ class BlockPack:
         return [count_blocks(frames, self.block_frames) for frames in self.frames]
 
     def fill(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[B, S, C] of one [frames, C] for each utterance; padding is 0. On the rows' device."""
+        """Returns [B, S, C] from one [frames, C] for each utterance; padding is 0. On the rows' device."""
         size, blocks = self.block_frames, self.positions.shape[0]
         parts = [
             functional.pad(row, (0, 0, 0, count * size - row.shape[0]))
@@ -56,7 +56,7 @@ class BlockPack:
         return torch.cat(parts).reshape(blocks, size, -1)
 
     def split(self, packed: torch.Tensor) -> list[torch.Tensor]:
-        """[frames, C] of each utterance out of [B, S, C]; views."""
+        """Returns [frames, C] of each utterance from [B, S, C]; views."""
         starts = itertools.accumulate(self.counts[:-1], initial=0)
         return [
             packed[start : start + count].flatten(0, 1)[:frames]
@@ -65,18 +65,18 @@ class BlockPack:
 
 
 def count_blocks(frames: int, block_frames: int) -> int:
-    """Blocks of so many frames."""
+    """Returns the number of blocks that hold so many frames."""
     return -(-frames // block_frames)
 
 
 def pack_blocks(frames: Sequence[int], block_frames: int, blocks: int | None = None) -> BlockPack:
-    """Lay out utterances of at least one frame each. `blocks`: in all, the rest being blocks that nobody reads."""
+    """Lay out utterances of at least one frame each. `blocks`: the total; the rest is padding that is never read."""
     counts = [count_blocks(count, block_frames) for count in frames]
     total = blocks or sum(counts)
     unread = total - sum(counts)
     last_filled = [length - (count - 1) * block_frames for length, count in zip(frames, counts, strict=True)]
     index = torch.arange(total)
-    # Number of a block in its utterance; a block that nobody reads is an utterance of its own.
+    # Index of a block in its utterance; a padding block is an utterance of its own.
     place = torch.cat([torch.arange(count) for count in [*counts, *[1] * unread]])
     is_first = place == 0
     is_last = torch.cat([is_first[1:], torch.ones(1, dtype=torch.bool)])

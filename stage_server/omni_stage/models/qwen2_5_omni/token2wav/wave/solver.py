@@ -1,7 +1,7 @@
 """From noise to mel: the request's own noise, the time points, and the Runge-Kutta step between two of them.
 
-Our solver, because transformers' `sample()` draws its noise from the global generator, so that concurrent requests
-would change each other's audio; here each request's noise comes from its own seed.
+Our own solver: transformers' `sample()` draws its noise from the global generator, so concurrent requests would change
+each other's audio. Here each request's noise comes from its own seed.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from itertools import pairwise
 import torch
 
 _SWAY = -1.0
-"""Bends the time points towards the start; transformers' default."""
+"""Moves the time points towards the start; transformers' default."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(value, begin [], end []) -> the value at the end."""
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(time [], value) -> what the value changes by in a unit of time."""
+"""(time [], value) -> rate of change of the value."""
 
 
 def make_noise(seed: int, frames: int, mel_bins: int, *, first_frame: int = 0) -> torch.Tensor:
-    """float32 [1, frames, mel_bins] on the CPU: what torch.randn gives after torch.manual_seed(seed), from first_frame.
+    """Returns float32 [1, frames, mel_bins] on the CPU: torch.randn's values for this seed, from first_frame on.
 
-    Frame f is the same whatever frames are asked for, as long as frames x mel_bins are multiples of 16: torch draws
-    normal numbers in groups of 16.
+    Frame f is the same for any range of frames, as long as frames x mel_bins are multiples of 16: torch draws normal
+    numbers in groups of 16.
     """
     whole = torch.randn([1, first_frame + frames, mel_bins], generator=torch.Generator().manual_seed(seed))
     return whole[:, first_frame:]
 
 
 def time_points(count: int, device: torch.device) -> torch.Tensor:
-    """float32 [count] from 0 to 1, denser at the start."""
+    """Returns float32 [count] from 0 to 1, denser at the start."""
     points = torch.linspace(0, 1, count, device=device, dtype=torch.float32)
     return points + _SWAY * (torch.cos(math.pi / 2 * points) - 1 + points)
 
 
 def advance(velocity: Velocity, value: torch.Tensor, begin: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    """The value at time `end` of the value at time `begin`: the classical 3/8 rule, fourth order, four evaluations."""
+    """Returns the value at `end`, given that at `begin`: the classical 3/8 rule, fourth order, four evaluations."""
     step = end - begin
     k1 = velocity(begin, value)
     k2 = velocity(begin + step * (1 / 3), value + step * k1 * (1 / 3))
@@ -48,7 +48,7 @@ def advance(velocity: Velocity, value: torch.Tensor, begin: torch.Tensor, end: t
 
 
 def solve(step: Step, start: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-    """The value at the last of the time points, of the value at the first."""
+    """Returns the value at the last of the time points, given the value at the first."""
     value = start
     for begin, end in pairwise(times):
         value = step(value, begin, end)

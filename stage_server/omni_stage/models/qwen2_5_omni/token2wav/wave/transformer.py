@@ -1,9 +1,9 @@
 """Token2wav's diffusion transformer over a pack of blocks: transformers' modules and weights, our own forward.
 
-transformers' forward builds a mask of all frames by all frames for each head, tens of gigabytes for a minute of speech.
-The mask lets a frame see its own block, and in a few layers one block before or behind; so here a block attends to
-itself and to those neighbours, and memory is linear in the length. Everything that does not change from one evaluation
-to the next is computed once: a voice's speaker encoding, the projection of voice and codes, rotary tables, masks.
+transformers' forward builds a mask of all frames by all frames for each head: tens of gigabytes for a minute of speech.
+The mask lets a frame see its own block, and in a few layers one block before or after. So here a block attends to
+itself and to those neighbours, and memory is linear in the length. Everything that is the same in all evaluations is
+computed once: a voice's speaker encoding, the projection of voice and codes, rotary tables, masks.
 
 `velocity` has no step that waits for the device and no shape that depends on a tensor's values: it can be captured.
 Source: transformers 5.19, models/qwen2_5_omni/modeling_qwen2_5_omni.py, Qwen2_5OmniToken2WavDiTModel.
@@ -30,9 +30,9 @@ class VoiceRows(NamedTuple):
     """What a voice adds to the transformer's input at every frame. float32 [H]."""
 
     given: torch.Tensor
-    """With the voice."""
+    """Addend with the voice."""
     dropped: torch.Tensor
-    """Without voice and codes: the other side of the guidance."""
+    """Addend without voice and codes, for the unconditional half of the guidance."""
 
 
 class Conditions(NamedTuple):
@@ -74,7 +74,7 @@ class BlockTransformer:
         return self._dit.proj_out.weight.device
 
     def encode_voice(self, voice: Voice) -> VoiceRows:
-        """A voice's part of the input. Runs the speaker encoder: once a voice is enough."""
+        """Returns a voice's part of the input. Runs the speaker encoder: call it once for each voice."""
         dit = self._dit
         mel = voice.reference_mel.to(self.device)
         encoded = dit.input_embed.spk_encoder(torch.cat([mel, torch.zeros_like(mel)]))
@@ -90,7 +90,7 @@ class BlockTransformer:
         voices: Sequence[VoiceRows],
         guidance: Sequence[float] | None,
     ) -> Conditions:
-        """What a pack's evaluations share. `guidance` of each utterance; None runs without."""
+        """Returns what a pack's evaluations share. `guidance` of each utterance; None runs without guidance."""
         dit, device = self._dit, self.device
         embedded = dit.text_embed.codec_embed(torch.cat(list(codes)).to(device))
         projected = functional.linear(embedded, self._code_weight)
@@ -109,14 +109,14 @@ class BlockTransformer:
         return Conditions(inputs, cos, sin, previous, following, bias[:, None, None], scales.to(device)[:, None, None])
 
     def velocity(self, time: torch.Tensor, mel: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-        """float32 [B, S, mel bins] of mel [B, S, mel bins] at a time []: one evaluation."""
+        """Returns float32 [B, S, mel bins] for mel [B, S, mel bins] at a time []: one evaluation."""
         dit = self._dit
         hidden = functional.linear(mel, self._mel_weight)
         guided = conditions.inputs.shape[0] != mel.shape[0]
         if guided:
             hidden = torch.cat([hidden, hidden])
         hidden = hidden + conditions.inputs
-        # One row serves all: they are at the same time.
+        # All utterances are at the same time: one row is broadcast to all.
         moment = dit.time_embed(time.reshape(1))
         for layer in dit.transformer_blocks:
             hidden = _run_layer(layer, hidden, moment, conditions)
@@ -128,7 +128,7 @@ class BlockTransformer:
 
 
 def _run_layer(layer: Any, hidden: torch.Tensor, moment: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """DiTDecoderLayer.forward with attention by blocks. [R, S, H] to the same."""
+    """Run DiTDecoderLayer.forward with attention by blocks. [R, S, H] to the same shape."""
     norm, attention_gate, shift, scale, gate = layer.attn_norm(hidden, emb=moment)
     hidden = hidden + attention_gate[:, None] * _attend(layer, norm, conditions)
     norm = layer.ff_norm(hidden) * (1 + scale[:, None]) + shift[:, None]
@@ -136,14 +136,14 @@ def _run_layer(layer: Any, hidden: torch.Tensor, moment: torch.Tensor, condition
 
 
 def _attend(layer: Any, hidden: torch.Tensor, conditions: Conditions) -> torch.Tensor:
-    """DiTAttention.forward of each block over itself and the neighbours that this layer sees. [R, S, H] to the same."""
+    """Run DiTAttention.forward of each block over itself and the neighbours that this layer sees; keeps the shape."""
     attention = layer.attn
     rows, size, _ = hidden.shape
     query, key, value = (
         project(hidden).view(rows, size, attention.heads, -1).transpose(1, 2)
         for project in (attention.to_q, attention.to_k, attention.to_v)
     )
-    # The first head alone is rotated: so the model was trained (transformers' DiTAttention).
+    # Only the first head is rotated: the model was trained this way (transformers' DiTAttention).
     query[:, :1], key[:, :1] = apply_rotary_pos_emb(
         deinterleave_head_dim(query[:, :1]), deinterleave_head_dim(key[:, :1]), conditions.cos, conditions.sin
     )
@@ -156,7 +156,7 @@ def _attend(layer: Any, hidden: torch.Tensor, conditions: Conditions) -> torch.T
 
 
 def _with_neighbours(table: torch.Tensor, back: int, ahead: int, conditions: Conditions) -> torch.Tensor:
-    """[R, heads, (1 + back + ahead) x S, head size] of keys or values [R, heads, S, head size]."""
+    """Returns [R, heads, (1 + back + ahead) x S, head size] of keys or values [R, heads, S, head size]."""
     parts = [table]
     if back:
         parts.insert(0, table.index_select(0, conditions.previous))

@@ -1,4 +1,4 @@
-"""What a request asks of token2wav, read from its payload, and what of its audio is given. Pure."""
+"""What a request asks of token2wav, read from its payload, and which samples of its audio are returned. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES
 from omni_stage.payloads import AdditionalInformationPayload
 
 _LEAST_GUIDANCE = 1e-5
-"""Below it transformers leaves guidance out."""
+"""Below this value transformers runs without guidance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Utterance:
     """Time points of the solver."""
     guidance: float
     first_code: int = 0
-    """Number of the first code in the whole utterance: says which of its noise belongs to these codes."""
+    """Index of the first code in the whole utterance; selects the part of the noise that belongs to these codes."""
     keep: tuple[int, int, int] | None = None
-    """Codes to leave out at the beginning, codes to give, samples behind them to give as a tail; None: all."""
+    """Codes to skip at the beginning, codes to return, samples after them to return as a tail; None: all."""
 
     @property
     def is_guided(self) -> bool:
@@ -60,7 +60,7 @@ def read_utterance(request: AdditionalInformationPayload, voices: Container[str]
 
 
 def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict[str, torch.Tensor]:
-    """What of an utterance's audio, float32 [samples], is given: all of it, or a window's part and tail.
+    """Returns all of an utterance's audio, float32 [samples], or a window's part and tail.
 
     Raises ModelExecutionError if it is not CODE_SAMPLES samples for each code.
     """
@@ -74,7 +74,7 @@ def cut_window(audio: torch.Tensor, utterance: Utterance) -> torch.Tensor | dict
         return audio
     skip, keep, tail = utterance.keep
     begin, until = skip * CODE_SAMPLES, (skip + keep) * CODE_SAMPLES
-    # Clones: a slice would carry the whole audio to the front end.
+    # Clones: a slice would send the whole audio to the front end.
     parts = {"output": audio[begin:until].clone()}
     if tail:
         parts["tail"] = audio[until : until + tail].clone()

@@ -1,7 +1,7 @@
-"""From mel to samples: transformers' BigVGAN modules and weights, with a forward that ends on the device.
+"""From mel to samples: transformers' BigVGAN modules and weights, with a forward whose result stays on the device.
 
-transformers' forward ends in `.squeeze().cpu()`, which waits for the device and drops the batch's dimension where it is
-one. Its convolutions pad at both ends of their input: only utterances of equal length may share a forward.
+transformers' forward ends in `.squeeze().cpu()`, which waits for the device and drops a batch dimension of one. Its
+convolutions pad at both ends of their input: only utterances of equal length may share a forward.
 Source: transformers 5.19, models/qwen2_5_omni/modeling_qwen2_5_omni.py, Qwen2_5OmniToken2WavBigVGANModel.
 """
 
@@ -19,10 +19,10 @@ _REFERENCE_DB = 20.0
 
 
 def vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torch.Tensor:
-    """float32 [N, samples] in [-1, 1] of mel [N, bins, frames], all on the device.
+    """Returns audio float32 [N, samples] in [-1, 1] from mel [N, bins, frames], all on the device.
 
-    An utterance whose mel is not finite becomes NaN throughout: the clamps on the way would turn minus infinity into
-    silence and infinity into a full-scale constant, and nobody would know.
+    An utterance whose mel is not finite becomes NaN throughout. Otherwise the clamps in the forward would hide the
+    error: minus infinity would become silence, and infinity a full-scale constant.
     """
     with _same_sums_every_time():
         return _vocode(vocoder, mel)
@@ -30,11 +30,11 @@ def vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> torc
 
 @contextmanager
 def _same_sums_every_time() -> Iterator[None]:
-    """Meanwhile cuDNN takes only kernels that add in a fixed order.
+    """Make cuDNN use only kernels that add in a fixed order, within this context.
 
-    Otherwise its transposed convolutions differ from run to run, by 3e-4 with TF32 on an H100: a request's audio would
-    not be what its seed says, and no graph could be held against the function that it captured. On the same GPU the
-    fixed order takes as long (72 codes: 41 against 48 ms; 4,096: 0.63 s both).
+    Otherwise its transposed convolutions differ from run to run, by 3e-4 with TF32 on an H100: a seed would not
+    reproduce a request's audio, and a graph could not be compared with the function that it captured. On the same GPU
+    the fixed order is as fast (72 codes: 41 against 48 ms; 4,096: 0.63 s both).
     """
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
@@ -52,13 +52,13 @@ def _vocode(vocoder: Qwen2_5OmniToken2WavBigVGANModel, mel: torch.Tensor) -> tor
         blocks = vocoder.resblocks[first : first + vocoder.num_residual_blocks]
         hidden = sum(block(hidden) for block in blocks) / vocoder.num_residual_blocks
     samples = vocoder.conv_post(vocoder.activation_post(hidden)).clamp(-1.0, 1.0)
-    # 0, or NaN.
+    # 0 for a finite mel, else NaN.
     verdict = (mel * 0).sum(dim=(1, 2))
     return (samples + verdict[:, None, None]).flatten(1)
 
 
 def normalize(mel: torch.Tensor) -> torch.Tensor:
-    """The mel as the vocoder hears it, in [-1, 1]: process_mel_spectrogram, without its constant made on the host."""
+    """Returns the vocoder's input, the mel in [-1, 1]: process_mel_spectrogram, without its constant from the host."""
     floor = math.exp(_FLOOR_DB / 20 * math.log(10))
     decibels = 20 * torch.log10(torch.exp(mel).clamp(min=floor)) - _REFERENCE_DB
     return (2 * ((decibels - _FLOOR_DB) / -_FLOOR_DB) - 1).clamp(-1.0, 1.0)

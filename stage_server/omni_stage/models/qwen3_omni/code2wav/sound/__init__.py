@@ -1,1 +1,1 @@
-"""Codes to sound, chunk by chunk: what layers remember (state), the computation (decoder), open sounds (pool)."""
+"""Codes to audio, chunk by chunk: the layers' state (state), the computation (decoder), the open streams (pool)."""

@@ -1,9 +1,9 @@
-"""code2wav's computation on a chunk of codes with what came before it: transformers' modules, run with their past.
+"""code2wav's computation on a chunk of codes: transformers' modules, run with the state left by earlier chunks.
 
-Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The chunks of a sound, one after another, are that forward of
-all codes at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r
-gives the r values of one input only with the next input, so the sound of N frames is `lookahead_samples` short of
-N * frame_samples, as transformers' is, and the first chunk of a sound gives so many fewer.
+Source: transformers 5.19, Qwen3OmniMoeCode2Wav.forward. The chunks of a stream, joined, equal that forward of all codes
+at once, sample for sample; nothing is computed twice. A transposed convolution of kernel 2r and stride r gives the r
+values of one input only with the next input. So the audio of N frames is `lookahead_samples` shorter than
+N * frame_samples, as in transformers, and the first chunk of a stream is shorter by that number.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class ChunkDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         device: torch.device = self._model.code_embedding.weight.device
         return device
 
     def advance(self, codes: torch.Tensor, positions: Sequence[int], states: States) -> tuple[torch.Tensor, States]:
-        """The audio float32 [sounds, samples] of the codes int64 [sounds, groups, frames], and the states behind them.
+        """Returns the audio float32 [streams, samples] of codes int64 [streams, groups, frames], and the new states.
 
-        `positions`: frames of each sound before these; all are 0 or none is, since a sound's first chunk gives fewer
-        samples. `states` stay as they are.
+        `positions`: number of earlier frames of each stream. All are 0 or none is, since a stream's first chunk gives
+        fewer samples. `states` are not changed.
         """
         model, past = self._model, iter(states.columns)
         kept: list[torch.Tensor] = []
@@ -43,7 +43,7 @@ class ChunkDecoder:
         hidden, attention = self._transform(hidden, torch.tensor(positions).to(codes.device), states.attention)
         hidden = hidden.permute(0, 2, 1)
         for upsampling, block in model.upsample:
-            # Kernel and stride are equal here: each input has its outputs to itself.
+            # Kernel and stride are equal here: outputs of neighbouring inputs do not overlap.
             hidden = upsampling(hidden)
             hidden = _next_block(block, hidden, past, kept)
         begins = positions[0] == 0
@@ -54,13 +54,13 @@ class ChunkDecoder:
     def _transform(
         self, hidden: torch.Tensor, positions: torch.Tensor, past: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [sounds, frames, H] behind the transformer, and the new keys and values."""
+        """Returns the transformer's output [streams, frames, H], and the new keys and values."""
         transformer = self._model.pre_transformer
         frames, kept = hidden.shape[1], self._window - 1
         new = torch.arange(frames, device=hidden.device)
         cos, sin = transformer.rotary_emb(hidden, positions[:, None] + new)
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        # Columns of keys: `kept` of the past, of which a young sound has fewer, and the new ones.
+        # Columns of keys: `kept` columns of the past, fewer in a young stream, then the new ones.
         column = torch.arange(kept + frames, device=hidden.device) - kept
         reach = new[:, None] - column[None]
         visible = (reach >= 0) & (reach < self._window)
@@ -99,7 +99,7 @@ def _rotate(values: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 def _next_block(
     block: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]
 ) -> torch.Tensor:
-    """transformers' Qwen3OmniMoeConvNeXtBlock with its past."""
+    """Run transformers' Qwen3OmniMoeConvNeXtBlock with its past."""
     mixed = _convolve(block.dwconv, hidden, past, kept).permute(0, 2, 1)
     mixed = block.pwconv2(block.act(block.pwconv1(block.norm(mixed))))
     return hidden + (block.gamma * mixed).permute(0, 2, 1)
@@ -108,7 +108,7 @@ def _next_block(
 def _decode(
     layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
 ) -> torch.Tensor:
-    """A layer of the decoder, in the order of state.read_layout."""
+    """Run a layer of the decoder, in the order of state.read_layout."""
     if hasattr(layer, "block"):
         for inner in layer.block:
             hidden = _decode(inner, hidden, past, kept, begins=begins)
@@ -125,7 +125,7 @@ def _decode(
 
 
 def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor]) -> torch.Tensor:
-    """A causal convolution of stride 1: what it sees of the past stands where its padding would."""
+    """Run a causal convolution of stride 1, with the kept inputs in place of its padding."""
     columns = layer.padding
     joined = torch.cat([next(past), hidden], dim=-1)
     kept.append(joined[..., joined.shape[-1] - columns :])
@@ -136,7 +136,10 @@ def _convolve(layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], ke
 def _convolve_transposed(
     layer: Any, hidden: torch.Tensor, past: Iterator[torch.Tensor], kept: list[torch.Tensor], *, begins: bool
 ) -> torch.Tensor:
-    """Of kernel 2r and stride r: r values for every pair of neighbours; the first input has no neighbour yet."""
+    """Run a transposed convolution of kernel 2r and stride r: r values for every pair of neighbours.
+
+    The first input of a stream has no neighbour yet.
+    """
     last = next(past)
     kept.append(hidden[..., -1:])
     joined = hidden if begins else torch.cat([last, hidden], dim=-1)

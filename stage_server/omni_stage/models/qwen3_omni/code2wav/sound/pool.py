@@ -1,4 +1,4 @@
-"""The states of the sounds that are open, in tensors of one row each: rows are lent, given back and lent again."""
+"""The states of the open streams, one row each in shared tensors; rows of closed streams are reused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_stage.models.qwen3_omni.code2wav.sound.state import StateLayout, State
 
 _FIRST_ROWS = 8
 MAX_SOUNDS = 256
-"""Most sounds that are open at once: 1.3 GB in the published model."""
+"""Most streams open at once: 1.3 GB in the published model."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Sound:
 
 
 class SoundPool:
-    """Open sounds by id. One thread uses it."""
+    """States of open streams by id. For use by one thread."""
 
     def __init__(self, layout: StateLayout, device: torch.device, max_sounds: int = MAX_SOUNDS) -> None:
         self._layout = layout
@@ -37,22 +37,22 @@ class SoundPool:
 
     @property
     def rows(self) -> int:
-        """Rows that were made so far, lent or not."""
+        """Rows allocated so far, in use or free."""
         return self._states.attention.shape[0]
 
     def check(self, sound: str, first_frame: int) -> None:
-        """Raises ModelExecutionError unless the sound goes on at this frame; 0 begins a new one."""
+        """Check that the stream continues at this frame; 0 begins a new one. Raises ModelExecutionError."""
         known = self._sounds.get(sound)
         frames = 0 if known is None else known.frames
         if first_frame != frames:
             raise ModelExecutionError(
-                f"a chunk of codes begins at frame {first_frame}, and this sound has {frames} so far; ask again"
+                f"a chunk of codes begins at frame {first_frame}, but its stream has {frames} so far; retry the request"
             )
         if known is None and len(self._sounds) >= self._max_sounds:
-            raise ModelExecutionError(f"{self._max_sounds} sounds are open, and no more fit; add replicas")
+            raise ModelExecutionError(f"{self._max_sounds} audio streams are open, and no more fit; add replicas")
 
     def read(self, sounds: Sequence[str | None]) -> States:
-        """A copy of these sounds' states, in this order; None and unknown ones have not begun."""
+        """Returns a copy of these streams' states, in this order; zeros for None and for unknown ids."""
         states = self._layout.zeros(len(sounds), self._device)
         places = [(at, self._sounds[name].row) for at, name in enumerate(sounds) if name in self._sounds]
         if places:
@@ -61,7 +61,7 @@ class SoundPool:
         return states
 
     def write(self, sounds: Sequence[str | None], frames: Sequence[int], states: States) -> None:
-        """Keep the states of the sounds that have an id, each with that many frames behind it."""
+        """Store the states of the streams that have an id, each with its number of frames so far."""
         places: list[tuple[int, int]] = []
         for at, (name, count) in enumerate(zip(sounds, frames, strict=True)):
             if name is None:
@@ -76,7 +76,7 @@ class SoundPool:
             self._states.put(rows, states.take(at_index))
 
     def drop(self, sound: str) -> None:
-        """The sound has ended, or nobody wants it any more. Unknown ids are ignored."""
+        """Free a stream that has ended or was cancelled. Unknown ids are ignored."""
         known = self._sounds.pop(sound, None)
         if known is not None:
             self._free.append(known.row)
@@ -85,7 +85,7 @@ class SoundPool:
         if not self._free:
             first = self.rows
             more = max(_FIRST_ROWS, first)
-            # Runtime state, written under inference mode and outside it: no inference tensors.
+            # Runtime state, written inside and outside of inference mode: it must not be inference tensors.
             with torch.inference_mode(False):
                 self._states = self._states.grow(more)
             self._free = list(range(first + more - 1, first - 1, -1))

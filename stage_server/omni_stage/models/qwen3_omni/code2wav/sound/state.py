@@ -1,8 +1,8 @@
-"""What code2wav remembers of a sound between two chunks of codes: of bounded size, whatever the sound's length.
+"""What code2wav keeps of a stream between two chunks of codes; its size does not depend on the stream's length.
 
-Every layer is causal, so its past is a fixed number of columns: keys and values of the attention's window, the last
-inputs of a convolution, and the last input of a transposed one. The numbers of several sounds lie in one tensor each,
-one row a sound, so that a step reads and writes all of them at once.
+Every layer is causal, so its state is a fixed number of columns: keys and values of the attention's window, the last
+inputs of a convolution, and the last input of a transposed one. The values of several streams lie in shared tensors,
+one row for each stream, so that a step reads and writes all of them at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StateLayout:
-    """Shapes of one sound's tensors."""
+    """Shapes of one stream's tensors."""
 
     attention: tuple[int, int, int, int, int]
     """(layers, 2 for keys and values, heads, window - 1, head size)"""
@@ -26,11 +26,11 @@ class StateLayout:
 
     @property
     def numbers(self) -> int:
-        """Of one sound."""
+        """Values of one stream."""
         return math.prod(self.attention) + sum(channels * columns for channels, columns in self.columns)
 
     def zeros(self, rows: int, device: torch.device) -> States:
-        """State of sounds that have not begun: float32 zeros, which is what causal layers are padded with."""
+        """Returns the state of streams that have not begun: float32 zeros, the padding of causal layers."""
         return States(
             torch.zeros(rows, *self.attention, device=device),
             [torch.zeros(rows, channels, columns, device=device) for channels, columns in self.columns],
@@ -39,15 +39,15 @@ class StateLayout:
 
 @dataclass(slots=True)
 class States:
-    """State of several sounds: row i of every tensor is sound i's."""
+    """State of several streams: row i of every tensor is stream i's."""
 
     attention: torch.Tensor
-    """[sounds, layers, 2, heads, window - 1, head size], the newest column last."""
+    """[streams, layers, 2, heads, window - 1, head size], the newest column last."""
     columns: list[torch.Tensor]
-    """[sounds, channels, columns] each."""
+    """[streams, channels, columns] each."""
 
     def take(self, rows: torch.Tensor) -> States:
-        """A copy of these rows."""
+        """Returns a copy of these rows."""
         return States(self.attention[rows], [tensor[rows] for tensor in self.columns])
 
     def put(self, rows: torch.Tensor, values: States) -> None:
@@ -57,7 +57,7 @@ class States:
             tensor[rows] = value
 
     def grow(self, rows: int) -> States:
-        """The same with `rows` more sounds that have not begun."""
+        """Returns a copy with `rows` more streams that have not begun."""
         more = [tensor.new_zeros(rows, *tensor.shape[1:]) for tensor in (self.attention, *self.columns)]
         return States(
             torch.cat([self.attention, more[0]]),
@@ -80,7 +80,7 @@ def read_layout(model: Any) -> StateLayout:
 
 
 def _walk(layer: Any) -> Sequence[tuple[int, int]]:
-    """Of a layer of the decoder, in the order of the computation."""
+    """Returns (channels, columns) of each convolution in a layer of the decoder, in the order of the computation."""
     if hasattr(layer, "block"):
         return [columns for inner in layer.block for columns in _walk(inner)]
     if hasattr(layer, "conv1"):

@@ -1,9 +1,9 @@
 """CUDA graphs of a function of tensors, one for each set of shapes: a replay costs one launch instead of thousands.
 
-token2wav is bound by launches where its input is short: an evaluation of the transformer is some thousand small
-kernels, a window needs 36 of them. Shapes are captured before the stage is ready and never while it serves; a call with
-other shapes runs the function as it is. A capture that fails, or whose replay does not give what the function gives, is
-logged and left out: the stage serves without it.
+Kernel launches limit the speed of some models: an evaluation of a diffusion transformer on a short window is some
+thousand small kernels, and so is a code predictor's computation of one frame. Shapes are captured before the stage is
+ready and never while it serves; a call with other shapes runs the function uncaptured. A capture that fails, or whose
+replay differs from the function, is logged and discarded: the stage serves without it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
-"""Largest difference between a replay and the function itself: float32 on a GPU, where a capture may pick other
-kernels. A wrong graph is wrong by far more."""
+"""Largest difference between a replay and the function itself: float32 on a GPU, where a capture may choose other
+kernels. The error of a wrong graph is far larger."""
 
 TensorFunction = Callable[..., torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]
@@ -37,16 +37,16 @@ Capture = Callable[[TensorFunction, tuple[torch.Tensor, ...]], Captured]
 
 
 class GraphedFunction:
-    """A function of tensors that replays what was captured for its shapes. One thread uses it."""
+    """A function of tensors that replays the graph captured for its shapes. For use by one thread."""
 
     def __init__(self, function: TensorFunction, capture: Capture | None) -> None:
-        """`capture` is None where there are no graphs: then every call runs the function."""
+        """`capture` is None if there are no graphs: then every call runs the function."""
         self._function = function
         self._capture = capture
         self._captured: dict[Shapes, Captured] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What the function returns, in memory of its own."""
+        """Returns the function's result, in newly allocated memory."""
         captured = self._captured.get(_shapes(inputs))
         if captured is None:
             return self._function(*inputs)
@@ -61,17 +61,17 @@ class GraphedFunction:
             return False
         shapes = _shapes(inputs)
         try:
-            # The graph keeps its inputs: they must be nobody else's.
+            # The graph keeps its inputs: nothing else may use that memory.
             captured = self._capture(self._function, tuple(tensor.clone() for tensor in inputs))
             captured.replay()
             difference = float((captured.output - self._function(*inputs)).abs().max())
         except torch.AcceleratorError:
-            # The device is broken, not the capture: there is nothing left to serve with.
+            # The device failed, not the capture: the stage cannot serve.
             raise
         except RuntimeError:
             logger.exception("no CUDA graph for shapes %s: the stage serves these without", shapes)
             return False
-        # Written so that NaN is a difference too.
+        # In this form NaN counts as a difference, too.
         if not difference <= TOLERANCE:
             logger.error("a CUDA graph for shapes %s differs by %s: the stage serves these without", shapes, difference)
             return False
@@ -87,7 +87,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:
-        """Run the function once beside the current stream, as libraries set themselves up then, and capture it."""
+        """Run the function once on a side stream, since libraries initialize themselves then, and capture it."""
         current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(current)
@@ -101,7 +101,7 @@ class CudaCapture:
 
 
 def next_size(size: int, sizes: Sequence[int]) -> int:
-    """The smallest of ascending `sizes` that holds `size`; `size` itself if none does."""
+    """Returns the smallest of ascending `sizes` that holds `size`; `size` itself if none does."""
     return next((candidate for candidate in sizes if candidate >= size), size)
 
 

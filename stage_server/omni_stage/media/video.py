@@ -1,0 +1,158 @@
+"""Decodes a video to the frames and the audio that the model gets. FFmpeg decodes, through PyAV.
+
+Every frame is decoded, one at a time and on one thread, and dropped unless it is kept: two a second, evenly spread as
+qwen_omni_utils spreads them. A kept frame is scaled at once, so that memory holds one frame of the encoded size and the
+kept frames in the model's size.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, Final
+
+import av
+import numpy as np
+from av.video.frame import VideoFrame
+from PIL import Image
+
+from omni_proto.video_header import MAX_TRACKS, sample_count
+from omni_stage.media.decode import UndecodableError
+from omni_stage.media.resample import resample_blocks
+
+FORMATS: Final = {
+    "video/mp4": "mp4",
+    "video/quicktime": "mov",
+    "video/webm": "webm",
+    "video/x-matroska": "matroska",
+}
+"""FFmpeg's demuxers by media type: it does not detect the format from the content."""
+PICTURE_CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "libvpx", "libvpx-vp9", "mpeg4"})
+SOUND_CODECS: Final = frozenset({"aac", "mp3", "mp3float", "opus", "libopus", "vorbis", "flac", "alac", "pcm_s16le"})
+WORK_BYTES_PER_PIXEL: Final = 96
+"""Working bytes per pixel of the encoded size while a video is decoded: up to 17 reference frames, of 2 bytes or more a
+pixel if a channel has 10 bits, the frame that is converted, and its RGB copies."""
+
+
+def decode_video(data: bytes, media_type: str, *, seconds: float, max_frames: int, out: np.ndarray) -> int:
+    """Decode frames as RGB into `out`, uint8 [frames, height, width, 3], scaled to its height and width.
+
+    Returns the number of frames. `seconds`: the duration in the header; `max_frames`: the most frames to decode. Raises
+    UndecodableError.
+    """
+    with _open(data, media_type) as container:
+        stream = _picture(container)
+        total = 0
+        for packet in container.demux(stream):
+            total += packet.size > 0
+            if total > max_frames:
+                raise UndecodableError(f"the video has more than {max_frames} frames (media.maxVideoFrames)")
+    count = min(sample_count(total, seconds), len(out))
+    if count < 2:
+        raise UndecodableError("the video has fewer than two frames; send it as an image")
+    wanted = spread(total, count)
+    with _open(data, media_type) as container:
+        kept = 0
+        for index, frame in enumerate(_frames(container, max_frames)):
+            while kept < count and wanted[kept] == index:
+                _scale(frame, out[kept])
+                kept += 1
+            if kept == count:
+                return kept
+    # Encoders drop frames but still count them: the last frame replaces the missing ones.
+    if not kept:
+        raise UndecodableError("no frame of the video can be decoded")
+    out[kept:count] = out[kept - 1]
+    return count
+
+
+def spread(total: int, count: int) -> list[int]:
+    """Returns the indices of `count` of `total` frames, first and last included, ascending.
+
+    Equals `torch.linspace(0, total - 1, count).round()` in qwen_omni_utils.
+    """
+    # rint rounds halves to even, as torch does; float32, as in torch.
+    places: list[int] = np.rint(np.linspace(0, total - 1, count, dtype=np.float32)).astype(np.int64).tolist()
+    return places
+
+
+def decode_sound(data: bytes, media_type: str, *, to_hz: int, out: np.ndarray) -> int:
+    """Decode the first audio track as mono at `to_hz` into `out`, float32; what does not fit is cut off.
+
+    Returns the number of samples, 0 if the video has no audio. Raises UndecodableError.
+    """
+    with _open(data, media_type) as container:
+        streams = container.streams.audio
+        if not streams:
+            return 0
+        stream = streams[0]
+        _check_codec(stream, SOUND_CODECS, "audio")
+        rate = int(stream.codec_context.sample_rate or 0)
+        if not 4000 <= rate <= 192_000:
+            raise UndecodableError(f"the video's audio has {rate} samples a second; 4,000 to 192,000 are taken")
+        samples = resample_blocks(_mono_blocks(container, stream, rate, len(out) * rate // to_hz + rate), rate, to_hz)
+    count = min(samples.size, len(out))
+    out[:count] = samples[:count]
+    return count
+
+
+def _open(data: bytes, media_type: str) -> Any:
+    # Probe less than FFmpeg does by default: the header already named the tracks.
+    options = {"probesize": str(1 << 20), "analyzeduration": "1000000", "max_streams": str(MAX_TRACKS)}
+    return av.open(io.BytesIO(data), format=FORMATS[media_type], options=options, metadata_errors="ignore")
+
+
+def _picture(container: Any) -> Any:
+    pictures = [stream for stream in container.streams.video if not _is_cover(stream)]
+    if not pictures:
+        raise UndecodableError("the file has no picture track")
+    stream = pictures[0]
+    _check_codec(stream, PICTURE_CODECS, "picture")
+    stream.thread_type = "NONE"
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def _is_cover(stream: Any) -> bool:
+    """Whether the stream is a cover picture attached to audio."""
+    return bool(stream.disposition & av.stream.Disposition.attached_pic)
+
+
+def _check_codec(stream: Any, allowed: frozenset[str], what: str) -> None:
+    context = stream.codec_context
+    name = "" if context is None else context.codec.canonical_name
+    if name not in allowed:
+        raise UndecodableError(
+            f"the video's {what} is in a codec that is not taken; send H.264 and AAC, or VP9 and Opus"
+        )
+
+
+def _frames(container: Any, max_frames: int) -> Iterator[VideoFrame]:
+    for index, frame in enumerate(container.decode(_picture(container))):
+        if index >= max_frames:
+            raise UndecodableError(f"the video has more than {max_frames} frames (media.maxVideoFrames)")
+        yield frame
+
+
+def _scale(frame: VideoFrame, out: np.ndarray) -> None:
+    height, width, _ = out.shape
+    # A stream may change its frame size, but memory is reserved and limited for the size in the header.
+    picture = Image.fromarray(frame.to_ndarray(format="rgb24"))
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    out[:] = np.asarray(picture)
+
+
+def _mono_blocks(container: Any, stream: Any, rate: int, most: int) -> Iterator[np.ndarray]:
+    plane = av.AudioResampler(format="fltp", rate=rate)
+    taken = 0
+    for frame in container.decode(stream):
+        for part in plane.resample(frame):
+            samples = part.to_ndarray()
+            if not np.isfinite(samples).all():
+                raise UndecodableError("the video's audio holds NaN or infinity")
+            block = np.clip(samples.mean(axis=0, dtype=np.float32), -1.0, 1.0)[: most - taken]
+            taken += block.size
+            yield block
+        if taken >= most:
+            return

@@ -1,0 +1,135 @@
+"""Base class of the Omni families' thinkers: vLLM's own model class, prompts with media, voices of later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from omni_proto.pipeline.components import ComponentFacts
+from omni_proto.stage_config import SamplingDefaults
+from omni_proto.tensors import TensorSchema
+from omni_stage.errors import InvalidRequestError
+from omni_stage.models.component import MediaCost, StageInput, StageRequest, UserPrompt
+from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.prompts import MAX_ASPECT_RATIO, SOUND_RATE_HZ, PromptBuilder
+from omni_stage.models.shared.voices import pick_voice
+from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+
+MAX_TOKENS: Final = 1024
+"""thinker_max_new_tokens of transformers' generate(), in both families."""
+_WARMUP_TOKENS: Final = 4
+_KINDS: Final = ("image", "audio", "video")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkerSettings:
+    """Settings of a thinker, from its checkpoint and its place in the pipeline."""
+
+    feeds: bool
+    """Whether another stage reads this one."""
+    max_media: int
+    """Most images of a request, and most audio clips."""
+    default_sampling: SamplingDefaults
+    end_token_ids: tuple[int, ...]
+    """Tokens that end the text."""
+    media_costs: MediaCosts
+    pace: Mapping[str, float]
+    """How fast speech consumes its rows: fields of scheduling.pace.Pace."""
+    known_voices: Sequence[str] = ()
+    """Voices of the stages downstream, so that an unknown one is refused before any text is generated."""
+
+
+class OmniThinker:
+    """A Component without its emitter and its family's facts, which a subclass adds."""
+
+    facts: ComponentFacts
+    input_schema = None
+    voices: Sequence[str] = ()
+    audio_rate_hz = SOUND_RATE_HZ
+    max_aspect_ratio = MAX_ASPECT_RATIO
+
+    def __init__(
+        self,
+        prompts: PromptBuilder,
+        settings: ThinkerSettings,
+        *,
+        output_schema: TensorSchema,
+        engine: tuple[str, str, Callable[[Any], Any]],
+        warmup_token_ids: Sequence[int],
+    ) -> None:
+        """`engine`: vLLM's model, dtype and hf_overrides; `warmup_token_ids`: a prompt of any text."""
+        self.output_schema = output_schema
+        self.default_sampling = settings.default_sampling
+        self.known_voices = settings.known_voices
+        self._prompts = prompts
+        self._settings = settings
+        self._engine = engine
+        self._warmup_token_ids = warmup_token_ids
+
+    def engine_kwargs(self) -> dict[str, Any]:
+        """Returns arguments for vLLM's model class, checked as it loads; rows are captured if a stage reads them."""
+        model, dtype, overrides = self._engine
+        most = self._settings.max_media
+        captures = {"omni": {"capture_rows": True, "capture_mrope": True}, PACE_KEY: self._settings.pace}
+        return {
+            "model": model,
+            "dtype": dtype,
+            "hf_overrides": overrides,
+            "limit_mm_per_prompt": {kind: most if kind in self.facts.media else 0 for kind in _KINDS},
+            "additional_config": captures if self._settings.feeds else {},
+        }
+
+    def prepare(self, request: StageRequest) -> StageInput:
+        """Apply the chat template, tokenize, and decode media for vLLM's processor. Embeddings are passed unchanged.
+
+        If a later stage speaks the reply, the prompt gets the system message that speech needs (PromptBuilder.build).
+        """
+        if not isinstance(request.source, UserPrompt):
+            raise InvalidRequestError(f"component {self.facts.id} reads a prompt, not tensors of another stage")
+        if self.known_voices:
+            pick_voice(request.voice, self.known_voices)
+        ends = () if request.sampling.ignore_eos else self._settings.end_token_ids
+        if request.source.prompt_embeds is not None:
+            return StageInput(prompt={}, prompt_embeds=request.source.prompt_embeds, stop_token_ids=ends)
+        reply = request.source.reply
+        tokens = None if reply is None else self._prompts.encode_reply(reply, self._settings.end_token_ids)
+        prompt = self._prompts.build(request.source, speaks=request.want_tensors, reply=tokens)
+        if request.want_tensors and request.source.token_ids is not None:
+            self.check_spoken_ids(prompt["prompt_token_ids"])
+        return StageInput(prompt=prompt, stop_token_ids=ends, reply=tokens)
+
+    def check_spoken_ids(self, token_ids: Sequence[int]) -> None:
+        """Refuse token ids whose reply cannot be spoken. Raises InvalidRequestError."""
+
+    def image_cost(self, width: int, height: int) -> MediaCost:
+        """See TakesMedia."""
+        return self._settings.media_costs.image(width, height)
+
+    def frame_size(self, width: int, height: int, frames: int) -> tuple[int, int]:
+        """See TakesVideo."""
+        return self._settings.media_costs.frame_size(width, height, frames)
+
+    def video_cost(self, width: int, height: int, frames: int) -> MediaCost:
+        """See TakesVideo."""
+        return self._settings.media_costs.video(width, height, frames)
+
+    def audio_cost(self, samples: int) -> MediaCost:
+        """See TakesMedia."""
+        return self._settings.media_costs.sound(samples)
+
+    def warmup_request(self) -> StageRequest:
+        """Returns a request for a few tokens, with their rows if a stage reads them."""
+        return StageRequest(
+            request_id="warmup",
+            source=UserPrompt(token_ids=self._warmup_token_ids),
+            sampling=SamplingDefaults(temperature=0.0, max_tokens=_WARMUP_TOKENS, ignore_eos=True),
+            want_tensors=self._settings.feeds,
+        )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Returns the torch dtype for a checkpoint's dtype: bfloat16, float16 or float32."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]

@@ -1,0 +1,127 @@
+"""Which requests with streamed input (sessions) may hold KV cache: only as many as can all run to their end.
+
+A session keeps its KV cache while it waits for rows, and vLLM cannot preempt it then. If several sessions ran out of
+blocks, they could wait for one another forever. So before a session enters the engine, it reserves at once all blocks
+of the longest sequence that it can become (its prompt and its max_tokens). It holds nothing while it waits for them. A
+session inside can therefore always finish, and a waiting one blocks no session inside. Sessions enter by priority, then
+in order of arrival. No session overtakes the first in the queue, so short ones cannot starve a long one.
+
+SessionQueue decides, without a clock; Sessions waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+YIELDING_SHARE: Final = 0.75
+"""Share of the blocks and of the places that sessions with a priority above 0 may fill. The rest is kept for urgent
+sessions, because a session inside cannot be preempted for them. An empty engine admits any session."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRoom:
+    """The engine's capacity for sessions."""
+
+    sessions: int
+    """Most sessions that may be open at once; each holds a place in the model runner."""
+    blocks: int | None = None
+    """Blocks of the KV cache that sessions can fill; None without a KV cache."""
+    block_tokens: int = 1
+    """Tokens of a block."""
+    at_least: int = 0
+    """Fewest tokens that are counted for a session, however short it is. Where layers need different numbers of blocks,
+    vLLM reports only how many sequences of full length fit."""
+
+    def blocks_for(self, tokens: int) -> int:
+        """Returns how many blocks a session of `tokens` tokens needs; never more than there are."""
+        if self.blocks is None:
+            return 0
+        return min(self.blocks, -(-max(tokens, self.at_least) // self.block_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A session, inside or waiting."""
+
+    priority: int
+    """Lower values enter first."""
+    blocks: int
+    entered: bool = False
+
+
+@dataclass(slots=True)
+class SessionQueue:
+    """Decides which sessions enter. Used from one event loop, or without any."""
+
+    room: SessionRoom
+    open: int = 0
+    """Number of sessions inside."""
+    held: int = 0
+    """Blocks that the sessions inside hold."""
+    waiting: list[Place] = field(default_factory=list)
+    """In the order in which they will enter."""
+
+    def join(self, tokens: int, priority: int = 0) -> tuple[Place, list[Place]]:
+        """Returns the place of a new session that can grow to `tokens` tokens, and the places that enter now."""
+        place = Place(priority, self.room.blocks_for(tokens))
+        # insort inserts to the right of equal priorities: those arrived before.
+        bisect.insort(self.waiting, place, key=attrgetter("priority"))
+        return place, self._enter()
+
+    def leave(self, place: Place) -> list[Place]:
+        """Remove a session that has ended, inside or while waiting. Returns the places that enter now."""
+        if place.entered:
+            self.open -= 1
+            self.held -= place.blocks
+        else:
+            self.waiting.remove(place)
+        return self._enter()
+
+    def _enter(self) -> list[Place]:
+        entered: list[Place] = []
+        while self.waiting and self._fits(self.waiting[0]):
+            place = self.waiting.pop(0)
+            place.entered = True
+            self.open += 1
+            self.held += place.blocks
+            entered.append(place)
+        return entered
+
+    def _fits(self, place: Place) -> bool:
+        if not self.open:
+            return True
+        share = YIELDING_SHARE if place.priority > 0 else 1.0
+        if self.open >= int(self.room.sessions * share):
+            return False
+        return self.room.blocks is None or self.held + place.blocks <= int(self.room.blocks * share)
+
+
+class Sessions:
+    """The shell: sessions wait on the event loop until the queue lets them enter."""
+
+    def __init__(self, room: SessionRoom) -> None:
+        self.queue = SessionQueue(room)
+        self._waiters: dict[Place, asyncio.Event] = {}
+
+    @asynccontextmanager
+    async def enter(self, tokens: int, priority: int = 0) -> AsyncGenerator[None, None]:
+        """Wait for the KV cache of a session that can grow to `tokens` tokens; hold it while the context is open."""
+        place, entered = self.queue.join(tokens, priority)
+        turn = self._waiters[place] = asyncio.Event()
+        self._wake(entered)
+        try:
+            await turn.wait()
+            yield
+        finally:
+            del self._waiters[place]
+            self._wake(self.queue.leave(place))
+
+    def _wake(self, entered: list[Place]) -> None:
+        for place in entered:
+            self._waiters[place].set()

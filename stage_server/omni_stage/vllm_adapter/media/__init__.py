@@ -1,0 +1,1 @@
+"""Media of prompts inside of vLLM: videos with their audio."""

@@ -1,0 +1,172 @@
+"""Videos with their audio in vLLM's processor and model classes of Qwen-Omni.
+
+Of vLLM 0.32, whose own way (`use_audio_in_video`) takes as many audio clips as videos and no other audio, holds for all
+videos of a prompt, guesses from token counts where its cache holds a video, places Qwen2.5-Omni's positions one off,
+and mixes up the two where a chunk of a prompt holds one stretch of each. Here the prompt says which video is heard.
+
+    PairedProcessor: BaseMultiModalProcessor._maybe_apply_prompt_updates, private
+    PairedModel:     SupportsMRoPE.get_mrope_input_positions, SupportsMultiModal.embed_input_ids
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.multimodal.parse import VideoProcessorItems
+from vllm.multimodal.processing.processor import PlaceholderFeaturesInfo
+from vllm.multimodal.utils import set_mm_embedding_modality
+
+from omni_proto.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
+from omni_stage.vllm_adapter.media.places import (
+    AUDIO,
+    IMAGE,
+    VIDEO,
+    Block,
+    Tokens,
+    expand,
+    grid_positions,
+    heard_video_positions,
+    place_prompt,
+    sound_positions,
+)
+
+
+class PairedProcessor:
+    """Mixed into a processor of vLLM: a video's placeholder that an audio clip's follows is a video with its audio."""
+
+    info: Any
+
+    @staticmethod
+    def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
+        """See Interleave."""
+        raise NotImplementedError
+
+    def heard_tokens(self) -> tuple[Tokens, float]:
+        """Returns the checkpoint's token ids, and its positions per second of video."""
+        raise NotImplementedError
+
+    def _maybe_apply_prompt_updates(
+        self, mm_items: Any, mm_res: Any
+    ) -> tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]:
+        tokens, positions_per_second = self.heard_tokens()
+        if not tokens.has_heard_video(mm_res.prompt_ids):
+            plain: tuple[list[int], Mapping[str, list[PlaceholderFeaturesInfo]]]
+            plain = super()._maybe_apply_prompt_updates(mm_items, mm_res)  # type: ignore[misc]
+            return plain
+        lengths = {
+            modality: [len(updates[0].content.full) for updates in items]
+            for modality, items in mm_res.prompt_updates.items()
+        }
+        videos = mm_items.get_items(VIDEO, VideoProcessorItems)
+        # Not from the processor's output, of which its cache may hold back a part.
+        grids = [-(-videos.get_num_frames(item) // FRAMES_PER_GRID) for item in range(len(videos))]
+        expanded, places = expand(mm_res.prompt_ids, lengths, grids, tokens, self.interleave, positions_per_second)
+        found: dict[str, list[PlaceholderFeaturesInfo]] = {}
+        for place in places:
+            mask = None if place.mask is None else torch.from_numpy(place.mask)
+            found.setdefault(place.modality, []).append(
+                PlaceholderFeaturesInfo(place.modality, place.item, place.start, place.tokens, mask)
+            )
+        return expanded, found
+
+
+class PairedModel:
+    """Mixed into a model class of vLLM, before it."""
+
+    config: Any
+    frames_share: ClassVar[bool]
+    """See place_prompt."""
+
+    def heard_ids(self) -> Mapping[str, int]:
+        """Returns the placeholder ids by modality."""
+        raise NotImplementedError
+
+    def heard_positions_per_second(self) -> float:
+        """Returns the positions per second of video."""
+        raise NotImplementedError
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[torch.Tensor, int]:
+        """Returns what transformers' get_rope_index does: int64 [3, tokens], and the offset of later positions."""
+        by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
+        for feature in mm_features:
+            by_start.setdefault(feature.mm_position.offset, {})[feature.modality] = feature
+        if not any(len(features) == 2 for features in by_start.values()):
+            plain: tuple[torch.Tensor, int]
+            plain = super().get_mrope_input_positions(input_tokens, mm_features)  # type: ignore[misc]
+            return plain
+        blocks = [self._block(start, features) for start, features in by_start.items()]
+        positions = place_prompt(len(input_tokens), blocks, frames_share=self.frames_share)
+        return torch.from_numpy(positions), int(positions.max()) + 1 - len(input_tokens)
+
+    def _block(self, start: int, features: Mapping[str, MultiModalFeatureSpec]) -> Block:
+        per_second = self.heard_positions_per_second()
+        merge = int(self.config.vision_config.spatial_merge_size)
+        parts: dict[str, np.ndarray] = {}
+        for modality, feature in features.items():
+            if modality == AUDIO:
+                parts[AUDIO] = sound_positions(feature.mm_position.get_num_embeds())
+            else:
+                t, h, w = (int(size) for size in _tensor(feature, f"{modality}_grid_thw").tolist())
+                seconds = FRAMES_PER_GRID / FRAMES_PER_SECOND if modality == VIDEO else 1.0
+                parts[modality] = grid_positions((t, h // merge, w // merge), per_second * seconds)
+        if len(parts) == 1:
+            return Block(start, next(iter(parts.values())))
+        mask = features[VIDEO].mm_position.is_embed
+        if mask is None:
+            raise ValueError("a video and an audio clip share a place in the prompt, and neither has a mask")
+        together = heard_video_positions(parts[VIDEO], parts[AUDIO], mask.numpy())
+        return Block(start, together, mask.numpy())
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns rows [tokens, H], with those of media in their places."""
+        if multimodal_embeddings is not None and len(multimodal_embeddings) and is_multimodal is not None:
+            multimodal_embeddings = in_token_order(
+                multimodal_embeddings, input_ids[: is_multimodal.shape[0]].cpu()[is_multimodal.cpu()], self.heard_ids()
+            )
+        embedded: torch.Tensor = super().embed_input_ids(  # type: ignore[misc]
+            input_ids, multimodal_embeddings, is_multimodal=is_multimodal
+        )
+        return embedded
+
+
+def in_token_order(
+    embeddings: Sequence[torch.Tensor], placeholders: torch.Tensor, ids: Mapping[str, int]
+) -> Sequence[torch.Tensor]:
+    """Returns the rows of media, cut and ordered as their placeholders int64 [n] lie.
+
+    vLLM gathers the rows medium by medium, and where its check finds no interleaving lays them down in that order.
+    """
+    kinds = [getattr(rows, "modality", None) for rows in embeddings]
+    if not {VIDEO, AUDIO} <= set(kinds):
+        return embeddings
+    rows = {
+        kind: torch.cat([part for part, of in zip(embeddings, kinds, strict=True) if of == kind])
+        for kind in (IMAGE, VIDEO, AUDIO)
+        if kind in kinds
+    }
+    names = {token: kind for kind, token in ids.items()}
+    values, counts = torch.unique_consecutive(placeholders, return_counts=True)
+    taken = dict.fromkeys(rows, 0)
+    ordered: list[torch.Tensor] = []
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        kind = names[value]
+        ordered.append(set_mm_embedding_modality(rows[kind][taken[kind] : taken[kind] + count], kind))
+        taken[kind] += count
+    return ordered
+
+
+def _tensor(feature: MultiModalFeatureSpec, name: str) -> torch.Tensor:
+    if feature.data is None:
+        raise ValueError(f"vLLM holds no {name} of a medium")
+    data = feature.data[name].data
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"{name} of a medium is no tensor")
+    return data

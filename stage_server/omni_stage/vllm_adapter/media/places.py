@@ -1,0 +1,191 @@
+"""Where the tokens of a video and of its own audio lie in a prompt, and their M-RoPE positions. Pure.
+
+A video whose audio is heard is written as its placeholder followed by an audio clip's:
+
+    <|vision_bos|> VIDEO AUDIO <|vision_eos|>
+    -> <|vision_bos|><|audio_bos|> V V A A V V A A <|audio_eos|><|vision_eos|>
+
+As transformers 5.19's processors and get_rope_index do it with use_audio_in_video.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from omni_proto.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
+
+IMAGE, VIDEO, AUDIO = "image", "video", "audio"
+
+Interleave = Callable[[np.ndarray, int], np.ndarray]
+"""From the time [v] of each video token, in positions, and the number of audio tokens: bool [v + a], whether a token
+is of the video."""
+
+
+def interleave_chunks(times: np.ndarray, sounds: int, chunk: int) -> np.ndarray:
+    """Interleave as Qwen2.5-Omni does: `chunk` positions of video, then as many of audio, and so on."""
+    video = times.astype(np.int64) // chunk
+    audio = np.arange(sounds) // chunk
+    order = np.argsort(np.concatenate([video * 2, audio * 2 + 1]), kind="stable")
+    return np.asarray(order < times.size)
+
+
+def interleave_times(times: np.ndarray, sounds: int) -> np.ndarray:
+    """Interleave as Qwen3-Omni does: tokens ordered by time, the video's first if both are equal."""
+    order = np.argsort(np.concatenate([times, np.arange(sounds)]), kind="stable")
+    return np.asarray(order < times.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The tokens of one medium in the expanded prompt."""
+
+    modality: str
+    item: int
+    start: int
+    tokens: list[int]
+    """Those from the first to the last; of a video with its audio both places have all of them."""
+    mask: np.ndarray | None = None
+    """bool [tokens]: which are this medium's; None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Ids that an expanded prompt is made of."""
+
+    placeholders: Mapping[str, int]
+    """By modality."""
+    sound_begins: int
+    sound_ends: int
+
+    def has_heard_video(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt has a video whose audio is heard."""
+        video, audio = self.placeholders[VIDEO], self.placeholders[AUDIO]
+        return any(first == video and second == audio for first, second in pairwise(prompt))
+
+
+def expand(
+    prompt: Sequence[int],
+    lengths: Mapping[str, Sequence[int]],
+    grids: Sequence[int],
+    tokens: Tokens,
+    interleave: Interleave,
+    positions_per_second: float,
+) -> tuple[list[int], list[Place]]:
+    """Returns the prompt with each placeholder expanded to its medium's tokens, and where these are.
+
+    lengths: tokens of each medium, by modality; grids: of each video, along the time.
+    """
+    kinds = {token: modality for modality, token in tokens.placeholders.items()}
+    expanded: list[int] = []
+    places: list[Place] = []
+    taken = dict.fromkeys(kinds.values(), 0)
+
+    def take(modality: str) -> tuple[int, int]:
+        item = taken[modality]
+        taken[modality] += 1
+        return item, lengths[modality][item]
+
+    skip = False
+    for index, token in enumerate(prompt):
+        if skip:
+            skip = False
+            continue
+        modality = kinds.get(token)
+        if modality is None:
+            expanded.append(token)
+            continue
+        item, count = take(modality)
+        if modality == VIDEO and list(prompt[index + 1 : index + 2]) == [tokens.placeholders[AUDIO]]:
+            skip = True
+            sound, heard = take(AUDIO)
+            times = video_times(grids[item], count // grids[item], positions_per_second)
+            is_video = interleave(times, heard)
+            inside = np.where(is_video, tokens.placeholders[VIDEO], tokens.placeholders[AUDIO]).tolist()
+            start = len(expanded) + 1
+            places.append(Place(VIDEO, item, start, inside, is_video))
+            places.append(Place(AUDIO, sound, start, inside, ~is_video))
+            expanded += [tokens.sound_begins, *inside, tokens.sound_ends]
+        else:
+            inside = [token] * count
+            places.append(Place(modality, item, len(expanded), inside))
+            expanded += inside
+    return expanded, places
+
+
+def video_times(grids: int, tokens_per_grid: int, positions_per_second: float) -> np.ndarray:
+    """Returns the positions [tokens] of a video's tokens in time, from 0."""
+    seconds = FRAMES_PER_GRID / FRAMES_PER_SECOND
+    return np.repeat(np.arange(grids) * seconds * positions_per_second, tokens_per_grid)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The positions of a medium's tokens, relative to the first."""
+
+    start: int
+    positions: np.ndarray
+    """int64 [3, tokens]."""
+    is_video: np.ndarray | None = None
+    """Of a video with its audio: bool [tokens], whether a token is of the video."""
+
+    @property
+    def following(self) -> int:
+        """Position of the token behind it, relative to its own first.
+
+        Behind the largest; of a video with its audio behind the largest of the last stretch of either, as in
+        transformers: where the audio ends it, no matter how wide the video is.
+        """
+        if self.is_video is None:
+            return int(self.positions.max()) + 1
+        changes = np.flatnonzero(np.diff(self.is_video))
+        last = int(changes[-1]) + 1 if changes.size else 0
+        return int(self.positions[:, last:].max()) + 1
+
+
+def grid_positions(grid: tuple[int, int, int], per_grid: float) -> np.ndarray:
+    """Returns int64 [3, t * h * w] of an image or video of t grids of h by w tokens, each `per_grid` positions long."""
+    positions = np.indices(grid)
+    positions[0] = (positions[0] * per_grid).astype(np.int64)
+    return positions.reshape(3, -1)
+
+
+def sound_positions(count: int) -> np.ndarray:
+    """Returns int64 [3, count] of an audio clip."""
+    return np.broadcast_to(np.arange(count), (3, count))
+
+
+def heard_video_positions(video: np.ndarray, sound: np.ndarray, is_video: np.ndarray) -> np.ndarray:
+    """Returns int64 [3, v + a] of a video [3, v] and its audio [3, a] that begin together."""
+    positions = np.empty((3, is_video.size), np.int64)
+    positions[:, is_video] = video
+    positions[:, ~is_video] = sound
+    return positions
+
+
+def place_prompt(length: int, blocks: Iterable[Block], *, frames_share: bool) -> np.ndarray:
+    """Returns M-RoPE positions int64 [3, length] of a prompt, in which each medium and text follows the previous one.
+
+    `frames_share`: whether the two tokens that begin, and the two that end, a video with its audio share a position,
+    as Qwen2.5-Omni's do in transformers.
+    """
+    ordered = sorted(blocks, key=lambda block: block.start)
+    repeats = np.zeros(length + 1, np.int64)
+    if frames_share:
+        for block in ordered:
+            if block.is_video is not None:
+                repeats[[block.start - 1, block.start + block.positions.shape[1] + 1]] = 1
+    result = np.empty((3, length), np.int64)
+    cursor = following = 0
+    for block in [*ordered, Block(length, np.empty((3, 0), np.int64))]:
+        text = np.arange(block.start - cursor) - np.cumsum(repeats[cursor : block.start]) + following
+        result[:, cursor : block.start] = text
+        following = int(text[-1]) + 1 if text.size else following
+        cursor = block.start + block.positions.shape[1]
+        if block.positions.size:
+            result[:, block.start : cursor] = block.positions + following
+            following += block.following
+    return result

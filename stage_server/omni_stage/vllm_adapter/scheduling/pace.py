@@ -1,0 +1,71 @@
+"""When an autoregressive request's audio would run out, by the tokens that it has sampled. No vLLM, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.playback import Playback
+
+PACE_KEY = "omni_pace"
+"""Key of vllm_config.additional_config: fields of Pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast tokens are played, by whichever client plays them."""
+
+    tokens_per_second: float
+    first_tokens: int = 1
+    """Tokens before anything can be heard."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigurationError naming the field."""
+        rate = self.tokens_per_second
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not math.isfinite(rate) or rate <= 0:
+            raise ConfigurationError(f"{PACE_KEY}.tokens_per_second must be a positive number", field=PACE_KEY)
+        if isinstance(self.first_tokens, bool) or not isinstance(self.first_tokens, int) or self.first_tokens < 1:
+            raise ConfigurationError(f"{PACE_KEY}.first_tokens must be an integer of at least 1", field=PACE_KEY)
+
+    @classmethod
+    def from_additional_config(cls, additional_config: object) -> Pace | None:
+        """Returns the pace in vllm_config.additional_config; None if no audio is played. Raises ConfigurationError."""
+        values: Any = additional_config.get(PACE_KEY) if isinstance(additional_config, Mapping) else None
+        if values is None:
+            return None
+        if not isinstance(values, Mapping) or set(values) - {"tokens_per_second", "first_tokens"}:
+            raise ConfigurationError(
+                f"additional_config.{PACE_KEY} must be a mapping of tokens_per_second and first_tokens", field=PACE_KEY
+            )
+        if "tokens_per_second" not in values:
+            raise ConfigurationError(f"{PACE_KEY}.tokens_per_second is missing", field=PACE_KEY)
+        return cls(**values)
+
+
+@dataclass(slots=True)
+class Listener:
+    """The playback of a request's tokens."""
+
+    begin: int
+    """Tokens of the request before it sampled any."""
+    due: float
+    """When its next token has to be there; see playback."""
+    _heard: int = 0
+    _playback: Playback = field(default_factory=Playback)
+
+    @classmethod
+    def at(cls, now: float, tokens: int) -> Listener:
+        """Returns the listener of a request that arrived `now` with `tokens` tokens."""
+        return cls(tokens, Playback().due(now))
+
+    def note(self, pace: Pace, now: float, tokens: int) -> float:
+        """Note that the request has `tokens` tokens `now`. Returns when the next one is due."""
+        made = tokens - self.begin
+        if made > self._heard and made >= pace.first_tokens:
+            self._playback.add(now, (made - self._heard) / pace.tokens_per_second)
+            self._heard = made
+            self.due = self._playback.due(now)
+        return self.due
