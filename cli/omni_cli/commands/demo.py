@@ -25,6 +25,7 @@ from omni_proto.client import GenerationResult, OmniRequestError
 from omni_proto.pipeline import load_pipeline, order_stages
 
 ASSETS = Path(__file__).parents[1] / "assets"
+DEFAULT_PIPELINE = ASSETS / "tiny-omni.yaml"
 SEED = 0
 IMAGE_SIZE = 112
 
@@ -43,15 +44,31 @@ class DemoPrompt:
     audio: Path | None = None
 
 
-def run_demo(out: Path) -> int:
+def pick_pipeline(family: str | None) -> Path:
+    """Returns the demo's pipeline of a model family, or the default one. Raises DemoError that lists the families."""
+    known = {family_of(path): path for path in sorted(ASSETS.glob("*.yaml"))}
+    if family is None:
+        return DEFAULT_PIPELINE
+    if family not in known:
+        raise DemoError(f"no demo of the model family {family!r}; there are: {', '.join(sorted(known))}")
+    return known[family]
+
+
+def family_of(pipeline: Path) -> str:
+    """Returns the model family of a pipeline's entry stage."""
+    return order_stages(load_pipeline(pipeline))[0].component.partition("/")[0]
+
+
+def run_demo(out: Path, family: str | None = None) -> int:
     """Run the demo; results under out. 0 if every prompt was answered with text and audio, else 1."""
     console = Console(stderr=True, soft_wrap=True)
     signal.signal(signal.SIGTERM, _leave)
     try:
+        pipeline = pick_pipeline(family)
         out.mkdir(parents=True, exist_ok=True)
-        model = write_model(out / "model", console)
+        model = write_model(out / "model", family_of(pipeline), console)
         prompts = make_prompts(out)
-        answers, processes = serve_and_ask(model, prompts, out, console)
+        answers, processes = serve_and_ask(pipeline, model, prompts, out, console)
         if left := list_running(processes):
             raise DemoError(f"{len(left)} of {len(processes)} processes are still there")
     except (DemoError, LocalRunError, OmniRequestError, InputFileError, OSError) as error:
@@ -62,28 +79,27 @@ def run_demo(out: Path) -> int:
         return 130
     Console().print(make_table(answers))
     console.print(f"text, speech.wav and timeline.png of each prompt are under {out}/", highlight=False, markup=False)
-    console.print(describe_next(ASSETS / "tiny-omni.yaml", model), highlight=False, markup=False)
+    console.print(describe_next(pipeline, model), highlight=False, markup=False)
     return 0
 
 
 def describe_next(pipeline: Path, model: Path) -> str:
     """Returns the commands that talk to the demo's checkpoint in a browser and with curl."""
     command = sys.argv[0] if Path(sys.argv[0]).name == "omnipipe" else "omnipipe"
+    name = load_pipeline(pipeline).metadata.name
     return (
         "\nTo talk to it yourself, keep it running with an HTTP gateway:\n"
         f"  {command} run {pipeline} --model-dir {model} --http 8000\n"
         "and open http://localhost:8000 in a browser, or ask with curl:\n"
         "  curl localhost:8000/v1/chat/completions -H 'content-type: application/json' \\\n"
-        """    -d '{"model": "tiny-omni", "messages": [{"role": "user", "content": "Say hello."}]}'"""
+        f"""    -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'"""
     )
 
 
-def write_model(directory: Path, console: Console) -> Path:
+def write_model(directory: Path, family: str, console: Console) -> Path:
     """Write the tiny checkpoint and return its path. A process of its own keeps torch out of this one."""
     console.print(f"writing a tiny checkpoint to {directory}", highlight=False, markup=False)
     shutil.rmtree(directory, ignore_errors=True)
-    entry = order_stages(load_pipeline(ASSETS / "tiny-omni.yaml"))[0]
-    family, _, _ = entry.component.partition("/")
     command = [sys.executable, "-m", "omni_cli", "tiny-model", str(directory), "--seed", str(SEED), "--family", family]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -109,13 +125,13 @@ def make_prompts(out: Path) -> list[DemoPrompt]:
 
 
 def serve_and_ask(
-    model: Path, prompts: list[DemoPrompt], out: Path, console: Console
+    file: Path, model: Path, prompts: list[DemoPrompt], out: Path, console: Console
 ) -> tuple[dict[str, GenerationResult], set[ProcessId]]:
     """Answers by prompt, and the processes that served them, which have ended when this returns.
 
     Raises LocalRunError, OmniRequestError, DemoError.
     """
-    pipeline = load_pipeline(ASSETS / "tiny-omni.yaml")
+    pipeline = load_pipeline(file)
     names = [stage.name for stage in order_stages(pipeline)]
     console.print(f"starting {', '.join(names)} as processes of this machine", highlight=False, markup=False)
     answers: dict[str, GenerationResult] = {}

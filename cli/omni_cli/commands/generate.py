@@ -26,6 +26,7 @@ from omni_proto.client import (
     TextDelta,
     audio_part,
     image_part,
+    video_part,
 )
 
 
@@ -45,6 +46,8 @@ class GenerateOptions:
     system: str | None = None
     images: tuple[Path, ...] = ()
     audios: tuple[Path, ...] = ()
+    videos: tuple[Path, ...] = ()
+    use_audio_in_video: bool = False
     voice: str = ""
     seed: int | None = None
     max_tokens: int | None = None
@@ -99,12 +102,14 @@ def read_prompt(options: GenerateOptions) -> dict[str, Any]:
     media = [
         *(_read_media(path, image_part) for path in options.images),
         *(_read_media(path, audio_part) for path in options.audios),
+        *(_read_media(path, video_part) for path in options.videos),
     ]
     parts: tuple[Part, ...] = (*media, *([text] if text else []))
     if not parts:
-        raise InputFileError("the prompt is empty; give a text, an image or an audio file")
+        raise InputFileError("the prompt is empty; give a text, an image, an audio file or a video")
     messages = [ChatMessage("system", (options.system,))] if options.system else []
-    return {"chat": [*messages, ChatMessage("user", parts)]}
+    heard = {"use_audio_in_video": True} if options.use_audio_in_video else {}
+    return {"chat": [*messages, ChatMessage("user", parts)], **heard}
 
 
 def read_embeds(path: Path) -> Any:

@@ -13,6 +13,7 @@ from omni_cli.local.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from omni_cli.local.pipeline import LocalOptions
+    from omni_proto.pipeline import OmniPipeline
 
 GATEWAY: Final = "gateway"
 """Name of the process, of its log and of its files."""
@@ -25,9 +26,15 @@ def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
     return (*command, "--endpoint", f"{pipeline}={url}", "--host", LOOPBACK, "--port", str(port))
 
 
-def gateway_settings(options: LocalOptions) -> str:
+def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
     """Returns the settings as YAML: nobody has to look away before a drain here."""
-    settings: dict[str, object] = {"drainNoticeSeconds": 0, "drainSeconds": int(options.grace_s)}
+    aliases = pipeline.spec.aliases
+    settings: dict[str, object] = {
+        "drainNoticeSeconds": 0,
+        "drainSeconds": int(options.grace_s),
+        "modelAliases": dict.fromkeys(aliases.models, pipeline.metadata.name),
+        "voiceAliases": dict(aliases.voices),
+    }
     if options.tls_dir is not None:
         settings["entryCa"] = str(options.tls_dir / "ca.crt")
     return yaml.safe_dump(settings)

@@ -234,7 +234,7 @@ class LocalPipeline:
         if self._guard is None:
             raise LocalRunError("the pipeline is stopped")
         files = stage_files(self._directory, self.log_dir, GATEWAY)
-        files.config.write_text(gateway_settings(self.options), encoding="utf-8")
+        files.config.write_text(gateway_settings(self.pipeline, self.options), encoding="utf-8")
         command = gateway_command(self.pipeline.metadata.name, self.endpoint, self.options.http_port)
         process = StageProcess(GATEWAY, command, files, self._guard)
         self._processes.append(process)

@@ -1,0 +1,141 @@
+"""Options of `omnipipe generate`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omni_cli.options.checks import fail
+
+
+class ModalityOption(StrEnum):
+    """What --modality takes."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+
+
+def generate(
+    endpoint: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address of the entry stage, or the url of a pipeline's status.")
+    ],
+    text: Annotated[str | None, typer.Option(help="The prompt.")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="File with the prompt, instead of --text; - is stdin.")
+    ] = None,
+    prompt_embeds: Annotated[
+        Path | None,
+        typer.Option(metavar="NPY", help="Embeddings [rows, hidden size] instead of text; the stage must accept them."),
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Send the prompt unchanged, without the chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    image: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="PNG or JPEG; may be repeated.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="WAV or FLAC; may be repeated.")] = None,
+    video: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="MP4, WebM, Matroska or QuickTime; may be repeated.")
+    ] = None,
+    use_audio_in_video: Annotated[
+        bool, typer.Option("--use-audio-in-video", help="Let the model hear the audio of the videos, too.")
+    ] = False,
+    voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens of the entry stage; for other stages use --sampling.")
+    ] = None,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE.KEY=VALUE", help="A sampling parameter of a stage; may be repeated."),
+    ] = None,
+    priority: Annotated[
+        int, typer.Option(min=-1000, max=1000, help="Lower numbers are served first; above 0 yields to all others.")
+    ] = 0,
+    cache_salt: Annotated[str, typer.Option(help="Share cached prefixes only with requests of this salt.")] = "",
+    reply: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Speak this text, instead of a reply that the model writes.")
+    ] = None,
+    modality: Annotated[
+        list[ModalityOption] | None, typer.Option(help="What to return; may be repeated. Default: all.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="WAV", help="Write the audio to this file.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="PNG", help="Save a timeline of what each stage did.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="JSON", help="Save the timeline in Perfetto's (Chrome's) trace format.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the response to this file, without the audio.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Deadline in seconds.")] = 300.0,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect over TLS, as grpcs://HOST:PORT does.")] = False,
+    ca: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="CAs to trust, instead of the public ones; means --tls.")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="PEM", help="The client's own certificate; means --tls.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="PEM", help="The key of --cert.")] = None,
+    server_name: Annotated[
+        str, typer.Option(help="Name that the server's certificate must have; means --tls. Default: the host.")
+    ] = "",
+) -> None:
+    """Send a prompt to a running pipeline. Streams text to stdout and writes audio to a WAV file.
+
+    \b
+    Examples:
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Tell me a story." --out story.wav
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "What is this?" --image cat.png --modality text
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "What happens?" --video cat.mp4 --use-audio-in-video
+      omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --audio question.wav --timeline lanes.png
+      omnipipe generate --endpoint 127.0.0.1:50051 --text Hi --seed 7 --sampling talker.temperature=0.9
+      omnipipe generate --endpoint 127.0.0.1:50051 --text "Read this." --reply "Good morning!" --out good.wav
+      omnipipe generate --endpoint 127.0.0.1:50051 --prompt-embeds rows.npy --priority 10
+      omnipipe generate --endpoint grpcs://omni.models.svc:50051 --ca ca.crt --text Hi
+    """
+    from omni_cli.commands.generate import GenerateOptions, InputFileError, run_generate
+    from omni_cli.sampling import SamplingOptionError, parse_sampling
+    from omni_proto.client import ClientTls
+
+    if sum(item is not None for item in (text, prompt_file, prompt_embeds)) != 1:
+        raise typer.BadParameter("pass the prompt with exactly one of --text, --prompt-file and --prompt-embeds")
+    if prompt_embeds and (raw or system or image or audio or video):
+        raise typer.BadParameter("--prompt-embeds is the whole prompt: leave out --raw, --system and all media")
+    if raw and (system or image or audio or video):
+        raise typer.BadParameter("--raw takes no --system and no media: they need the chat template")
+    if use_audio_in_video and not video:
+        raise typer.BadParameter("--use-audio-in-video needs --video")
+    if out and modality and ModalityOption.AUDIO not in modality:
+        raise typer.BadParameter("--out needs --modality audio")
+    try:
+        options = GenerateOptions(
+            endpoint=endpoint,
+            text=text,
+            prompt_file=prompt_file,
+            prompt_embeds=prompt_embeds,
+            raw=raw,
+            system=system,
+            images=tuple(image or ()),
+            audios=tuple(audio or ()),
+            videos=tuple(video or ()),
+            use_audio_in_video=use_audio_in_video,
+            voice=voice,
+            seed=seed,
+            max_tokens=max_tokens,
+            sampling=parse_sampling(sampling or []),
+            priority=priority,
+            cache_salt=cache_salt,
+            reply=reply,
+            modalities=tuple(item.value for item in modality or ()),
+            out=out,
+            timeline=timeline,
+            trace=trace,
+            json_file=json_file,
+            timeout_s=timeout,
+            tls=ClientTls(ca, cert, key, server_name) if tls or ca or cert or key or server_name else None,
+        )
+        raise typer.Exit(run_generate(options))
+    except SamplingOptionError as error:
+        raise typer.BadParameter(str(error)) from error
+    except InputFileError as error:
+        raise fail(str(error)) from error
