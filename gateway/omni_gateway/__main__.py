@@ -8,20 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omni_gateway.clock import unix_seconds
+from omni_gateway.entry_tls import entry_tls
 from omni_gateway.pipelines import ServedPipeline, StaticPipelines
 from omni_gateway.server import Listen, serve
-from omni_gateway.settings import load_settings
-from omni_proto.client import ClientTls
+from omni_gateway.settings import GatewaySettings, load_settings
 from omni_proto.logs import LineFormatter, configure_logging
 
 
-def parse_endpoint(text: str, ca: str | None) -> ServedPipeline:
-    """Returns the pipeline of NAME=grpc://HOST:PORT; ca: what grpcs:// trusts. Raises ValueError."""
+def parse_endpoint(text: str, settings: GatewaySettings) -> ServedPipeline:
+    """Returns the pipeline of NAME=grpc://HOST:PORT. Raises ValueError."""
     name, equals, endpoint = text.partition("=")
     if not (name and equals and endpoint.startswith(("grpc://", "grpcs://"))):
         raise ValueError(f"{text!r} is not NAME=grpc://HOST:PORT or NAME=grpcs://HOST:PORT")
-    tls = ClientTls(ca=ca) if ca and endpoint.startswith("grpcs://") else None
-    return ServedPipeline(name=name, endpoint=endpoint, created=unix_seconds(), tls=tls)
+    aliases = tuple(alias for alias, meant in settings.model_aliases.items() if meant == name)
+    return ServedPipeline(
+        name=name,
+        endpoint=endpoint,
+        aliases=aliases,
+        created=unix_seconds(),
+        tls=entry_tls(endpoint, settings),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,18 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging(LineFormatter(options.log_format), options.log_level)
     try:
         settings = load_settings(options.config)
-        pipelines = [parse_endpoint(text, settings.entry_ca) for text in options.endpoint]
+        pipelines = [parse_endpoint(text, settings) for text in options.endpoint]
     except ValueError as error:  # SettingsError is one
         sys.stderr.write(f"error: {error}\n")
         return 2
     if options.replicas < 1 or bool(options.namespace and not options.cluster) or bool(options.cluster and pipelines):
         parser.error("--replicas is at least 1, --namespace needs --cluster, and --cluster takes no --endpoint")
+    if unknown := set(settings.model_aliases.values()) - {one.name for one in pipelines}:
+        parser.error(
+            f"modelAliases name {', '.join(sorted(unknown))}, which no --endpoint has; "
+            "pipelines of a cluster have theirs in spec.aliases.models"
+        )
     listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
     if options.cluster:
         # Here, since a gateway of named entries needs no client of an API server.
         from omni_gateway.cluster.watch import ClusterPipelines
 
-        found = ClusterPipelines(options.namespace, options.kubeconfig, settings.entry_ca)
+        found = ClusterPipelines(options.namespace, options.kubeconfig, settings)
         serve(found, settings, listen, replicas=lambda: options.replicas, running=found.run)
     else:
         serve(StaticPipelines(pipelines), settings, listen, replicas=lambda: options.replicas)

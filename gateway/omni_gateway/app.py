@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import HTMLResponse
 
 from omni_gateway.api import chat, health, models, refused, speech
 from omni_gateway.api.context import Gateway
 from omni_gateway.api.errors import add_error_handlers
+from omni_gateway.docs_page import render_docs
 from omni_gateway.entries import Entries
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.middleware import Guard
 from omni_gateway.metrics import GatewayMetrics
-from omni_gateway.page_files import PageFiles
+from omni_gateway.page_files import HEADERS, PageFiles
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
+from omni_gateway.tracing import open_tracing
 
 LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
@@ -38,7 +42,10 @@ def create_app(
     share the limits of keys. Raises KeyFileError, OSError for a file
     of keys that cannot be used.
     """
-    gateway = Gateway(settings or GatewaySettings(), pipelines, Entries(), GatewayMetrics())
+    settings = settings or GatewaySettings()
+    gateway = Gateway(
+        settings, pipelines, Entries(request_s=settings.request_seconds), GatewayMetrics(), open_tracing()
+    )
     keys = KeyRing(gateway.settings.keys_file) if gateway.settings.keys_file else None
 
     @asynccontextmanager
@@ -46,6 +53,7 @@ def create_app(
         async with running(gateway.metrics) if running else nullcontext():
             yield
         await gateway.entries.close()
+        await asyncio.to_thread(gateway.tracing.close)
 
     middleware = [Middleware(Guard, gateway=gateway, keys=keys, replicas=replicas)]
     if gateway.settings.cors_origins:
@@ -62,11 +70,13 @@ def create_app(
         description="OpenAI's API in front of any-to-any pipelines.",
         middleware=middleware,
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own load scripts from elsewhere
         redoc_url=None,
     )
     app.state.gateway = gateway
     add_error_handlers(app)
     for part in (health, models, chat, speech, refused):
         app.include_router(part.router)
+    app.add_route("/docs", lambda request: HTMLResponse(render_docs(app.openapi()), headers=HEADERS))
     app.mount("/", PageFiles(), name="page")
     return app

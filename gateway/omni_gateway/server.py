@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -19,12 +20,15 @@ from fastapi import FastAPI
 
 from omni_gateway.api.context import Gateway
 from omni_gateway.app import create_app
+from omni_gateway.certificate import Certificate
+from omni_gateway.connections import ConnectionBounds, bounded_http
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
 
 log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
+BOUNDS: Final = ConnectionBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,22 @@ class Listen:
 class GatewayServer(uvicorn.Server):
     """A server that, on the first SIGTERM, first says that it drains, then takes no more, then waits for answers."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None, certificate: Certificate | None
+    ) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._address_file = address_file
+        self._certificate = certificate
+        self._renewing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then say where."""
         await super().startup(sockets)
         if not self.started:
             return
+        if self._certificate is not None and self.config.ssl is not None:
+            self._renewing = asyncio.create_task(self._certificate.keep_renewed(self.config.ssl))
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         url = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         log.info("listening", extra={"url": url})
@@ -60,6 +70,12 @@ class GatewayServer(uvicorn.Server):
             partial = self._address_file.with_name(f"{self._address_file.name}.partial")
             partial.write_text(json.dumps({"http": url}), encoding="utf-8")
             partial.replace(self._address_file)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let answers end."""
+        await super().shutdown(sockets)
+        if self._renewing is not None:
+            self._renewing.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn for SIGINT and SIGTERM. A second signal ends the answers that are left, too.
@@ -82,23 +98,24 @@ class GatewayServer(uvicorn.Server):
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
     """Returns the server of an app. Raises OSError, ssl.SSLError for files of TLS that cannot be used."""
-    tls = listen.tls_dir
+    certificate = None if listen.tls_dir is None else Certificate(listen.tls_dir)
     config = uvicorn.Config(
         app,
         host=listen.host,
         port=listen.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded_http(BOUNDS),
+        timeout_keep_alive=math.ceil(BOUNDS.idle_s),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.drain_seconds),
-        ssl_certfile=None if tls is None else str(tls / "tls.crt"),
-        ssl_keyfile=None if tls is None else str(tls / "tls.key"),
+        ssl_certfile=None if certificate is None else str(certificate.certificate),
+        ssl_keyfile=None if certificate is None else str(certificate.key),
     )
-    return GatewayServer(config, app.state.gateway, listen.address_file)
+    return GatewayServer(config, app.state.gateway, listen.address_file, certificate)
 
 
 def serve(

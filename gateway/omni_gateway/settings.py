@@ -21,18 +21,18 @@ class _Model(BaseModel):
 
 
 class MediaSettings(_Model):
-    """Bounds of images and audio in requests. The stage has its own, for what the media decode to."""
+    """Bounds of images, audio and videos in requests. The stage has its own, for what the media decode to."""
 
     max_items: Annotated[int, Field(ge=0, le=64)] = 8
-    """Most images and audio files of one request."""
+    """Most images, audio files and videos of one request."""
     max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 24 << 20
     """Most bytes of one file."""
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Longest MP3 or Opus file, which the gateway decodes; the stage bounds WAV and FLAC."""
     fetch_https: bool = False
-    """Whether image_url may be an https address. Addresses of the cluster and of this host are refused in any case."""
+    """Whether image_url and video_url may be https addresses. Those of the cluster and this host never may."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """Longest time to fetch an image."""
+    """Longest time to fetch an image or a video."""
 
 
 class GatewaySettings(_Model):
@@ -47,7 +47,7 @@ class GatewaySettings(_Model):
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
     """Most characters that one request may have spoken; OpenAI's own limit is 4,096."""
     media: MediaSettings = MediaSettings()
-    """Bounds of images and audio."""
+    """Bounds of images, audio and videos."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of a request in all stages."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
@@ -62,10 +62,17 @@ class GatewaySettings(_Model):
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0
     """How long requests in flight may take to end after SIGTERM."""
-    drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 5.0
-    """Time after SIGTERM in which /ready fails and requests are still taken."""
+    drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
+    """Time after SIGTERM in which /ready fails and requests are still taken. Longer than the 5 s for which
+    httpx, and so OpenAI's client, keeps an idle connection: what is idle at the end is not used again."""
     entry_ca: str | None = None
     """PEM file with the CAs that signed the certificates of entries with grpcs://; none: the public ones."""
+    entry_certificate: str | None = None
+    """PEM file with the gateway's certificate, for entries that require one of their clients."""
+    entry_key: str | None = None
+    """PEM file with its key."""
+    model_aliases: dict[str, str] = Field(default_factory=dict)
+    """Pipelines of --endpoint by further names, e.g. {tts-1: qwen}; those of a cluster have spec.aliases.models."""
     voice_aliases: dict[str, str] = Field(default_factory=dict)
     """Voices by names of other APIs, for pipelines that name none themselves, e.g. {alloy: Chelsie}."""
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, Unpack
 
-from omni_gateway.api.context import Call, Gateway
+from omni_gateway.api.context import Call, Gateway, exemplar_of
 from omni_gateway.audio.encode import Encoder, PcmEncoder, WavEncoder, make_encoder
 from omni_gateway.errors import to_error
 from omni_gateway.pipelines import ServedPipeline
@@ -53,7 +53,9 @@ async def _follow(
                     kind = "audio" if isinstance(event, AudioChunk) else "text"
                     if kind not in seen:
                         seen.add(kind)
-                        gateway.metrics.first_byte.labels(route, kind).observe(time.monotonic() - call.started)
+                        took = time.monotonic() - call.started
+                        gateway.metrics.first_byte.labels(route, kind).observe(took, exemplar_of(call))
+                        call.span.mark(f"first {kind}")
                 yield event
         except OmniRequestError as error:
             raise to_error(error) from error

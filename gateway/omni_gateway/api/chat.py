@@ -96,6 +96,8 @@ async def read_arguments(
     arguments = GenerateArguments(
         chat=build_chat(body.messages, media), modalities=modalities, sampling={facts.stage: entry_sampling(body)}
     )
+    if body.mm_processor_kwargs is not None and body.mm_processor_kwargs.use_audio_in_video:
+        arguments["use_audio_in_video"] = True
     add_tools(arguments, body, facts)
     add_form(arguments, body, facts)
     if body.seed is not None:

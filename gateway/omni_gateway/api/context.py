@@ -12,6 +12,7 @@ from omni_gateway.entries import Entries
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
+from omni_gateway.tracing import RequestSpan, Tracing
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Gateway:
     pipelines: Pipelines
     entries: Entries
     metrics: GatewayMetrics
+    tracing: Tracing = field(default_factory=Tracing)
     draining: bool = False
     """Set on SIGTERM: /ready fails, and connections are not kept."""
 
@@ -33,12 +35,21 @@ class Call:
     id: str
     """In all logs and in x-request-id."""
     traceparent: str | None = None
+    """What the entry stage gets: it names the gateway's span, where there is one."""
+    span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
     """Name of the API key; empty where none is asked for."""
     model: str = ""
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
     """Audio returned so far."""
+
+
+def exemplar_of(call: Call) -> dict[str, str] | None:
+    """Returns what joins a measured value to the request's trace; None if it has none that is sampled."""
+    parts = call.traceparent.split("-") if call.traceparent else []
+    sampled = bool(parts) and bool(int(parts[3], 16) & 1)
+    return {"trace_id": parts[1], "span_id": parts[2]} if sampled else None
 
 
 def gateway_of(request: Request) -> Gateway:

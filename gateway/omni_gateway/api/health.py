@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.context import gateway_of
@@ -27,5 +27,6 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics: omni_gateway_*."""
-    return Response(generate_latest(gateway_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus metrics: omni_gateway_*. As OpenMetrics, on request, latencies name the trace of an example."""
+    encode, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(encode(gateway_of(request).metrics.registry), headers={"content-type": kind})

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from omni_gateway.entry_tls import entry_tls
 from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.settings import GatewaySettings
 from omni_kube.objects import Manifest, ObjectKind, find_condition, is_terminating, parse_time, value_at
-from omni_proto.client import ClientTls
 from omni_proto.pod_contract import DOMAIN
 
 PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelines")
@@ -23,30 +24,44 @@ def keep_what_matters(manifest: Manifest) -> Manifest:
     status = {
         name: value for name, value in value_at(manifest, "status", default={}).items() if name in ("url", "conditions")
     }
-    return {"metadata": metadata, "status": status}
+    return {
+        "metadata": metadata,
+        "spec": {"aliases": value_at(manifest, "spec", "aliases", default={})},
+        "status": status,
+    }
 
 
-def read_pipeline(manifest: Manifest, entry_ca: str | None) -> ServedPipeline | None:
-    """Returns how a pipeline is served; None if it has no address, or is being deleted.
-
-    entry_ca: PEM file with the CAs of entries with TLS, None for the public ones.
-    """
+def read_pipeline(manifest: Manifest, settings: GatewaySettings) -> ServedPipeline | None:
+    """Returns how a pipeline is served; None if it has no address, or is being deleted."""
     url = value_at(manifest, "status", "url", default="")
     if not url or is_terminating(manifest):
         return None
     ready = find_condition(manifest, "Ready")
     metadata = manifest["metadata"]
+    endpoint, host = balanced_endpoint(url, metadata["name"])
     return ServedPipeline(
         name=metadata["name"],
         namespace=metadata["namespace"],
-        endpoint=url,
+        endpoint=endpoint,
+        aliases=tuple(value_at(manifest, "spec", "aliases", "models", default=())),
+        voice_aliases=dict(value_at(manifest, "spec", "aliases", "voices", default={})),
         ready=ready is not None and ready.get("status") == "True",
         created=int(parse_time(metadata["creationTimestamp"]).timestamp()),
-        tls=ClientTls(ca=entry_ca) if entry_ca and url.startswith("grpcs://") else None,
+        tls=entry_tls(endpoint, settings, server_name=host),
     )
 
 
-def read_pipelines(manifests: Sequence[Manifest], entry_ca: str | None) -> tuple[ServedPipeline, ...]:
+def balanced_endpoint(url: str, name: str) -> tuple[str, str]:
+    """Returns the address of the pipeline's headless Service, and the host of its url, which its certificate has.
+
+    The url's Service has one address, behind which one connection reaches one pod: the gateway balances by itself.
+    """
+    scheme, _, address = url.partition("://")
+    host = address.rpartition(":")[0]
+    return f"{scheme}://{name}-headless{address.removeprefix(name)}", host
+
+
+def read_pipelines(manifests: Sequence[Manifest], settings: GatewaySettings) -> tuple[ServedPipeline, ...]:
     """Returns how the pipelines are served, by namespace and name."""
-    read = (read_pipeline(manifest, entry_ca) for manifest in manifests)
+    read = (read_pipeline(manifest, settings) for manifest in manifests)
     return tuple(sorted((one for one in read if one is not None), key=lambda one: (one.name, one.namespace)))

@@ -11,6 +11,7 @@ from typing import Final
 from omni_gateway.cluster.served import PIPELINES, keep_what_matters, read_pipelines
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.settings import GatewaySettings
 from omni_kube.client import ApiClient
 from omni_kube.connection import load_connection
 from omni_kube.objects import NamespacedName
@@ -29,10 +30,12 @@ CALLS_PER_S: Final = 5.0
 class ClusterPipelines:
     """The OmniPipelines of some namespaces, or of all. What was known stays while the API server is away."""
 
-    def __init__(self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, entry_ca: str | None = None):
+    def __init__(
+        self, namespaces: Sequence[str] = (), kubeconfig: Path | None = None, settings: GatewaySettings | None = None
+    ):
         self._namespaces = tuple(namespaces) or ("",)
         self._kubeconfig = kubeconfig
-        self._entry_ca = entry_ca
+        self._settings = settings or GatewaySettings()
         self._store = Store(Root(PIPELINES.kind, PIPELINE_LABEL), keep_what_matters)
         self._reflectors: list[Reflector] = []
         self._served: tuple[ServedPipeline, ...] = ()
@@ -65,4 +68,4 @@ class ClusterPipelines:
 
     def _changed(self, changed: Iterable[NamespacedName]) -> None:
         manifests = (self._store.get(key) for key in self._store.keys(PIPELINES.kind))
-        self._served = read_pipelines([one for one in manifests if one is not None], self._entry_ca)
+        self._served = read_pipelines([one for one in manifests if one is not None], self._settings)

@@ -11,13 +11,14 @@ from typing import Any, Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omni_gateway.api.context import Call, Gateway
+from omni_gateway.api.context import Call, Gateway, exemplar_of
 from omni_gateway.api.live import ClientLeftError
 from omni_gateway.errors import GatewayError, InternalError, UnavailableError, answer_error
 from omni_gateway.guard.body import BodyGoneError, BodyReader
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
 from omni_gateway.guard.request_ids import request_id, trace_context
+from omni_gateway.tracing import RequestSpan
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        given = trace_context(headers.get("traceparent"))
+        traced = scope["path"].startswith(PROTECTED)
+        span = self._gateway.tracing.begin(scope["method"], given) if traced else RequestSpan()
         call = scope["omni_call"] = Call(
-            id=request_id(headers.get("x-request-id")), traceparent=trace_context(headers.get("traceparent"))
+            id=request_id(headers.get("x-request-id")), traceparent=span.traceparent(given), span=span
         )
         reply = _Reply(send, call, self._gateway)
         self._inflight += 1
@@ -97,11 +101,13 @@ class Guard:
         route = getattr(scope.get("route"), "path", "other")
         took = time.monotonic() - call.started
         self._gateway.metrics.requests.labels(route, str(reply.status)).inc()
-        self._gateway.metrics.seconds.labels(route).observe(took)
+        self._gateway.metrics.seconds.labels(route).observe(took, exemplar_of(call))
+        facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
+        call.span.end(route, reply.status, facts)
         if route in ("/health", "/ready", "/metrics"):
             return
-        facts = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
-        log.info("request", extra={**facts, "model": call.model, "key": call.key})
+        said = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
+        log.info("request", extra={**said, "model": call.model, "key": call.key})
 
 
 class _Replay:

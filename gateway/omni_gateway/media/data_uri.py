@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Final
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError
 
 IMAGE_TYPES: Final = ("image/png", "image/jpeg")
+VIDEO_TYPES: Final = ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime")
 
 
 def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
@@ -24,12 +26,15 @@ def decode_base64(text: str, *, param: str, max_bytes: int) -> bytes:
     return data
 
 
-def read_data_uri(url: str, *, param: str, max_bytes: int) -> bytes:
-    """Returns the bytes of data:image/png;base64,... Raises TooLargeError, InvalidMediaError."""
+def read_data_uri(url: str, types: Sequence[str], *, param: str, max_bytes: int) -> bytes:
+    """Returns the bytes of data:image/png;base64,... whose type is one of `types`.
+
+    Raises TooLargeError, InvalidMediaError.
+    """
     head, comma, body = url.partition(",")
     kind, *options = head.removeprefix("data:").split(";")
     if not comma or "base64" not in options:
-        raise InvalidMediaError(f"{param} must be data:image/png;base64,... or image/jpeg.", param=param)
-    if kind.lower() not in IMAGE_TYPES:
-        raise InvalidMediaError(f"{param} must be of the type {' or '.join(IMAGE_TYPES)}.", param=param)
+        raise InvalidMediaError(f"{param} must be data:{types[0]};base64,...", param=param)
+    if kind.lower() not in types:
+        raise InvalidMediaError(f"{param} must be of the type {' or '.join(types)}.", param=param)
     return decode_base64(body, param=param, max_bytes=max_bytes)

@@ -1,4 +1,4 @@
-"""Images by https, where it is switched on: public addresses only, no redirects, bounded in size and time.
+"""Images and videos by https, where it is switched on: public addresses only, no redirects, bounded in size and time.
 
 The name is resolved once, every address that it has must be public, and the connection goes to one of those: a name
 that resolves differently a moment later changes nothing.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import SplitResult
 
@@ -21,13 +22,16 @@ _READ: Final = 64 << 10
 _MAX_HEADER_BYTES: Final = 32 << 10
 
 
-async def fetch_image(url: str, *, param: str, max_bytes: int, max_seconds: float) -> bytes:
-    """Returns the body of a 200 answer. Raises InvalidMediaError, TooLargeError."""
+async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: int, max_seconds: float) -> bytes:
+    """Returns the body of a 200 answer; `types` are asked for, and the answer's type is not checked.
+
+    Raises InvalidMediaError, TooLargeError.
+    """
     parts = check_url(url, param=param)
     try:
         async with asyncio.timeout(max_seconds):
             address = await resolve(parts.hostname or "", param=param)
-            return await _get(parts, address, param, max_bytes)
+            return await _get(parts, address, types, param, max_bytes)
     except TimeoutError as error:
         raise InvalidMediaError(f"{param} did not answer within {max_seconds:g} s.", param=param) from error
     except (OSError, ssl.SSLError, httptools.HttpParserError) as error:
@@ -68,7 +72,7 @@ class _Answer:
         return TooLargeError(f"{self._param} is larger than {self._max_bytes} bytes.", param=self._param)
 
 
-async def _get(parts: SplitResult, address: str, param: str, max_bytes: int) -> bytes:
+async def _get(parts: SplitResult, address: str, types: Sequence[str], param: str, max_bytes: int) -> bytes:
     host = parts.hostname or ""
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(not 33 <= ord(char) <= 126 for char in path + host):
@@ -77,7 +81,8 @@ async def _get(parts: SplitResult, address: str, param: str, max_bytes: int) -> 
         address, 443, ssl=ssl.create_default_context(), server_hostname=host, limit=_READ
     )
     try:
-        head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: image/png, image/jpeg\r\nconnection: close\r\n\r\n"
+        accepted = ", ".join(types)
+        head = f"GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: {accepted}\r\nconnection: close\r\n\r\n"
         writer.write(head.encode())
         await writer.drain()
         answer = _Answer(param, max_bytes)

@@ -6,44 +6,58 @@ import asyncio
 from collections.abc import Sequence
 
 from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedError
-from omni_gateway.media.data_uri import decode_base64, read_data_uri
-from omni_gateway.media.fetch import fetch_image
+from omni_gateway.media.data_uri import IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
+from omni_gateway.media.fetch import fetch_media
 from omni_gateway.media.transcode import DEMUXERS, to_wav
-from omni_gateway.openai.chat_request import AudioPart, ImagePart
+from omni_gateway.openai.chat_request import AudioPart, ImagePart, VideoPart
 from omni_gateway.settings import MediaSettings
-from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part
+from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 
 
-async def read_media(found: Sequence[tuple[str, ImagePart | AudioPart]], settings: MediaSettings) -> list[MediaPart]:
+async def read_media(
+    found: Sequence[tuple[str, ImagePart | AudioPart | VideoPart]], settings: MediaSettings
+) -> list[MediaPart]:
     """Returns the media in order. found: each with the path of its field. Raises GatewayError naming the field."""
     if len(found) > settings.max_items:
         param = found[settings.max_items][0]
-        raise TooLargeError(f"At most {settings.max_items} images and audio files are taken.", param=param)
+        raise TooLargeError(f"At most {settings.max_items} images, audio files and videos are taken.", param=param)
     media = []
     for path, part in found:
         if isinstance(part, ImagePart):
             media.append(await _image(part, f"{path}.image_url.url", settings))
+        elif isinstance(part, VideoPart):
+            media.append(await _video(part, f"{path}.video_url.url", settings))
         else:
             media.append(await _audio(part, path, settings))
     return media
 
 
 async def _image(part: ImagePart, param: str, settings: MediaSettings) -> MediaPart:
-    url = part.image_url.url
-    if url[:5].lower() == "data:":
-        data = read_data_uri(url, param=param, max_bytes=settings.max_bytes)
-    elif url[:8].lower() == "https://" and settings.fetch_https:
-        data = await fetch_image(url, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds)
-    elif url[:8].lower() == "https://":
-        raise UnsupportedError(
-            "This gateway fetches no images: send a data: URI, or switch media.fetchHttps on.", param=param
-        )
-    else:
-        raise InvalidMediaError(f"{param} must be a data: URI.", param=param)
+    data = await _read_url(part.image_url.url, IMAGE_TYPES, param, settings)
     try:
         return image_part(data)
     except ArgumentError as error:
         raise InvalidMediaError(f"{param} is no PNG or JPEG.", param=param) from error
+
+
+async def _video(part: VideoPart, param: str, settings: MediaSettings) -> MediaPart:
+    data = await _read_url(part.video_url.url, VIDEO_TYPES, param, settings)
+    try:
+        return video_part(data)
+    except ArgumentError as error:
+        raise InvalidMediaError(f"{param} is no MP4, WebM, Matroska or QuickTime.", param=param) from error
+
+
+async def _read_url(url: str, types: Sequence[str], param: str, settings: MediaSettings) -> bytes:
+    if url[:5].lower() == "data:":
+        return read_data_uri(url, types, param=param, max_bytes=settings.max_bytes)
+    if url[:8].lower() != "https://":
+        raise InvalidMediaError(f"{param} must be a data: URI.", param=param)
+    if not settings.fetch_https:
+        raise UnsupportedError(
+            "This gateway fetches no media: send a data: URI, or switch media.fetchHttps on.", param=param
+        )
+    return await fetch_media(url, types, param=param, max_bytes=settings.max_bytes, max_seconds=settings.fetch_seconds)
 
 
 async def _audio(part: AudioPart, path: str, settings: MediaSettings) -> MediaPart:

@@ -14,6 +14,7 @@ from omni_gateway.openai.chat_request import (
     Message,
     TextPart,
     ToolMessage,
+    VideoPart,
 )
 from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
 
@@ -23,14 +24,14 @@ _ENTRY_SAMPLING: Final = (
 )
 
 
-def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | AudioPart]]:
-    """Returns the images and audio of the messages in order, each with the path of its field."""
+def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | AudioPart | VideoPart]]:
+    """Returns the media of the messages in order, each with the path of its field."""
     return [
         (f"messages[{index}].content[{place}]", part)
         for index, message in enumerate(messages)
         if not isinstance(message.content, str | None)
         for place, part in enumerate(message.content)
-        if isinstance(part, ImagePart | AudioPart)
+        if isinstance(part, ImagePart | AudioPart | VideoPart)
     ]
 
 

@@ -40,6 +40,20 @@ class ImagePart(Body):
     image_url: ImageUrl
 
 
+class VideoUrl(Body):
+    """Where a video is."""
+
+    url: str
+    """data:video/mp4;base64,... or, where it is switched on, an https address."""
+
+
+class VideoPart(Body):
+    """vLLM's and OpenRouter's: a video, MP4, WebM, Matroska or QuickTime; only of models that read video."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
 class InputAudio(Body):
     """Encoded audio."""
 
@@ -55,7 +69,7 @@ class AudioPart(Body):
     input_audio: InputAudio
 
 
-ContentPart = Annotated[TextPart | ImagePart | AudioPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
 
 
 class SystemMessage(Body):
@@ -207,6 +221,13 @@ class StreamOptions(Body):
     """Only false: chunks are not padded."""
 
 
+class ProcessorOptions(Body):
+    """How media are read."""
+
+    use_audio_in_video: bool | None = None
+    """Hear the audio of the videos too: in every turn of a conversation or in none."""
+
+
 class ChatRequest(Body):
     """A chat completion."""
 
@@ -249,6 +270,9 @@ class ChatRequest(Body):
     """vLLM's: lower is served earlier."""
     cache_salt: Annotated[str, Field(max_length=128)] | None = None
     """vLLM's: share cached prefixes only with requests of this salt."""
+
+    mm_processor_kwargs: ProcessorOptions | None = None
+    """vLLM's: how videos are read."""
 
     user: str | None = None
     """A label; without effect."""

@@ -1,0 +1,106 @@
+"""Traces: one span for each request of the API, the parent of the entry stage's. Off unless a collector is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_gateway.settings import SettingsError
+from omni_proto import otlp
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+SERVICE: Final = "omnipipeline-gateway"
+SERVER_ERROR: Final = 500
+
+
+class RequestSpan:
+    """The span of one request; this one, where traces are off, is none."""
+
+    def traceparent(self, given: str | None) -> str | None:
+        """Returns what the entry stage gets; `given` is the client's."""
+        return given
+
+    def mark(self, what: str) -> None:
+        """Something happened now, e.g. the first audio."""
+
+    def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
+        """The request ended."""
+
+
+class OtlpSpan(RequestSpan):
+    """A span that is sent."""
+
+    def __init__(self, tracer: Any, method: str, traceparent: str | None) -> None:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._propagator = TraceContextTextMapPropagator()
+        parent = self._propagator.extract({"traceparent": traceparent}) if traceparent else None
+        self._method = method
+        self._span = tracer.start_span(method, context=parent, kind=SpanKind.SERVER)
+
+    def traceparent(self, given: str | None) -> str | None:
+        """See RequestSpan."""
+        from opentelemetry.trace import set_span_in_context
+
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context=set_span_in_context(self._span))
+        return carrier.get("traceparent", given)
+
+    def mark(self, what: str) -> None:
+        """See RequestSpan."""
+        self._span.add_event(what)
+
+    def end(self, route: str, status: int, attributes: Mapping[str, str]) -> None:
+        """See RequestSpan. Names are those of OpenTelemetry's conventions for HTTP servers."""
+        from opentelemetry.trace import Status, StatusCode
+
+        self._span.update_name(f"{self._method} {route}")
+        facts = {"http.request.method": self._method, "http.route": route, "http.response.status_code": status}
+        self._span.set_attributes({**facts, **attributes})
+        if status >= SERVER_ERROR:
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
+
+
+class Tracing:
+    """The traces of one gateway; this one is off."""
+
+    def begin(self, method: str, traceparent: str | None) -> RequestSpan:
+        """A request came; `traceparent` is the client's."""
+        return RequestSpan()
+
+    def close(self) -> None:
+        """Send what waits."""
+
+
+class OtlpTracing(Tracing):
+    """Spans to an OTLP collector."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("omnipipeline.gateway")
+
+    def begin(self, method: str, traceparent: str | None) -> RequestSpan:
+        """See Tracing."""
+        return OtlpSpan(self._tracer, method, traceparent)
+
+    def close(self) -> None:
+        """Send what waits, for OpenTelemetry's own time-out at most."""
+        self._provider.shutdown()
+
+
+def open_tracing(environment: Mapping[str, str] = os.environ) -> Tracing:
+    """Returns the traces of a gateway: on if the environment names a collector. Raises SettingsError."""
+    if not otlp.is_wanted(environment):
+        return Tracing()
+    try:
+        return OtlpTracing(otlp.open_provider(SERVICE))
+    except ImportError as error:
+        raise SettingsError(
+            f"{' or '.join(otlp.ENDPOINTS)} is set, but OpenTelemetry is not installed; install omnipipeline[otel] or "
+            "unset it"
+        ) from error
