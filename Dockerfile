@@ -39,7 +39,7 @@ FROM builder AS requirements
 COPY pyproject.toml ./
 COPY constraints constraints
 RUN export UV_NO_CACHE=1; /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
-        pyproject.toml --extra operator --extra gateway --output-file /requirements/operator.txt \
+        pyproject.toml --extra operator --extra gateway --extra otel --output-file /requirements/operator.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \
         --override constraints/overrides-cpu.txt pyproject.toml --extra cpu --output-file /requirements/stage-cpu.txt \
     && /opt/uv/bin/uv pip compile --quiet --no-header --no-annotate --constraint constraints/cpu.txt \

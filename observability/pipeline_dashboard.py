@@ -87,7 +87,7 @@ _SPEECH = Row(
             thresholds=[(1, "red")],
         ),
         Panel(
-            "Sound",
+            "Audio",
             [Query(rate(f"omni_pipeline_audio_seconds_total{{{SELECTOR}}}", BY_PIPELINE), _PIPELINE)],
             "Seconds of audio returned per second.",
             unit="short",
