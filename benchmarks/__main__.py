@@ -26,9 +26,10 @@ from benchmarks.verdict import find_problems, judge, read_last
 CASES = {
     **{
         name: f"benchmarks.{name}"
-        for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion")
+        for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion", "predictor")
     },
     "first-audio": "benchmarks.first_audio",
+    "first-audio-dear": "benchmarks.dear",
     "first-audio-paced": "benchmarks.paced.measure",
 }
 """Case -> module with `measure` and `draw`."""

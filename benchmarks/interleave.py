@@ -16,17 +16,19 @@ def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
     return [*sides[turn:], *sides[:turn]]
 
 
-def time_rounds(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def time_rounds(
+    sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds of each side by round. One round runs every side once, in an order that turns from round to round; a
     first, uncounted round warms up."""
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
         for name in take_turns(names, number):
-            start = time.perf_counter()
+            start = clock()
             sides[name]()
             if number:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 

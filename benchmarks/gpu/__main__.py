@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
     parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
-    parser.add_argument("--shaped", choices=("7b", "3b"), help="instead: weights of that size that are drawn here")
+    parser.add_argument("--shaped", choices=("7b", "3b", "30b-a3b"), help="instead: random weights of that size")
+    parser.add_argument("--family", default="qwen2_5_omni", help="whose tiny checkpoint is served without a model")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="NAME", help="checks, or the beginnings of their names"
     )
@@ -52,10 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.shaped:
         from benchmarks.gpu.shaped import write_shaped_checkpoint
 
-        options.model = write_shaped_checkpoint(
-            options.out.resolve().parent / f"shaped-{options.shaped}", options.shaped
-        )
-    context = make_context(options.out.resolve(), options.model)
+        options.model = options.out.resolve().parent / f"shaped-{options.shaped}"
+        write_shaped_checkpoint(options.model, options.shaped)
+    context = make_context(options.out.resolve(), options.model, options.family)
     results = []
     for check in chosen:
         began = time.monotonic()
@@ -78,20 +78,21 @@ def choose(part: str, only: Sequence[str]) -> list[Check]:
     ]
 
 
-def make_context(out: Path, model: Path | None) -> Context:
+def make_context(out: Path, model: Path | None, family: str) -> Context:
     """What there is on this machine."""
     import torch
 
     gpus = torch.cuda.device_count()
     device = "cuda" if gpus and torch.cuda.is_available() else "cpu"
-    return Context(device=device, gpus=gpus, out=out, model=model.resolve() if model else None)
+    return Context(device=device, gpus=gpus, out=out, model=model.resolve() if model else None, family=family)
 
 
 def run_apart(check: Check, context: Context) -> Iterator[Result]:
     """The same in a process of its own: one that breaks the GPU's context, or hangs, ends alone."""
     file = context.out / f".{check.name}.json"
     file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), str(context.model or "")]
+    command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), context.family]
+    command += [str(context.model)] if context.model else []
     log = context.out / "logs" / f"{check.name}.txt"
     log.parent.mkdir(exist_ok=True)
     with log.open("wb") as output:

@@ -67,6 +67,8 @@ class Context:
     """Folder for logs, audio and tables; it goes into the file that is sent back."""
     model: Path | None = None
     """Directory of the published checkpoint, or of one of its sizes."""
+    family: str = "qwen2_5_omni"
+    """Whose tiny checkpoint the stages serve."""
     log: io.StringIO = field(default_factory=io.StringIO)
 
     @property

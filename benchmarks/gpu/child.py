@@ -1,4 +1,4 @@
-"""One check in a process of its own: python -m benchmarks.gpu.child NAME OUT MODEL. Writes OUT/.NAME.json."""
+"""One check in a process of its own: python -m benchmarks.gpu.child NAME OUT FAMILY [MODEL]. Writes OUT/.NAME.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from benchmarks.gpu.checks import run_check
 
 def main() -> int:
     """0; what failed is in the results."""
-    name, out, model = sys.argv[1:4]
-    context = make_context(Path(out), Path(model) if model else None)
+    name, out, family, *model = sys.argv[1:]
+    context = make_context(Path(out), Path(model[0]) if model else None, family)
     check = next(one for one in choose("all", [name]) if one.name == name)
     rows = [result.to_row() for result in run_check(check, context)]
     (Path(out) / f".{name}.json").write_text(json.dumps(rows), encoding="utf-8")

@@ -4,31 +4,50 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from benchmarks.gpu.checks import Context
+from benchmarks.gpu.sizes import DOCUMENTED
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import PlainProgress
 from omni_proto.pipeline import OmniPipeline, load_pipeline
+from omni_proto.stage_config import EdgeMode
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-SHARES = {"thinker": 0.4, "talker": 0.3, "token2wav": 0.25}
-"""gpuMemoryUtilization of the tiny stages where they share a GPU."""
+DRAWN_CODE = Path(__file__).parent / "drawn"
+SHARES = (0.2, 0.15, 0.12)
+"""gpuMemoryUtilization of the tiny stages, in the pipeline's order, where they share a GPU."""
+FIRST_FAMILY = "qwen2_5_omni"
 
 
 @cache
-def tiny_checkpoint(directory: Path) -> Path:
-    """The tiny checkpoint, written once below the folder of results' parent."""
-    from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
+def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
+    """A family's tiny checkpoint, written once below the folder of results' parent."""
+    from omni_stage.models.registry import resolve, tiny_checkpoints
 
-    target = directory / "tiny-checkpoint"
-    return target if (target / "config.json").exists() else write_tiny_checkpoint(target, 0, "small")
+    tiny, target = tiny_checkpoints()[family], directory / f"tiny-{family}"
+    if not (target / "model.safetensors.index.json").exists():
+        write: Any = resolve(tiny.writer, what="the writer of the tiny model")
+        write(target, seed=0, shape=tiny.shapes[0])
+    return target
+
+
+def find_sample(family: str) -> OmniPipeline:
+    """The sample of a family's tiny checkpoint whose edges are streamed."""
+    for file in sorted(SAMPLES.glob("*.yaml")):
+        pipeline = load_pipeline(file)
+        is_tiny = str(pipeline.spec.model.uri).startswith("file:///models/tiny") and not pipeline.spec.entry.tls
+        modes = {edge.mode for stage in pipeline.spec.stages for edge in stage.inputs}
+        if is_tiny and modes == {EdgeMode.STREAM} and pipeline.spec.stages[0].component.split("/")[0] == family:
+            return pipeline
+    raise ValueError(f"manifests/samples has no streamed pipeline of {family}'s tiny checkpoint")
 
 
 @contextmanager
@@ -70,26 +89,58 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def with_engine_args(pipeline: OmniPipeline, changes: Mapping[str, Mapping[str, Any]]) -> OmniPipeline:
-    """The pipeline with other engineArgs (Python names) by stage."""
-    stages = [
-        stage.model_copy(update={"engine_args": stage.engine_args.model_copy(update=dict(changes.get(stage.name, {})))})
-        for stage in pipeline.spec.stages
-    ]
+@contextmanager
+def poisoned_padding(wanted: bool) -> Iterator[None]:
+    """Meanwhile the rows of padding tokens are not a number: whatever reads them shows."""
+    from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
+
+    original = InputRowStore.fill
+
+    def fill(store: Any, spans: Any, num_input_tokens: int) -> None:
+        original(store, spans, num_input_tokens)
+        end = max((span.offset + span.length for span in spans), default=0)
+        store.buffer[end:num_input_tokens] = torch.nan
+
+    InputRowStore.fill = fill if wanted else original
+    try:
+        yield
+    finally:
+        InputRowStore.fill = original
+
+
+def with_stages(pipeline: OmniPipeline, change: Callable[[Any, int], dict[str, Any]]) -> OmniPipeline:
+    """The pipeline with what `change` gives for each stage and its index put in its place."""
+    stages = [stage.model_copy(update=change(stage, index)) for index, stage in enumerate(pipeline.spec.stages)]
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
 
 def load_sample(context: Context, *, stream: bool = False) -> tuple[OmniPipeline, Path]:
     """The pipeline that a check serves, and its checkpoint: the published model if given, else the tiny one."""
     if context.model is not None:
-        name = "qwen25-omni-3b" if "3b" in context.model.name.lower() else "qwen25-omni-one-gpu"
-        return load_pipeline(SAMPLES / f"{name}.yaml"), context.model
-    sample = load_pipeline(SAMPLES / ("tiny-omni.yaml" if stream else "tiny-omni-full.yaml"))
+        return load_pipeline(SAMPLES / f"{find_documented(context.model.name)}.yaml"), context.model
+    sample = find_sample(context.family)
+    if not stream:
+        sample = with_stages(sample, lambda stage, _: {"inputs": [_full(edge) for edge in stage.inputs]})
     if not context.on_gpu:
-        return sample, tiny_checkpoint(context.out.parent)
+        return sample, tiny_checkpoint(context.out.parent, context.family)
+
     # On a GPU the tiny stages run as configured for it: with graphs, in a share each.
-    shares = {name: {"gpu_memory_utilization": share, "enforce_eager": None} for name, share in SHARES.items()}
-    return with_engine_args(sample, shares), tiny_checkpoint(context.out.parent)
+    def shared(stage: Any, index: int) -> dict[str, Any]:
+        changes = {"gpu_memory_utilization": SHARES[index], "enforce_eager": None}
+        return {"engine_args": stage.engine_args.model_copy(update=changes)}
+
+    return with_stages(sample, shared), tiny_checkpoint(context.out.parent, context.family)
+
+
+def _full(edge: Any) -> Any:
+    return edge.model_copy(update={"mode": EdgeMode.FULL})
+
+
+def find_documented(name: str) -> str:
+    """The sample that shares a GPU, of the release whose size a directory's name has; the first if it has none."""
+    # "30b-a3b" ends as "3b" does.
+    named = [sample for sample, (size, _) in DOCUMENTED.items() if f"-{size}" in f"-{name.lower()}"]
+    return max(named, key=lambda sample: len(DOCUMENTED[sample][0]), default=next(iter(DOCUMENTED)))
 
 
 class Seconds(PlainProgress):
@@ -109,14 +160,18 @@ class Seconds(PlainProgress):
 
 @contextmanager
 def serve(
-    context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str
+    context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str, *, drawn: bool = False
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
-    """Stage servers of a pipeline, ready; their logs go to the results."""
+    """Stage servers of a pipeline, ready; their logs go to the results.
+
+    `drawn`: what a checkpoint of random weights leaves out, its stage draws for itself (benchmarks/gpu/drawn).
+    """
     logs = context.out / "logs" / name
     logs.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     options = LocalOptions(model_path=str(checkpoint), log_dir=logs, start_timeout_s=1800)
-    with LocalPipeline(pipeline, options) as local:
+    path = {"PYTHONPATH": f"{DRAWN_CODE}:{os.environ.get('PYTHONPATH', '')}"} if drawn else {}
+    with environment(**path), LocalPipeline(pipeline, options) as local:
         local.start(seconds)
         yield local, seconds
 

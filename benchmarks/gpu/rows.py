@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
-from benchmarks.gpu.engines import engine_arguments, tiny_checkpoint
+from benchmarks.gpu.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
 from benchmarks.gpu.sizes import kv_shape
 from omni_proto.gpu_memory import MIB
 
@@ -42,7 +42,7 @@ def _arguments(context: Context, mode: str, asynchronous: bool) -> dict[str, Any
         "compilation_config": {"cudagraph_mode": mode},
         "enforce_eager": mode == "NONE",
         "async_scheduling": asynchronous,
-        "gpu_memory_utilization": 0.5,
+        "gpu_memory_utilization": 0.3,
     }
 
 
@@ -54,7 +54,9 @@ def rows_out(context: Context) -> Iterator[Finding]:
             if not context.on_gpu and (mode != "NONE" or asynchronous):
                 yield Finding("", name=name, skipped=_CPU_ONLY)
                 continue
-            with engine_arguments(**_arguments(context, mode, asynchronous)):
+            # This process has asked for the GPU, and CUDA does not survive a fork.
+            spawned = environment(VLLM_WORKER_MULTIPROCESSING_METHOD="spawn")
+            with spawned, engine_arguments(**_arguments(context, mode, asynchronous)):
                 yield from asyncio.run(_compare_rows(context, name))
 
 
@@ -120,7 +122,7 @@ def rows_in(context: Context) -> Iterator[Finding]:
         yield Finding("", name="poisoned_padding", skipped=_CPU_ONLY)
         return
     for name, poisoned in (("graphs", False), ("poisoned_padding", True)):
-        with engine_arguments(enforce_eager=False, **arguments), _poison(poisoned):
+        with engine_arguments(enforce_eager=False, **arguments), poisoned_padding(poisoned):
             graphed = asyncio.run(_talk(context))
         ours, theirs = graphed["codes"][0], eager["codes"][0]
         yield Finding(first_difference(ours, theirs), "equal", ok=ours == theirs, name=name)
@@ -146,37 +148,8 @@ async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
     return {"codes": (full.token_ids, expected.codec_token_ids), "stream": (live.token_ids, full.token_ids)}
 
 
-class _poison:
-    """Meanwhile the rows of padding tokens are not a number: whatever reads them shows."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
-
-    def __enter__(self) -> None:
-        from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
-
-        self._original = InputRowStore.fill
-        if not self._wanted:
-            return
-        original = self._original
-
-        def fill(store: Any, spans: Any, num_input_tokens: int) -> None:
-            original(store, spans, num_input_tokens)
-            end = max((span.offset + span.length for span in spans), default=0)
-            store.buffer[end:num_input_tokens] = torch.nan
-
-        InputRowStore.fill = fill
-
-    def __exit__(self, *_: object) -> None:
-        from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
-
-        InputRowStore.fill = self._original
-
-
 def syncs(context: Context) -> Finding:
     """vLLM's own check that a step waits for the GPU nowhere; the stack is in the log."""
-    from benchmarks.gpu.engines import environment
-
     with environment(VLLM_GPU_SYNC_CHECK="error"), engine_arguments(gpu_memory_utilization=0.4):
         asyncio.run(_talk(context))
     return Finding("none", "none")

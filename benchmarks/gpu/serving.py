@@ -23,14 +23,18 @@ from benchmarks.gpu.engines import (
     wait_until,
 )
 from benchmarks.gpu.environment import nvidia_files
+from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 
 START_LIMIT_S = 1800.0
 """The startup probe's patience."""
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
-_DRAWN_LIMITS = {"thinker": {"max_tokens": 64}, "talker": {"max_tokens": 500}}
-"""Random weights rarely emit an end token, so the lengths are fixed: 500 codec tokens are 10 s of speech."""
+DRAWN_AT_ONCE = (1, 8, 32)
+_DRAWN_SECONDS = 10
+_DRAWN_WORDS = 64
+"""Random weights do not tell when to end, so the lengths are fixed."""
+_CODES_A_SECOND = {"qwen2_5_omni": 50.0, "qwen3_omni": 12.5}
 _FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
 """Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
@@ -69,12 +73,16 @@ def _no_cuda(context: Context, servers: list[int]) -> Finding:
 def speed(context: Context) -> Iterator[Finding]:
     """1, 8, 32 and 64 requests at once: first audio, real-time factor, idle GPU, load of the stage servers' loops."""
     pipeline, checkpoint = load_sample(context, stream=True)
-    with serve(context, pipeline, checkpoint, "speed") as (local, _):
+    limits = _drawn_limits(pipeline) if context.shaped else {}
+    with serve(context, pipeline, checkpoint, "speed", drawn=context.shaped) as (local, seconds_to_start):
         servers = {process.name: process.session for process in local._processes}
-        for count in AT_ONCE:
+        before = gpu_memory_by_stage(local)
+        # The first request of each size compiles and loads what later ones find.
+        asyncio.run(_ask(local.endpoint, 2, limits))
+        for count in DRAWN_AT_ONCE if context.shaped else AT_ONCE:
             busy = _Busy(servers)
             with busy:
-                answers = asyncio.run(_ask(local.endpoint, count, _DRAWN_LIMITS if context.shaped else {}))
+                answers = asyncio.run(_ask(local.endpoint, count, limits))
             seconds = max(answer["done"] for answer in answers)
             audio = sum(answer["audio_s"] for answer in answers)
             first = statistics.median(answer["first_audio"] for answer in answers)
@@ -93,9 +101,22 @@ def speed(context: Context) -> Iterator[Finding]:
             )
             complete = all(answer["audio_s"] > 0 for answer in answers)
             yield Finding(words, "all answered", ok=complete, name=f"{count}_at_once", data=data)
+        for stage, used in gpu_memory_by_stage(local).items():
+            data = {"started_bytes": before[stage], "bytes": used, "start_seconds": seconds_to_start.by_stage[stage]}
+            yield Finding(f"{used / (1 << 30):.1f} GiB", name=f"memory.{stage}", data=data)
 
 
-async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, int]]) -> list[dict[str, float]]:
+def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
+    """Sampling by stage: so many words, so many seconds of speech."""
+    family = pipeline.spec.stages[0].component.split("/")[0]
+    codes = int(_DRAWN_SECONDS * _CODES_A_SECOND[family])
+    lengths = (_DRAWN_WORDS, codes)
+    # A decoder has no length of its own.
+    stages = [stage.name for stage in pipeline.spec.stages][: len(lengths)]
+    return {name: {"max_tokens": count, "ignore_eos": True} for name, count in zip(stages, lengths, strict=True)}
+
+
+async def _ask(endpoint: str, count: int, sampling: Mapping[str, Mapping[str, int | bool]]) -> list[dict[str, float]]:
     from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished
 
     began = time.perf_counter()

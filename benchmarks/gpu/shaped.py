@@ -22,15 +22,19 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.gpu.checks import DRAWN
 from omni_stage.models.qwen2_5_omni.tiny.release import ROTARY_TABLE, write_processor
 from omni_stage.models.qwen2_5_omni.tiny.tokenizer import wrap_tokenizer
-from support.published import SIZES, read_added_tokens, write_published, write_sparse_shards
+from support.published import QWEN3, SIZES, read_added_tokens, write_published, write_sparse_shards
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def write_shaped_checkpoint(directory: Path, size: str) -> Path:
-    """Write the checkpoint of "7b" or "3b" unless it is there; return its directory."""
+    """Write the checkpoint of "7b", "3b" or "30b-a3b" unless it is there; return its directory."""
     if (directory / DRAWN).exists():
         return directory
+    if size == QWEN3:
+        from benchmarks.gpu.qwen3_omni.shaped import write_shaped
+
+        return write_shaped(directory)
     write_published(directory, size)
     settings = (directory / "preprocessor_config.json").read_text(encoding="utf-8")
     write_processor(directory, wrap_tokenizer(make_tokenizer()))
@@ -93,7 +97,7 @@ def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 def main(arguments: list[str]) -> int:
     """2 for arguments that are none."""
-    if len(arguments) != 2 or arguments[0] not in SIZES:
+    if len(arguments) != 2 or arguments[0] not in (*SIZES, QWEN3):
         print(__doc__, file=sys.stderr)
         return 2
     print(write_shaped_checkpoint(Path(arguments[1]), arguments[0]))

@@ -11,20 +11,19 @@ import torch
 
 from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.engines import SAMPLES, Seconds, gpu_memory_by_stage, load_sample, wait_until
-from benchmarks.gpu.sizes import Release, pipeline_memory
+from benchmarks.gpu.sizes import DOCUMENTED, Release, pipeline_memory
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_proto.gpu_memory import GIB, find_problems
 from omni_proto.pipeline import load_pipeline
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "published"
-DOCUMENTED = {"qwen25-omni-one-gpu": ("7b", 78), "qwen25-omni-3b": ("3b", 22)}
-"""Samples whose stages share a GPU: the release, and the GiB that a GPU sold with 80 or 24 GB has at least."""
 
 
 def load_release(size: str) -> Release:
-    """Of "7b" or "3b"."""
-    config = json.loads((DATA / f"qwen25_omni_{size}.config.json").read_text(encoding="utf-8"))
-    tensors = json.loads((DATA / f"qwen25_omni_{size}_tensors.json").read_text(encoding="utf-8"))
+    """Of "7b", "3b" or "30b-a3b"."""
+    name = next(DATA.glob(f"*_{size.replace('-', '_')}.config.json")).name.removesuffix(".config.json")
+    config = json.loads((DATA / f"{name}.config.json").read_text(encoding="utf-8"))
+    tensors = json.loads((DATA / f"{name}_tensors.json").read_text(encoding="utf-8"))
     return Release(config, {name: module["bytes"] for name, module in tensors["modules"].items()})
 
 

@@ -1,4 +1,4 @@
-"""What the stages of Qwen2.5-Omni hold on a GPU, computed from the published configuration and a pipeline's engineArgs.
+"""What the stages of the Omni models hold on a GPU, of the published configuration and a pipeline's engineArgs.
 
 Weights and KV cache are exact; activations and CUDA graphs are upper estimates until a GPU has measured them, which the
 check `sharing` of `make gpu` does. docs/gpu-sizing.md's tables are these numbers, held by a test.
@@ -13,6 +13,12 @@ from typing import Any
 from omni_proto.gpu_memory import DEFAULT_SHARE, GIB, MIB, KvShape, StageMemory, TextShape
 from omni_proto.pipeline import OmniPipeline, Stage
 
+DOCUMENTED = {
+    "qwen25-omni-one-gpu": ("7b", 78),
+    "qwen25-omni-3b": ("3b", 22),
+    "qwen3-omni-30b-a3b-one-gpu": ("30b-a3b", 139),
+}
+"""Samples whose stages share a GPU: the release, and the GiB that a GPU sold with 80 or 24 GB has at least."""
 PIXELS = 12_845_056
 """Largest image, in pixels (preprocessor_config.json, max_pixels): vLLM profiles with one of that size."""
 AUDIO_FRAMES = 30_000
@@ -27,6 +33,12 @@ WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
 """Of that, the tensors themselves, measured on meta tensors (peak.py)."""
 WAVE_BASE_BYTES = 512 * MIB
 """cuDNN's workspaces and the allocator's rounding: an allowance."""
+CODEC_BYTES_PER_FRAME = 14 * MIB
+"""Peak of code2wav's decoder for each frame that goes through it at once, float32, measured on an H200."""
+CODEC_STATE_BYTES = 5_189_888
+"""What code2wav keeps of a stream between its chunks (sound/state.py, the published sizes)."""
+CODEC_STEP_FRAMES = 256
+"""Frames that go through code2wav at once (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
 """CUDA graphs of one stage for each request of maxNumSeqs: an allowance; vLLM captures up to twice maxNumSeqs."""
 BATCHED_TOKENS = 8192
@@ -46,7 +58,9 @@ def text_shape(config: Mapping[str, Any]) -> TextShape:
     """Of a decoder's part of config.json."""
     return TextShape(
         hidden=max(config["hidden_size"], config.get("embedding_size", 0)),
-        intermediate=config["intermediate_size"],
+        intermediate=max(
+            config["intermediate_size"], config.get("moe_intermediate_size", 0) * config.get("num_experts_per_tok", 0)
+        ),
         heads=config["num_attention_heads"],
         kv_heads=config["num_key_value_heads"],
         head_size=_head_size(config),
@@ -69,8 +83,8 @@ def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
     """The decoder's part of config.json of the thinker, or of the talker."""
     config = release.config
     found: Mapping[str, Any]
-    found = config["thinker_config"]["text_config"] if component == "thinker" else config["talker_config"]
-    return found
+    found = config[f"{component}_config"]
+    return found.get("text_config", found)
 
 
 def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
@@ -100,6 +114,11 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
     if component == "token2wav":
         return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
     sequences = args.max_num_seqs or SEQUENCES
+    if component == "code2wav":
+        # Stored in bfloat16, computed in float32. The pool of states doubles as it grows.
+        state = 2 * sequences * CODEC_STATE_BYTES
+        activations = CODEC_STEP_FRAMES * CODEC_BYTES_PER_FRAME + state
+        return StageMemory(stage.name, 2 * held, activations=activations, share=share)
     activations = text_shape(decoder_config(release, component)).activation_bytes(
         batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS, sequences=sequences
     )

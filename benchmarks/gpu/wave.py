@@ -108,8 +108,8 @@ class Wave:
     @torch.inference_mode()
     def capture(self, utterance: Any) -> Graphs:
         """CUDA graphs for utterances of this one's length, as a stage captures them for its windows."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import CudaCapture, GraphedFunction
         from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import time_points
+        from omni_stage.models.shared.graphs import CudaCapture, GraphedFunction
 
         transformer, pack, conditions, mel = self.prepare([utterance])
         capture = CudaCapture(transformer.device)

@@ -19,7 +19,7 @@ from benchmarks.pipeline.work import SAMPLING, SEED, TALKER_TOKENS
 from omni_cli.local.pipeline import LocalOptions, LocalPipeline
 from omni_cli.local.progress import make_progress
 from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, StageTimings
-from omni_proto.pipeline import load_pipeline
+from omni_proto.pipeline import Stage, load_pipeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,13 +68,26 @@ class Pipeline:
 
 
 @contextmanager
-def start_pipeline(sample: str, checkpoint: Path) -> Iterator[LocalPipeline]:
-    """Stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block."""
+def start_pipeline(sample: str, checkpoint: Path, step_tokens: int | None = None) -> Iterator[LocalPipeline]:
+    """Stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block.
+
+    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache; None leaves it to the sample.
+    """
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
+    if step_tokens is not None:
+        stages = [_limit_step(stage, step_tokens) for stage in pipeline.spec.stages]
+        pipeline = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
     with LocalPipeline(pipeline, LocalOptions(model_path=str(checkpoint))) as local:
         with make_progress(Console(stderr=True), [stage.name for stage in pipeline.spec.stages]) as progress:
             local.start(progress)
         yield local
+
+
+def _limit_step(stage: Stage, tokens: int) -> Stage:
+    if stage.engine_args.kv_cache_memory_mib is None:
+        return stage
+    args = stage.engine_args.model_copy(update={"max_num_batched_tokens": tokens})
+    return stage.model_copy(update={"engine_args": args})
 
 
 def connect(local: LocalPipeline) -> Pipeline:

@@ -59,7 +59,6 @@ class PacedEngine:
 
     is_dead = False
     compiled_check_failed = False
-    max_streamed = None
     prompt_embeds = None
     max_model_len = 1 << 14
 

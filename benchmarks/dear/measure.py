@@ -1,0 +1,164 @@
+"""Runs the sides in turn, and makes the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.dear.usage import Usage, read_cpu
+from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
+from benchmarks.pipeline.sides import Answer, Reference, connect, start_pipeline
+from benchmarks.pipeline.work import PROMPTS
+from benchmarks.report import Options, Report, Row
+from benchmarks.verdict import Ratio
+from omni_cli.local.pipeline import LocalPipeline
+
+AT_ONCE = (1, 4, 8)
+CODES = 64
+STEP_TOKENS = 64
+"""maxNumBatchedTokens of thinker and talker."""
+ROUNDS = 2
+REFERENCE_REQUESTS = 2
+"""transformers takes one after another: more requests take longer, and its rate is the same."""
+HEARD, PROCESSORS = "what listeners hear", "processor time by stage"
+TOLERANCE = 0.3
+NOTES = [
+    f"A seeded Qwen2.5-Omni in float32 on CPU whose thinker and talker have a hidden size of 1,024 and 14 layers: "
+    f"{THINKER_TOKENS} tokens of text and {CODES} codec tokens, which are {CODES / CODES_PER_SECOND:g} s of audio. "
+    "Stages as in manifests/samples/tiny-omni.yaml, with its 64 MiB of KV cache, of which a token takes 28 KiB, "
+    f"and maxNumBatchedTokens {STEP_TOKENS}: a CPU computes prompts one by one as fast as together, and the talker "
+    "then begins with the first while the thinker reads the second.",
+    "One OpenMP thread a process, transformers too.",
+    "`cores` counts the stage server and its engine. The limit is what the cores would make if no stage ever waited: "
+    "cores / (processor seconds of all stages for a second of audio).",
+]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All rounds of one number at once."""
+
+    heard: list[Heard] = field(default_factory=list)
+    wall_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio that were made."""
+        return sum(one.playback.audio for one in self.heard)
+
+
+def measure(options: Options) -> Report:
+    """A Stream pipeline and transformers, both running, asked in turn."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        checkpoint = Path(folder) / "model"
+        subprocess.run([sys.executable, "-m", "benchmarks.dear.checkpoint", str(checkpoint)], check=True)
+        local = stack.enter_context(start_pipeline("tiny-omni", checkpoint, STEP_TOKENS))
+        reference = Reference(checkpoint)
+        stack.callback(reference.close)
+        outcomes, answers = asyncio.run(_ask_all(local, reference, options.rounds or ROUNDS))
+    cores = os.cpu_count() or 1
+    usages = {
+        count: Usage(outcome.cpu_s, outcome.wall_s, outcome.audio_s, cores) for count, outcome in outcomes.items()
+    }
+    heard = [*(heard_row(count, outcome) for count, outcome in outcomes.items()), reference_row(answers)]
+    processors = [row for count, usage in usages.items() for row in usage.rows(count)]
+    return Report({HEARD: heard, PROCESSORS: processors}, find_ratios(heard, usages), NOTES)
+
+
+async def _ask_all(
+    local: LocalPipeline, reference: Reference, rounds: int
+) -> tuple[dict[int, Outcome], list[list[Answer]]]:
+    pipeline, sampling = connect(local), sampling_of(CODES / CODES_PER_SECOND)
+    await ask(pipeline.client, 1, sampling)
+    outcomes = {count: Outcome() for count in AT_ONCE}
+    answers: list[list[Answer]] = []
+    for _ in range(rounds):
+        for count, outcome in outcomes.items():
+            before, began = read_cpu(pipeline.pids), time.perf_counter()
+            outcome.heard += await ask(pipeline.client, count, sampling)
+            outcome.wall_s += time.perf_counter() - began
+            for stage, spent in read_cpu(pipeline.pids).items():
+                outcome.cpu_s[stage] += spent - before[stage]
+        answers.append(await reference.ask(PROMPTS[:REFERENCE_REQUESTS], CODES))
+    await pipeline.client.close()
+    return outcomes, answers
+
+
+def heard_row(count: int, outcome: Outcome) -> Row:
+    """The row of the pipeline at one number at once."""
+    first = statistics.median(one.playback.first for one in outcome.heard)
+    job = statistics.median(one.done for one in outcome.heard)
+    return {
+        "side": "Stream",
+        "at_once": count,
+        "first_audio_s_p50": round(first, 2),
+        "first_audio_s_max": round(max(one.playback.first for one in outcome.heard), 2),
+        "job_s_p50": round(job, 2),
+        "first_over_job": round(first / job, 3),
+        "audio_s_per_s": round(outcome.audio_s / outcome.wall_s, 3),
+    }
+
+
+def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
+    """transformers' row: it gives audio when it is whole, one request after another."""
+    wall = sum(max(answer.done for answer in answers) for answers in rounds)
+    audio = sum(answer.tokens["talker"] for answers in rounds for answer in answers) / CODES_PER_SECOND
+    jobs = sum(len(answers) for answers in rounds)
+    return {
+        "side": "transformers",
+        "at_once": 1,
+        "first_audio_s_p50": round(wall / jobs, 2),
+        "first_audio_s_max": round(wall / jobs, 2),
+        "job_s_p50": round(wall / jobs, 2),
+        "first_over_job": 1.0,
+        "audio_s_per_s": round(audio / wall, 3),
+    }
+
+
+def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
+    """First audio as a share of the job; audio a second against transformers' and against what the cores could make."""
+    reference = rows[-1]["audio_s_per_s"]
+    ratios = []
+    for row in rows[:-1]:
+        count = row["at_once"]
+        bound = 0.25 if count == 8 else None
+        ratios.append(
+            Ratio(
+                f"first audio x job, {count} at once",
+                row["first_over_job"],
+                at_most=bound,
+                goal=True,
+                tolerance=TOLERANCE,
+            )
+        )
+        ratios.append(
+            Ratio(
+                f"audio a second x transformers, {count} at once",
+                row["audio_s_per_s"] / reference,
+                at_least=3.0 if count == 8 else None,
+                goal=True,
+                tolerance=TOLERANCE,
+            )
+        )
+        ratios.append(
+            Ratio(
+                f"audio a second x the cores' limit, {count} at once",
+                row["audio_s_per_s"] / usages[count].limit,
+                at_least=0.8 if count == 8 else None,
+                goal=True,
+                tolerance=TOLERANCE,
+            )
+        )
+    return ratios

@@ -1,0 +1,54 @@
+"""Processor time of a pipeline's stages, and what it says about the machine's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from benchmarks.report import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Processor time that stages took for some audio."""
+
+    cpu_s: Mapping[str, float]
+    """By stage."""
+    wall_s: float
+    audio_s: float
+    cores: int
+
+    @property
+    def cores_used(self) -> float:
+        """Cores that the stages kept busy on average."""
+        return sum(self.cpu_s.values()) / self.wall_s
+
+    @property
+    def limit(self) -> float:
+        """Audio-seconds a second that these cores would make if no stage ever waited."""
+        return self.cores * self.audio_s / sum(self.cpu_s.values())
+
+    def rows(self, at_once: int) -> list[Row]:
+        """One row for each stage."""
+        return [
+            {
+                "at_once": at_once,
+                "stage": stage,
+                "cores": round(cpu / self.wall_s, 2),
+                "share_percent": round(100 * cpu / sum(self.cpu_s.values())),
+                "cpu_s_per_audio_s": round(cpu / self.audio_s, 2),
+            }
+            for stage, cpu in self.cpu_s.items()
+        ]
+
+
+def read_cpu(pids: Mapping[str, int]) -> dict[str, float]:
+    """Processor seconds by stage so far: the stage servers and all processes below them."""
+    totals = {}
+    for stage, pid in pids.items():
+        server = psutil.Process(pid)
+        times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+        totals[stage] = sum(time.user + time.system for time in times)
+    return totals

@@ -1,0 +1,149 @@
+"""Text, media rows and the codes of all codebooks, against transformers' own model (float32, on the CPU)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.checks import Context, Finding, at_most, equal
+from benchmarks.gpu.engines import engine_arguments, environment, poisoned_padding, tiny_checkpoint
+
+FAMILY = "qwen3_omni"
+ROWS_CPU, ROWS_GPU = 4e-3, 2e-2
+SOUND_CPU, SOUND_GPU = 1e-5, 1e-4
+SHARE = 0.12
+"""Of the GPU, for each of the three tiny stages: a quarter of it stays free for what runs beside."""
+_CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs"
+
+
+def _prompts(context: Context) -> dict[str, Any]:
+    from support.media import make_image, make_sound
+    from support.reference import ReferencePrompt
+
+    text = {"text": ReferencePrompt("Say what the weather is like.")}
+    media = {
+        "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
+        "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
+    }
+    return text | media if context.on_gpu else {"sound": media["sound"]}
+
+
+@cache
+def _reference(checkpoint: Path) -> Any:
+    from support.reference_qwen3 import load_qwen3_reference
+
+    return load_qwen3_reference(checkpoint)
+
+
+def codes(context: Context) -> Iterator[Finding]:
+    """Each prompt alone, Full and Stream, and all at once; then with CUDA graphs, and with NaN in the padding."""
+    arguments = {"gpu_memory_utilization": SHARE} if context.on_gpu else {}
+    # Triton multiplies float32 in TF32 by default, which may pick another expert than float32 does.
+    with environment(TRITON_F32_DEFAULT="ieee"):
+        with engine_arguments(**arguments):
+            yield from asyncio.run(_compare(context, "eager"))
+        for name in ("graphs", "poisoned_padding"):
+            if not context.on_gpu:
+                yield Finding("", name=name, skipped=_CPU_ONLY)
+                continue
+            with engine_arguments(enforce_eager=False, **arguments), poisoned_padding(name != "graphs"):
+                yield from asyncio.run(_compare(context, name))
+
+
+async def _compare(context: Context, label: str) -> list[Finding]:
+    from support.omni_stages import run_omni_stages
+    from support.qwen3_chain import run_chain, run_streamed
+    from support.reference_qwen3 import Qwen3Settings
+
+    settings = Qwen3Settings(frames=40 if context.on_gpu else 8)
+    checkpoint = tiny_checkpoint(context.out.parent, FAMILY)
+    model = _reference(checkpoint)
+    prompts = _prompts(context)
+    expected = {name: model.run(prompt, settings) for name, prompt in prompts.items()}
+    findings: list[Finding] = []
+    async with run_omni_stages(checkpoint, family=FAMILY, dtype="float32") as stages:
+        for name, prompt in prompts.items():
+            for way, run in (("full", run_chain), ("stream", run_streamed)):
+                given = await run(stages, prompt, settings)
+                findings += _judge(context, f"{label}.{name}.{way}", given, expected[name])
+                if way == "full" and "media" in given["thinker"].tensors:
+                    rows = media_rows(model, prompt)
+                    ours = given["thinker"].tensors["media"].float()
+                    difference = float((ours - rows).abs().max() / rows.abs().max())
+                    limit = ROWS_GPU if context.on_gpu else ROWS_CPU
+                    findings.append(at_most(difference, limit, name=f"{label}.{name}.rows"))
+        names = [*prompts, *prompts] if context.on_gpu else []
+        runs = (run_streamed if index % 2 else run_chain for index in range(len(names)))
+        together = await asyncio.gather(
+            *(run(stages, prompts[name], settings) for run, name in zip(runs, names, strict=True))
+        )
+        same = [
+            given["talker"].tensors["codes"].tolist() == expected[name].codes.tolist()
+            for given, name in zip(together, names, strict=True)
+        ]
+        if names:
+            findings.append(equal(sum(same), len(names), name=f"{label}.together"))
+    return findings
+
+
+def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> list[Finding]:
+    """Text, codes and audio of one answer."""
+    tokens = ours["thinker"].token_ids
+    codes = ours["talker"].tensors["codes"]
+    audio = ours["code2wav"].audio
+    found = [
+        equal(tokens == theirs.thinker_token_ids, True, name=f"{name}.text"),
+        Finding(_first_frame(codes, theirs.codes), "equal", ok=codes.tolist() == theirs.codes.tolist(), name=name),
+    ]
+    if audio.shape == theirs.waveform.shape and codes.tolist() == theirs.codes.tolist():
+        limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+        found.append(at_most(float((audio - theirs.waveform).abs().max()), limit, name=f"{name}.sound"))
+    return found
+
+
+def _first_frame(ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    """Where two tables of frames [frames, groups] part, in words."""
+    for index in range(min(len(ours), len(theirs))):
+        differing = (ours[index] != theirs[index]).nonzero().flatten().tolist()
+        if differing:
+            return f"frame {index} of {len(theirs)}, codebook {differing[0]} of {theirs.shape[1]}"
+    return "equal" if len(ours) == len(theirs) else f"{len(ours)} of {len(theirs)} frames"
+
+
+@torch.no_grad()
+def media_rows(model: Any, prompt: Any) -> torch.Tensor:
+    """transformers' hidden states [n, H] of accept_hidden_layer at the media of the user's turn."""
+    inputs = model.encode(prompt)
+    thinker = model.model.thinker
+    config = model.model.config
+    states = thinker(**inputs, output_hidden_states=True, use_cache=False).hidden_states
+    rows: torch.Tensor = states[config.talker_config.accept_hidden_layer][0]
+    ids = inputs["input_ids"][0]
+    placeholders = [getattr(config.thinker_config, f"{kind}_token_id") for kind in ("audio", "image", "video")]
+    return rows[torch.isin(ids, torch.tensor(placeholders))]
+
+
+def syncs(context: Context) -> Finding:
+    """vLLM's own check that a step waits for the GPU nowhere, the code predictor included."""
+    with (
+        environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
+        engine_arguments(gpu_memory_utilization=SHARE),
+    ):
+        asyncio.run(_talk(context))
+    return Finding("none", "none")
+
+
+async def _talk(context: Context) -> None:
+    from support.omni_stages import run_omni_stages
+    from support.qwen3_chain import run_streamed
+    from support.reference_qwen3 import Qwen3Settings
+
+    checkpoint = tiny_checkpoint(context.out.parent, FAMILY)
+    async with run_omni_stages(checkpoint, family=FAMILY, dtype="float32") as stages:
+        for prompt in _prompts(context).values():
+            await run_streamed(stages, prompt, Qwen3Settings())

@@ -1,0 +1,168 @@
+"""How far rounding alone moves the talker's hidden states: published shapes, random weights, bfloat16 against float32.
+
+A router takes the best few of its experts. Rounding decides where two are nearly equal, and another expert is another
+answer. So several correct ways to compute the same layers are compared with float32 and against each other, once with
+each way's own choice and once with the choice that float32 makes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.gpu.checks import Context, Finding, at_most
+from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
+
+PROMPTS, LENGTH = 32, 8
+"""As many tokens as the check at start-up gives the first step of its first request."""
+TOGETHER = 8
+"""Prompts in a batch, in the way that computes several at once."""
+FORCED_LIMIT = 2e-2
+
+
+class Router(nn.Module):
+    """transformers' router; remembers the experts it chose, or takes those that it is given."""
+
+    chosen: torch.Tensor
+    told: torch.Tensor
+
+    def __init__(self, router: Any, most_tokens: int) -> None:
+        super().__init__()
+        self.router = router
+        shape = (most_tokens, router.top_k)
+        self.register_buffer("chosen", torch.zeros(shape, dtype=torch.long, device=router.weight.device))
+        self.register_buffer("told", torch.zeros(shape, dtype=torch.long, device=router.weight.device))
+        self.obeys = False
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits [n, experts], weights and ids [n, top_k] of n tokens."""
+        logits, weights, ids = self.router(hidden)
+        count = ids.shape[0]
+        if self.obeys:
+            ids = self.told[:count]
+            weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, ids)
+            if self.router.norm_topk_prob:
+                weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights.to(logits.dtype)
+        self.chosen[:count].copy_(ids)
+        return logits, weights, ids
+
+
+def load(device: str, layers: int | None = None) -> Any:
+    """transformers' talker layers of the release with random weights of gain 1, bfloat16; `layers`: only so many."""
+    from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerModel
+
+    torch.manual_seed(0)
+    published = json.loads(PUBLISHED.read_text(encoding="utf-8"))["talker_config"]
+    config = Qwen3OmniMoeTalkerConfig.from_dict(published).text_config
+    if layers is not None:
+        config.num_hidden_layers = layers
+    with torch.device("meta"):
+        model = Qwen3OmniMoeTalkerModel._from_config(config, dtype=torch.bfloat16)
+    model = model.to_empty(device=device).eval().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.dim() < 2:
+            weight.fill_(1.0)
+        else:
+            weight.normal_(std=weight.shape[-1] ** -0.5)
+    with torch.device(device):
+        model.rotary_emb = type(model.rotary_emb)(config)
+    for layer in model.layers:
+        layer.mlp.gate = Router(layer.mlp.gate, TOGETHER * LENGTH)
+    return model
+
+
+def routers(model: Any) -> list[Router]:
+    """Of all layers, in order."""
+    return [layer.mlp.gate for layer in model.layers]
+
+
+@torch.inference_mode()
+def run(
+    model: Any, prompts: torch.Tensor, at_once: int, told: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states float32 [prompts, hidden] of the last tokens, and the chosen ids [prompts, length, layers, top_k].
+
+    `told`: the ids to take in place of the model's own choice.
+    """
+    hidden: list[torch.Tensor] = []
+    chosen: list[torch.Tensor] = []
+    for begin in range(0, len(prompts), at_once):
+        batch = prompts[begin : begin + at_once].to(model.dtype)
+        tokens = batch.shape[0] * batch.shape[1]
+        for index, router in enumerate(routers(model)):
+            router.obeys = told is not None
+            if told is not None:
+                router.told[:tokens].copy_(told[begin : begin + at_once, :, index].flatten(0, 1))
+        output = model(inputs_embeds=batch, use_cache=False).last_hidden_state
+        hidden.append(output[:, -1].float())
+        ids = torch.stack([router.chosen[:tokens].clone() for router in routers(model)], dim=1)
+        chosen.append(ids.view(*batch.shape[:2], *ids.shape[1:]))
+    return torch.cat(hidden), torch.cat(chosen)
+
+
+def compare(values: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
+    """Relative differences of [n, hidden]: of all together, of the middle and of the worst row."""
+    each = (values - reference).norm(dim=-1) / reference.norm(dim=-1)
+    whole = (values - reference).norm() / reference.norm()
+    return {"whole": float(whole), "median": float(each.median()), "worst": float(each.max())}
+
+
+def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> float:
+    """The share of (token, layer) pairs at which not the same set of experts was chosen."""
+    same = (chosen.sort(dim=-1).values == reference.sort(dim=-1).values).all(dim=-1)
+    return 1.0 - float(same.float().mean())
+
+
+def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
+    """Figures by way and by whose choice of experts it took."""
+    model = load(device, layers)
+    exact = copy.deepcopy(model).float()
+    prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)
+    model.set_experts_implementation("eager")
+    exact.set_experts_implementation("eager")
+    reference, choice = run(exact, prompts, 1)
+    del exact
+    found: dict[str, dict[str, Any]] = {}
+    first: dict[str, torch.Tensor] = {}
+
+    def note(way: str, at_once: int) -> None:
+        for whose, told in (("own", None), ("told", choice)):
+            hidden, chosen = run(model, prompts, at_once, told)
+            first.setdefault(whose, hidden)
+            found[f"{way}.{whose}"] = {
+                "to_float32": compare(hidden, reference),
+                "to_eager": compare(hidden, first[whose]),
+                "other_experts": share_of_other_experts(chosen, choice),
+            }
+
+    note("eager", 1)
+    note("eager_together", TOGETHER)
+    model.set_experts_implementation("batched_mm")
+    note("eager_batched", 1)
+    # The layers of one model must not fall back to eager: each may need a compilation of its own.
+    torch._dynamo.config.recompile_limit = 64
+    for layer in model.layers:
+        layer.compile()
+    note("compiled", 1)
+    note("compiled_together", TOGETHER)
+    # What a fault looks like: an earlier row of the prompt that is another's, with everything else right.
+    broken = prompts.clone()
+    broken[:, 2] = prompts.roll(1, 0)[:, 2]
+    found["fault.one_earlier_row"] = {"to_float32": compare(run(model, broken, 1)[0], reference)}
+    found["fault.other_request"] = {"to_float32": compare(reference.roll(1, 0), reference)}
+    return found
+
+
+def rounding(context: Context) -> Iterator[Finding]:
+    """Each way's distance to float32; limited where all ways take the same experts."""
+    for name, data in measure("cuda").items():
+        context.say(f"{name}: {data}")
+        limit = FORCED_LIMIT if name.endswith(".told") else float("inf")
+        yield at_most(data["to_float32"]["whole"], limit, name=name, data=dict(data))

@@ -1,0 +1,133 @@
+"""code2wav without vLLM: chunks of any size against one forward of transformers' model, its memory and its speed.
+
+Published shapes with random weights on a GPU, the tiny checkpoint's on a CPU. float32; TF32 is off where samples are
+compared.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.checks import Context, Finding, at_most
+from benchmarks.gpu.qwen3_omni.codes import FAMILY, SOUND_CPU, SOUND_GPU
+
+PUBLISHED = Path(__file__).parents[3] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
+FRAMES, CPU_FRAMES = 500, 24
+"""40 seconds, and as many as a CPU does at once."""
+SIZES = (1, 4, 25)
+AT_ONCE = (1, 8, 32, 64)
+SAMPLES, RATE_HZ = 1920, 24_000
+
+
+@cache
+def load(device: str, directory: Path) -> Any:
+    """transformers' code2wav, float32, with weights that carry a signal through every layer."""
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+    from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+    from omni_stage.models.qwen3_omni.tiny.weights import fill_weights, make_audible
+
+    if device == "cpu":
+        from benchmarks.gpu.engines import tiny_checkpoint
+
+        checkpoint = tiny_checkpoint(directory, FAMILY)
+        return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
+    values = json.loads(PUBLISHED.read_text(encoding="utf-8"))["code2wav_config"]
+    model = Qwen3OmniMoeCode2Wav._from_config(Qwen3OmniMoeCode2WavConfig(**values)).float().eval()
+    # Under the name that it has in a whole checkpoint, which the draw goes by.
+    fill_weights(torch.nn.ModuleDict({"code2wav": model}), 0)
+    make_audible(model, 0)
+    return model.to(device)
+
+
+def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tensor:
+    """Codes int64 [streams, groups, frames] on the model's device."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sounds, model.config.num_quantizers, frames)
+    return torch.randint(model.config.codebook_size, shape, generator=generator).to(model.code_embedding.weight.device)
+
+
+def chunks(context: Context) -> Iterator[Finding]:
+    """Chunks of 1, 4 and 25 frames against one forward; silence would prove nothing."""
+    from benchmarks.gpu.wave import full_precision
+    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+
+    model = load(context.device, context.out.parent)
+    frames = FRAMES if context.on_gpu else CPU_FRAMES
+    codes = draw(model, frames)
+    with torch.inference_mode(), full_precision():
+        expected = model(codes)[:, 0]
+        peak = float(expected.abs().max())
+        yield Finding(f"peak {peak:.3f}", "peak>0.01", ok=peak > 0.01, name="audible")
+        for size in SIZES:
+            decoder = ChunkDecoder(model)
+            states = decoder.layout.zeros(1, decoder.device)
+            audio: list[torch.Tensor] = []
+            for begin in range(0, frames, size):
+                samples, states = decoder.advance(codes[:, :, begin : begin + size], [begin], states)
+                audio.append(samples)
+            ours = torch.cat(audio, dim=1)
+            if ours.shape != expected.shape:
+                yield Finding(f"{ours.shape[1]} samples", f"{expected.shape[1]} samples", ok=False, name=f"of_{size}")
+                continue
+            limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+            yield at_most(float((ours - expected).abs().max()), limit, name=f"of_{size}")
+
+
+def together(context: Context) -> Finding:
+    """Streams that are at different frames, in one forward, against each alone."""
+    from benchmarks.gpu.wave import full_precision
+    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+
+    model = load(context.device, context.out.parent)
+    decoder, lengths = ChunkDecoder(model), (3, 40, 17)
+    alone: list[torch.Tensor] = []
+    with torch.inference_mode(), full_precision():
+        states = decoder.layout.zeros(len(lengths), decoder.device)
+        codes = [draw(model, length + 2, seed=length) for length in lengths]
+        for row, (length, own) in enumerate(zip(lengths, codes, strict=True)):
+            place = torch.tensor([row], device=decoder.device)
+            _, behind = decoder.advance(own[..., :length], [0], states.take(place))
+            states.put(place, behind)
+            alone.append(decoder.advance(own[..., length:], [length], behind)[0])
+        joined, _ = decoder.advance(torch.cat([own[..., -2:] for own in codes]), list(lengths), states)
+    limit = SOUND_GPU if context.on_gpu else SOUND_CPU
+    return at_most(float((joined - torch.cat(alone)).abs().max()), limit)
+
+
+def speed(context: Context) -> Iterator[Finding]:
+    """One frame of each of 1, 8, 32 and 64 streams, as a streamed stage runs them: ms a step, and bytes at most."""
+    from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
+
+    model = load("cuda", context.out.parent)
+    decoder = ChunkDecoder(model)
+    state_bytes = 4 * decoder.layout.numbers
+    for streams in AT_ONCE:
+        for size in (1, 25, 64):
+            codes = draw(model, size, streams)
+            torch.cuda.empty_cache()
+            held = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.inference_mode():
+                states = decoder.layout.zeros(streams, decoder.device)
+                for _ in range(3):
+                    decoder.advance(codes, [72] * streams, states)
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(10):
+                    decoder.advance(codes, [72] * streams, states)
+                torch.cuda.synchronize()
+            seconds = (time.perf_counter() - began) / 10
+            peak = torch.cuda.max_memory_allocated() - held
+            factor = seconds / (size * SAMPLES / RATE_HZ)
+            data = {"ms": 1000 * seconds, "peak_bytes": peak, "state_bytes": streams * state_bytes}
+            context.say(f"{streams} streams of {size}: {data}")
+            yield at_most(factor, 1.0, name=f"{streams}_streams_of_{size}", unit="RTF", data=data)
