@@ -12,8 +12,8 @@ help: ## List the targets
 setup: ## Install everything into .venv (other targets do it when needed)
 	@scripts/setup.sh
 
-demo: setup ## Run a tiny Qwen2.5-Omni as three processes: text, audio and image in, text and speech out
-	@.venv/bin/omnipipe demo --out demo-output
+demo: setup ## Run a tiny Qwen2.5-Omni (FAMILY=qwen3_omni: Qwen3-Omni) as three processes: text, audio and image in, text and speech out
+	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
   PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-4} -- -p no:cacheprovider
@@ -51,7 +51,7 @@ mutations: setup ## Break thirty behaviours, one at a time, and see whether the 
 	@PYTHONPATH=tests $(PY) -m mutation
 
 test-unit: setup ## Only the tests without engines and processes: two minutes
-	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit --only unit-stage --only unit-control-plane -- -p no:cacheprovider
+	@PYTHONPATH=tests $(PY) -m runner --logs test-logs --only unit-stage --only unit-models --only unit -- -p no:cacheprovider
 
 lint: setup ## ruff, import floors, the Dockerfile, standard words
 	@.venv/bin/ruff check .

@@ -17,6 +17,7 @@ FLOORS = {
     "kube/omni_kube": 90.0,
     "operator/omni_operator": 90.0,
     "gateway/omni_gateway": 85.0,
+    "stage_server/omni_stage/fetch": 90.0,
     "stage_server/omni_stage/payloads": 85.0,
     "stage_server/omni_stage/vllm_adapter": 85.0,
     "stage_server/omni_stage/service": 85.0,

@@ -73,9 +73,9 @@ def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster, hub: Hub) -> str:
-    """The operator of the whole cluster, in a restricted namespace; its namespace."""
+    """The operator of the whole cluster and a gateway, in a restricted namespace; its namespace."""
     make_namespace(cluster, SYSTEM)
-    install_operator(cluster, SYSTEM, values={"hubEndpoint": hub.url})
+    install_operator(cluster, SYSTEM, values={"hubEndpoint": hub.url, "gateway": {"enabled": True}})
     return SYSTEM
 
 

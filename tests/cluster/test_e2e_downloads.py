@@ -21,8 +21,7 @@ SECRET = "hub-token"
 @pytest.fixture
 def pipeline(speech: Api) -> Iterator[Manifest]:
     """One stage whose checkpoint comes from org/open; gone afterwards."""
-    manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME)
-    manifest["spec"]["stages"] = manifest["spec"]["stages"][:1]
+    manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME, entry_alone=True)
     yield manifest
     delete_pipeline(speech, NAME)
 

@@ -20,6 +20,8 @@ NAME = "tiny-omni"
 # After a fault every call ends, one way or the other, within the deadline that the caller set.
 DEADLINE_S = 30
 SLACK_S = 5
+OPERATOR = "app.kubernetes.io/name=omnipipeline-operator"
+"""The gateway runs in the same namespace."""
 
 
 def pod_of(api: Api, stage: str) -> Manifest:
@@ -110,11 +112,11 @@ def test_pipelines_serve_and_heal_without_the_operator(
     cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, client: ClientPod
 ) -> None:
     system = cluster.admin.in_namespace(operator)
-    (deployment,) = system.list("Deployment", "app.kubernetes.io/name=omnipipeline-operator")
+    (deployment,) = system.list("Deployment", OPERATOR)
     name, wanted = deployment["metadata"]["name"], deployment["spec"]["replicas"]
     system.patch("Deployment", name, {"spec": {"replicas": 0}})
     try:
-        eventually(lambda: not system.list("Pod"), timeout_s=60, why="no operator")
+        eventually(lambda: not system.list("Pod", OPERATOR), timeout_s=60, why="no operator")
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
             time.sleep(10)
         assert load.answered

@@ -31,8 +31,7 @@ def secret_of(authority: Authority) -> Manifest:
 @pytest.fixture
 def web(speech: Api) -> Iterator[Manifest]:
     """A pipeline of one stage whose Secret does not exist yet."""
-    pipeline = load_sample("tiny-omni-tls", model="pvc://models/tiny-omni", rename=NAME)
-    pipeline["spec"]["stages"] = pipeline["spec"]["stages"][:1]
+    pipeline = load_sample("tiny-omni-tls", model="pvc://models/tiny-omni", rename=NAME, entry_alone=True)
     pipeline["spec"]["entry"]["tls"]["secretName"] = SECRET
     yield speech.apply(pipeline)
     delete_pipeline(speech, NAME)

@@ -16,7 +16,10 @@ from support.controlplane.api import Api, Manifest, eventually
 from support.controlplane.pipelines import wait_settled
 
 pytestmark = pytest.mark.timeout(900)
-OURS = "app.kubernetes.io/name=omnipipeline-operator", "omnipipeline.io/pipeline"
+OURS = (
+    *("app.kubernetes.io/name=omnipipeline-operator", "app.kubernetes.io/name=omnipipeline-gateway"),
+    "omnipipeline.io/pipeline",
+)
 # Not the CRD, which stays, and not what the cluster itself makes: events, the names of a Service's pods.
 LEFT_OUT = ("events", "events.events.k8s.io", "customresourcedefinitions.apiextensions.k8s.io")
 

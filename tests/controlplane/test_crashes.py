@@ -54,8 +54,8 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(
     "scenario",
-    # What an edit writes, a change of revision writes too, and more.
-    ["create", pytest.param("edit", marks=pytest.mark.full), "revision"],
+    # What a creation and an edit write, a change of revision writes too; test_rollout_scenarios.py has all three.
+    [pytest.param("create", marks=pytest.mark.full), pytest.param("edit", marks=pytest.mark.full), "revision"],
 )
 def test_killed_after_each_write(
     control_plane: ControlPlane,

@@ -13,6 +13,7 @@ import pytest
 from omni_gateway.cluster.watch import ClusterPipelines
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import ServedPipeline, model_ids
+from omni_gateway.settings import GatewaySettings
 from support.controlplane.api import Api, ApiError
 from support.controlplane.api_server import ApiServer
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.controlplane
 _numbers = itertools.count()
 SPEC = {
     "model": {"uri": "file:///models/tiny"},
-    "stages": [{"name": "llm", "component": "generic/llm", "outputs": ["Text"]}],
+    "stages": [{"name": "any", "component": "acme/any", "outputs": ["Audio"]}],
 }
 RULES = [{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]
 
@@ -76,7 +77,7 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
     kubeconfig = api_server.kubeconfig_for_service_account(first.namespace, "gateway")
     write(first, "omni", ready="True", url="grpc://omni.a.svc:50051")
     write(first, "fresh", ready="False")  # no address yet
-    found = ClusterPipelines([first.namespace, second.namespace], kubeconfig, entry_ca="/ca.crt")
+    found = ClusterPipelines([first.namespace, second.namespace], kubeconfig, GatewaySettings(entry_ca="/ca.crt"))
     metrics = GatewayMetrics()
     assert not found.is_synced()
 
@@ -88,7 +89,7 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
         await until(lambda: list(served()) == ["omni"])
         one = served()["omni"]
         assert (one.endpoint, one.ready, one.namespace, one.tls) == (
-            "grpc://omni.a.svc:50051", True, first.namespace, None,
+            "grpc://omni-headless.a.svc:50051", True, first.namespace, None,
         )  # fmt: skip
         assert abs(one.created - time.time()) < 300
 
@@ -96,7 +97,13 @@ async def test_pipelines_come_change_and_go(api_server: ApiServer, spaces: tuple
         await until(lambda: sorted(served()) == [f"{first.namespace}/omni", f"{second.namespace}/omni"])
         tls = served()[f"{second.namespace}/omni"].tls
         assert tls is not None
-        assert tls.ca == "/ca.crt"
+        assert (tls.ca, tls.server_name) == ("/ca.crt", "omni.b.svc")
+
+        aliases = {"models": ["tts-1"], "voices": {"alloy": "Chelsie"}}
+        assert not served()[f"{second.namespace}/omni"].aliases
+        second.patch("OmniPipeline", "omni", {"spec": {"aliases": aliases}})
+        await until(lambda: served()[f"{second.namespace}/omni"].aliases == ("tts-1",))
+        assert served()[f"{second.namespace}/omni"].voice_aliases == aliases["voices"]
 
         write(second, "omni", ready="False")
         await until(lambda: not served()[f"{second.namespace}/omni"].ready)

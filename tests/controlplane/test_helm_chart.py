@@ -33,7 +33,7 @@ from support.controlplane.schemas import LOCATION, write_schemas
 
 pytestmark = pytest.mark.controlplane
 
-MONITORING_CRDS = sorted((ROOT / "tests" / "support" / "controlplane").glob("*_crd.yaml"))
+OTHER_CRDS = sorted((ROOT / "tests" / "support" / "controlplane").glob("*_crd.yaml"))
 RBAC = ROOT / "manifests" / "rbac"
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
@@ -45,9 +45,9 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="module")
 def server(api_server: ApiServer) -> ApiServer:
-    """The API server with the namespaces of the variants and the Prometheus operator's APIs."""
-    api_server.apply_crds(*MONITORING_CRDS)
-    known = ("PodMonitor", "ServiceMonitor", "PrometheusRule")
+    """The API server with the namespaces of the variants, and the APIs of the Prometheus operator and of Gateways."""
+    api_server.apply_crds(*OTHER_CRDS)
+    known = ("PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute")
     eventually(lambda: all(kind in json.dumps(api_server.admin.call("GET", "/openapi/v2")) for kind in known))
     for name in (NAMESPACE, "team-a", "team-b"):
         api_server.create_namespace(name, labels={"pod-security.kubernetes.io/enforce": "restricted"})
@@ -264,6 +264,7 @@ def test_every_value_reaches_the_operator(helm: Helm) -> None:
     assert settings.image_pull_policy == "Never"
     assert settings.cluster_domain == "example.local"
     assert settings.hub_endpoint == "https://hub.example:8443/hf"
+    assert settings.otlp_endpoint == "http://collector.observability.svc:4317"
     assert (settings.log_format, settings.log_level) == ("text", "debug")
     assert (settings.api_qps, settings.workers, settings.resync_s, settings.debounce_s) == (50, 2, 60, 0.1)
     assert (settings.lease_name, settings.lease_duration_s) == ("omni", 30)
@@ -274,7 +275,16 @@ def test_every_value_reaches_the_operator(helm: Helm) -> None:
 def test_the_values_defaults_are_the_operators(helm: Helm) -> None:
     """Where the chart has no opinion of its own."""
     own, charted = OperatorSettings(), settings_of(helm.template())
-    for name in ("namespaces", "cluster_domain", "hub_endpoint", "pod_monitors", "log_format", "log_level", "api_qps"):
+    for name in (
+        "namespaces",
+        "cluster_domain",
+        "hub_endpoint",
+        "otlp_endpoint",
+        "pod_monitors",
+        "log_format",
+        "log_level",
+        "api_qps",
+    ):
         assert getattr(charted, name) == getattr(own, name), name
     assert (charted.workers, charted.resync_s, charted.lease_duration_s) == (
         own.workers,
@@ -315,10 +325,17 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     assert (settings.drain_seconds, settings.cors_origins) == (60, ("https://app.example.com",))
     pod = pick_one(gateways, "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
+    assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability.svc:4317"} in container[
+        "env"
+    ]
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert str(settings.keys_file) == "/etc/omnipipeline-keys/keys.yaml"
     assert settings.entry_ca == "/etc/omnipipeline-ca/ca.crt"
-    assert {"/etc/omnipipeline-keys", "/etc/omnipipeline-ca", "/etc/omnipipeline-tls"} <= mounted
+    assert (settings.entry_certificate, settings.entry_key) == (
+        "/etc/omnipipeline-client/tls.crt", "/etc/omnipipeline-client/tls.key",
+    )  # fmt: skip
+    secrets = ("keys", "ca", "tls", "client")
+    assert {f"/etc/omnipipeline-{name}" for name in secrets} <= mounted
     assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
     assert container["args"][-4:] == [
         "--replicas=8",

@@ -16,6 +16,7 @@ from support.controlplane.api import Api, eventually
 from support.controlplane.api_server import ApiServer
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, wait_settled
+from support.sockets import list_listeners
 
 pytestmark = pytest.mark.controlplane
 
@@ -114,6 +115,8 @@ def test_health_metrics_and_logs_of_a_pipeline(operator: OperatorProcess, api: A
     assert operator.http("health", "/healthz") == (200, "ok\n")
     assert operator.http("health", "/readyz") == (200, "ok\n")
     assert operator.http("health", "/nonsense")[0] == 404
+    listening = {one.port for one in list_listeners({operator.child.pid})}
+    assert listening == {operator.port("health"), operator.port("metrics")}, "docs/security.md lists no other"
     samples = operator.metrics()
     assert samples['omni_operator_pipelines{ready="True"}'] == 1.0
     assert samples["omni_operator_reconcile_duration_seconds_count"] >= 2.0

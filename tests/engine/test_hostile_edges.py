@@ -3,87 +3,95 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
 
 from omni_stage.errors import InvalidRequestError, ModelExecutionError
+from support.hostile_edges import BIG, HOSTILE_FAMILIES, HostileFamily
 from support.omni_stages import OmniStages, run_omni_stages
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
-PROMPT, ROWS = 4, 6
-BIG = 2**62
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stages(tiny_checkpoint: Path) -> AsyncIterator[OmniStages]:
-    async with run_omni_stages(tiny_checkpoint, "talker", "token2wav") as started:
-        yield started
-
-
-def talker_rows(width: int, dtype: torch.dtype, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    tensors = {
-        "x": torch.full((ROWS, width), 0.1, dtype=dtype),
-        "token_ids": torch.arange(ROWS),
-        "mrope_positions": torch.arange(PROMPT)[:, None].repeat(1, 3),
-        "mrope_delta": torch.zeros(1, dtype=torch.int64),
-    }
-    return tensors | changes
-
-
-def positions(value: int) -> torch.Tensor:
-    out = torch.arange(PROMPT)[:, None].repeat(1, 3)
-    out[-1, 1] = value
-    return out
-
-
-HOSTILE_TALKER = {
-    "position far beyond": {"mrope_positions": positions(10**9)},
-    "position beyond 32 bits": {"mrope_positions": positions(BIG)},
-    "position below zero": {"mrope_positions": positions(-1)},
-    "position far below zero": {"mrope_positions": positions(-BIG)},
-    "delta far beyond": {"mrope_delta": torch.tensor([10**9])},
-    "delta beyond 32 bits": {"mrope_delta": torch.tensor([BIG])},
-    "delta far below zero": {"mrope_delta": torch.tensor([-BIG])},
-    "no delta": {"mrope_delta": torch.zeros(0, dtype=torch.int64)},
-    "no prompt": {"mrope_positions": torch.zeros(0, 3, dtype=torch.int64)},
-    "prompt longer than the rows": {"mrope_positions": torch.arange(9)[:, None].repeat(1, 3)},
-}
 SAMPLING = {"temperature": 0.0, "max_tokens": 4}
 
 
-def talker_input(stages: OmniStages, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    schema = stages.engines["talker"].component.input_schema
-    assert schema is not None
-    spec = schema.spec("x")
-    return talker_rows(spec.row_shape[0], getattr(torch, spec.dtype), **changes)
+@dataclass
+class Attacked:
+    """Talker and last stage of a family."""
+
+    family: HostileFamily
+    stages: OmniStages
+
+    def component(self, stage: str) -> Any:
+        return self.stages.engines[stage].component
+
+    async def check_lives(self, stage: str) -> None:
+        assert not self.stages.engines[stage].is_dead
+        if stage == "talker":
+            good = self.family.talker(self.component(stage))
+            assert (await self.stages.ask(stage, good, **SAMPLING)).token_ids
+        else:
+            good = {"codes": self.family.codes(self.component(stage), 1)}
+            assert len((await self.stages.ask(stage, good, **self.family.sampling)).audio) > 0
 
 
-@pytest.mark.parametrize("case", HOSTILE_TALKER)
-async def test_talker_refuses_and_lives(stages: OmniStages, case: str) -> None:
-    with pytest.raises((InvalidRequestError, ModelExecutionError)):
-        await stages.ask("talker", talker_input(stages, **HOSTILE_TALKER[case]), **SAMPLING)
-    assert not stages.engines["talker"].is_dead
-    assert (await stages.ask("talker", talker_input(stages), **SAMPLING)).token_ids
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[
+        "qwen2_5_omni",
+        # Engines of its own; tests/unit/models/qwen3_omni/test_qwen3_components.py refuses the same without them.
+        pytest.param("qwen3_omni", marks=pytest.mark.full),
+    ],
+)
+async def attacked(
+    request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[..., Path]
+) -> AsyncIterator[Attacked]:
+    family = HOSTILE_FAMILIES[request.param]
+    checkpoint = make_tiny_checkpoint(0, "small", request.param)
+    async with run_omni_stages(checkpoint, "talker", family.sound_stage, family=request.param) as started:
+        yield Attacked(family, started)
+
+
+async def test_talker_refuses_and_lives(attacked: Attacked) -> None:
+    component = attacked.component("talker")
+    cases = attacked.family.hostile_talker(component)
+    assert len(cases) >= 10
+    for name, changes in cases.items():
+        tensors = {**attacked.family.talker(component), **changes}
+        refused = False
+        try:
+            await attacked.stages.ask("talker", tensors, **SAMPLING)
+        except (InvalidRequestError, ModelExecutionError):
+            refused = True
+        assert refused, name
+        await attacked.check_lives("talker")
 
 
 @pytest.mark.parametrize("scale", [1e30, -1e38], ids=str)
-async def test_talker_survives_rows_of_any_size(stages: OmniStages, scale: float) -> None:
-    rows = talker_input(stages)
-    rows["x"] = torch.full_like(rows["x"], scale)
+async def test_talker_survives_rows_of_any_size(attacked: Attacked, scale: float) -> None:
+    component = attacked.component("talker")
+    tensors = dict(attacked.family.talker(component))
+    if "x" not in tensors:
+        tensors |= attacked.family.hostile_talker(component)["position below zero"]
+        tensors["media_positions"] = tensors["media_positions"].abs()
+    rows = "x" if "x" in tensors else "media"
+    tensors[rows] = torch.full_like(tensors[rows], scale)
     with contextlib.suppress(InvalidRequestError, ModelExecutionError):
-        await stages.ask("talker", rows, **SAMPLING)
-    assert not stages.engines["talker"].is_dead
-    assert (await stages.ask("talker", talker_input(stages), **SAMPLING)).token_ids
+        await attacked.stages.ask("talker", tensors, **SAMPLING)
+    await attacked.check_lives("talker")
 
 
 @pytest.mark.parametrize("code", [-1, -BIG, 10**9, BIG])
-async def test_token2wav_refuses_and_lives(stages: OmniStages, code: int) -> None:
+async def test_the_last_stage_refuses_and_lives(attacked: Attacked, code: int) -> None:
+    stage = attacked.family.sound_stage
+    codes = attacked.family.codes(attacked.component(stage), code)
     with pytest.raises((InvalidRequestError, ModelExecutionError)):
-        await stages.ask("token2wav", {"codes": torch.tensor([1, code, 2])}, num_inference_steps=2)
-    assert not stages.engines["token2wav"].is_dead
-    assert len((await stages.ask("token2wav", {"codes": torch.tensor([1, 2])}, num_inference_steps=2)).audio) > 0
+        await attacked.stages.ask(stage, {"codes": codes}, **attacked.family.sampling)
+    await attacked.check_lives(stage)

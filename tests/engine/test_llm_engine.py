@@ -69,7 +69,7 @@ def make_config(checkpoint: Path) -> StageConfig:
 
 @pytest.fixture(
     scope="module",
-    # In processes of their own: every pipeline of tests/pipeline, and test_llm_prompt_embeds.py.
+    # In processes of their own: every pipeline of tests/pipeline.
     params=["in-process", pytest.param("multi-process", marks=pytest.mark.full)],
 )
 def in_process(request: pytest.FixtureRequest) -> bool:

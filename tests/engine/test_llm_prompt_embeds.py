@@ -86,7 +86,11 @@ async def tokens_of(engine: VllmStageEngine, request: StageRequest) -> list[int]
     return [token for step in await collect(engine, request) for token in step.token_ids]
 
 
-@pytest.mark.parametrize("in_process", [True, False], ids=["in-process", "multi-process"])
+@pytest.mark.parametrize(
+    "in_process",
+    # How vLLM hands tensors to an engine's process: every pipeline of tests/pipeline with media.
+    [pytest.param(True, id="in-process"), pytest.param(False, id="multi-process", marks=pytest.mark.full)],
+)
 async def test_one_engine(checkpoint: Path, in_process: bool) -> None:
     engine = build_stage_engine(make_config(checkpoint), in_process=in_process)
     assert isinstance(engine, VllmStageEngine)

@@ -24,8 +24,6 @@ pytestmark = pytest.mark.engine
 SETTINGS = ReferenceSettings(seed=11)
 PROMPTS = [
     ReferencePrompt("Count to three."),
-    ReferencePrompt("What do you hear?", sounds=[make_sound(2)]),
-    ReferencePrompt("What do you see?", images=[make_image(2)]),
     ReferencePrompt("And both?", images=[make_image(3, 140, 56)], sounds=[make_sound(3, 0.7)]),
 ]
 SAMPLING: dict[str, dict[str, Any]] = {

@@ -15,9 +15,17 @@ from torch import nn
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen3_omni.thinker.component import PATCH, SAMPLES_PER_TOKEN, Thinker, read_audio_limit
+from omni_stage.models.qwen3_omni.schemas import PACE
+from omni_stage.models.qwen3_omni.thinker.component import (
+    DEFAULT_SAMPLING,
+    PATCH,
+    SAMPLES_PER_TOKEN,
+    Thinker,
+    read_audio_limit,
+)
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
+from omni_stage.models.shared.thinker import ThinkerSettings
 from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.published import (
     QWEN3,
@@ -69,13 +77,18 @@ class MediaTokens:
 def thinker_of(checkpoint: Path) -> Thinker:
     """The thinker's component, without a tokenizer."""
     facts = read_checkpoint(checkpoint)
-    return Thinker(
-        facts,
-        PromptBuilder(MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True),
+    settings = ThinkerSettings(
         feeds=True,
         max_media=4,
+        default_sampling=DEFAULT_SAMPLING,
+        end_token_ids=(facts.text.message_end,),
         media_costs=MediaCosts(4 << 10, 64 << 10, 4_800_000, PATCH, SAMPLES_PER_TOKEN),
+        pace=PACE,
     )
+    prompts = PromptBuilder(
+        MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True
+    )
+    return Thinker(facts, prompts, settings)
 
 
 @pytest.fixture(scope="module")

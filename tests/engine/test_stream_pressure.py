@@ -17,7 +17,15 @@ from omni_stage.reply_form import GivenReply
 from support.omni_stages import run_omni_stages
 from support.polling import until
 from support.reference import PLAIN_SYSTEM_PROMPT, ReferencePrompt
-from support.streams import HEAD, collect, run_live, stage_request, table_sizes, until_empty
+from support.streams import (
+    HEAD,
+    collect,
+    count_preemptions,
+    run_live,
+    stage_request,
+    table_sizes,
+    until_empty,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -29,19 +37,6 @@ SEEDED = {"temperature": 1.1, "seed": 3}
 def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
     """Seed 0 of shape "gqa"."""
     return make_tiny_checkpoint(0, "gqa")
-
-
-def count_preemptions(engine: Any) -> list[str]:
-    """Ids of the requests that the engine preempts from now on."""
-    scheduler = engine._core.llm.engine_core.engine_core.scheduler
-    preempt, seen = scheduler._preempt_request, []
-
-    def note(request: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(request.request_id)
-        return preempt(request, *args, **kwargs)
-
-    scheduler._preempt_request = note
-    return seen
 
 
 async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
@@ -83,7 +78,7 @@ async def test_an_upstream_that_is_preempted(checkpoint: Path) -> None:
 
 
 async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
-    """Seven half-fed sessions where the KV holds four at full length: they take turns, and none waits for ever."""
+    """Half-fed sessions where the KV holds four at full length, and more of short ones: all end, none is preempted."""
     async with (
         run_omni_stages(checkpoint, "talker", max_model_len=160, kv_cache_memory_mib=1, block_size=32) as stages,
         run_omni_stages(checkpoint, "thinker", max_model_len=160) as upstream,
@@ -97,25 +92,43 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
             ignore_eos=True,
         )
         prompt, rows = len(thought.tensors["mrope_positions"]), thought.tensors["x"]
-        most = talker.max_streamed
-        assert most is not None
-        assert 1 <= most < 7, "otherwise this test shows nothing"
+        room = talker._core.session_room
         preempted = count_preemptions(talker)
-        sampling = {**GREEDY, "max_tokens": 100_000, "ignore_eos": True}
-        streams = [EdgeStream() for _ in range(7)]
-        tasks = [asyncio.create_task(collect(talker, stage_request(talker, stream, **sampling))) for stream in streams]
-        for stream in streams:
-            stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
-        # All that fit have come to the end of their rows; the others wait outside the engine.
-        await until(lambda: table_sizes(talker)["waiting for input"] == most)
-        assert table_sizes(talker)["scheduler"] == most
-        for stream in streams:
-            stream.put({"x": rows[prompt + 5 :]})
-            stream.end()
-        spoken = await asyncio.wait_for(asyncio.gather(*tasks), 100)
-        full = await stages.ask("talker", thought.tensors, **sampling)
-        assert [item.token_ids for item in spoken] == [full.token_ids] * len(streams)
-        assert len(full.token_ids) + prompt + 2 == 160, "every one reached the longest sequence"
+
+        async def crowd(longest: list[int], inside: int) -> list[list[int]]:
+            """The tokens of sessions with so many at most, of which so many are inside while all are half-fed."""
+            streams = [EdgeStream() for _ in longest]
+            requests = [
+                stage_request(talker, stream, **GREEDY, max_tokens=most, ignore_eos=True)
+                for stream, most in zip(streams, longest, strict=True)
+            ]
+            tasks = [asyncio.create_task(collect(talker, request)) for request in requests]
+            for stream in streams:
+                stream.put({**{name: thought.tensors[name] for name in HEAD}, "x": rows[: prompt + 5]}, HEAD)
+            # All that are inside have come to the end of their rows; the others wait outside the engine.
+            await until(lambda: table_sizes(talker)["waiting for input"] == inside)
+            assert table_sizes(talker)["scheduler"] == inside
+            for stream in streams:
+                stream.put({"x": rows[prompt + 5 :]})
+                stream.end()
+            return [item.token_ids for item in await asyncio.wait_for(asyncio.gather(*tasks), 100)]
+
+        full = (await stages.ask("talker", thought.tensors, **GREEDY, max_tokens=100_000, ignore_eos=True)).token_ids
+        assert len(full) + prompt + 2 == 160, "it reaches the longest sequence"
+        assert room.blocks is not None
+        most = room.blocks // room.blocks_for(160)
+        assert 1 <= most < 7, "otherwise this test shows nothing"
+        assert await crowd([100_000] * 7, most) == [full] * 7
+        # Short ones hold what they can reach; long ones among them wait, and overtake nobody.
+        short = 32 * room.blocks_for(prompt + 2 + 20) - prompt - 2
+        together = min(room.sessions, room.blocks // room.blocks_for(prompt + 2 + short))
+        assert together > most, "otherwise this test shows nothing"
+        assert await crowd([short] * together, together) == [full[:short]] * together
+        mixed = [100_000, short, 100_000, short, short, 100_000, 100_000, short, 100_000]
+        inside, held = 0, 0
+        while (held := held + room.blocks_for(min(160, prompt + 2 + mixed[inside]))) <= room.blocks:
+            inside += 1
+        assert await crowd(mixed, inside) == [full[:item] for item in mixed]
         assert not preempted
         assert await until_empty(talker) == {}
 

@@ -54,7 +54,7 @@ def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
     return make_tiny_checkpoint(0, "gqa")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["synchronous"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["asynchronous"])
 async def stages(checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[OmniStages]:
     """Thinker and talker. Short enough that the longest sequence is met."""
     with stage_scheduling(request.param):

@@ -10,34 +10,61 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+from av.error import FFmpegError
 
 from omni_proto.media_header import ImageHeader
 from omni_proto.stage_config import Limits, MediaLimits
+from omni_proto.video_header import VideoHeader
 from omni_stage.errors import InvalidRequestError, RequestTooLargeError
 from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 from omni_stage.media.resample import resample, resample_blocks
+from omni_stage.media.video import decode_sound, decode_video
+from omni_stage.service.media.kinds import MEDIA_TYPES, MediaKind
 from omni_stage.service.media.planning import MediaRules, MediaSlot, audio_samples, check_media, judge_medium
 from support.hostile_media import CORPUS, TAKEN
 from support.scripted_stages import ScriptedComponent
+from support.videos import encode_video
 
 RULES = MediaRules(
     Limits(),
-    MediaLimits(max_image_pixels=1 << 16, max_image_scans=4, max_audio_seconds=2, max_decoded_bytes=1 << 22),
+    MediaLimits(
+        max_image_pixels=1 << 16,
+        max_image_scans=4,
+        max_audio_seconds=2,
+        max_video_seconds=3,
+        max_video_pixels=1 << 15,
+        max_video_frames=100,
+        max_decoded_bytes=1 << 23,
+    ),
     ScriptedComponent(),
     4096,
 )
+MAGIC = (
+    *(b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF\0\0\0\0WAVE", b"fLaC"),
+    *(b"\0\0\0\x08ftypisom", b"\x1a\x45\xdf\xa3"),
+)
+DAMAGE = (OSError, SyntaxError, ValueError, RuntimeError, EOFError, OverflowError, TypeError, KeyError, IndexError)
 MAX_SEED_BYTES = 20_000
+VIDEO_FORMS = (
+    ("mp4", "libx264", "aac"),
+    ("webm", "libvpx-vp9", "libopus"),
+    ("matroska", "libx264", "libopus"),
+    ("mov", "mpeg4", "aac"),
+)
 
 
 @cache
-def seeds(*, is_image: bool) -> tuple[bytes, ...]:
-    made = (medium.make() for medium in CORPUS if medium.fate == TAKEN and medium.is_image is is_image)
+def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
+    """Small media that are taken: those of the corpus, and videos of a few tiny frames, as the corpus' are larger."""
+    if kind == "video":
+        return tuple(encode_video(*form, frames=6, width=48, height=32) for form in VIDEO_FORMS)
+    made = (medium.make() for medium in CORPUS if medium.fate == TAKEN and medium.kind == kind)
     return tuple(data for data in made if len(data) <= MAX_SEED_BYTES)
 
 
-def mutate(data: bytes, *, is_image: bool) -> bytes:
+def mutate(data: bytes, *, kind: MediaKind) -> bytes:
     """A seed, cut off and written over as the input says: 1 byte picks, 2 cut, then 3 each: where and what."""
-    known = seeds(is_image=is_image)
+    known = seeds(kind=kind)
     if not data:
         return b""
     result = bytearray(known[data[0] % len(known)])
@@ -50,8 +77,8 @@ def mutate(data: bytes, *, is_image: bool) -> bytes:
     return bytes(result)
 
 
-def decode(data: bytes, *, is_image: bool) -> None:
-    slot = MediaSlot("f", is_image, "", data, None, len(data))
+def decode(data: bytes, *, kind: MediaKind) -> None:
+    slot = MediaSlot("f", kind, "", data, None, len(data))
     try:
         slot = judge_medium(slot, RULES)
         check_media([slot], RULES)
@@ -59,7 +86,9 @@ def decode(data: bytes, *, is_image: bool) -> None:
         return
     header = slot.header
     try:
-        if isinstance(header, ImageHeader):
+        if isinstance(header, VideoHeader):
+            decode_both(data, header, slot)
+        elif isinstance(header, ImageHeader):
             out = np.zeros((header.height, header.width, 3), np.uint8)
             decode_image(data, header.media_type.removeprefix("image/").upper(), out)
         elif header is not None:
@@ -69,26 +98,53 @@ def decode(data: bytes, *, is_image: bool) -> None:
                 raise AssertionError("a sound that has no room, or is none")
     except UndecodableError:
         return
-    except (OSError, SyntaxError, ValueError, RuntimeError, EOFError, OverflowError, TypeError, KeyError, IndexError):
-        # What Pillow and soundfile raise on damage; a worker answers all of it alike.
+    except (*DAMAGE, FFmpegError):
+        # What Pillow, soundfile and PyAV raise on damage; a worker answers all of it alike.
         return
+
+
+def decode_both(data: bytes, header: VideoHeader, slot: MediaSlot) -> None:
+    """Frames and sound of a video."""
+    if slot.frames is None:
+        raise AssertionError("a video that was judged has a plan")
+    seen = np.zeros((slot.frames.count, slot.frames.height, slot.frames.width, 3), np.uint8)
+    count = decode_video(
+        data, header.media_type, seconds=header.seconds, max_frames=RULES.media.max_video_frames, out=seen
+    )
+    heard = np.zeros(header.sound_samples, np.float32)
+    samples = decode_sound(data, header.media_type, to_hz=16_000, out=heard)
+    if not 2 <= count <= len(seen) or not samples <= heard.size or not np.isfinite(heard).all():
+        raise AssertionError("a video that has no room, or is none")
 
 
 def image(data: bytes) -> None:
     """A PNG or JPEG."""
-    decode(mutate(data, is_image=True), is_image=True)
+    decode(mutate(data, kind="image"), kind="image")
 
 
 def sound(data: bytes) -> None:
     """A WAV or FLAC."""
-    decode(mutate(data, is_image=False), is_image=False)
+    decode(mutate(data, kind="audio"), kind="audio")
+
+
+def video(data: bytes) -> None:
+    """An MP4, WebM, Matroska or QuickTime."""
+    decode(mutate(data, kind="video"), kind="video")
 
 
 def raw_media(data: bytes) -> None:
     """Bytes of no form."""
-    for magic in (b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF\0\0\0\0WAVE", b"fLaC"):
-        for is_image in (True, False):
-            decode(magic + data, is_image=is_image)
+    for magic in (
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff",
+        b"RIFF\0\0\0\0WAVE",
+        b"fLaC",
+        b"\0\0\0\x08ftypisom",
+        b"\x1a\x45\xdf\xa3",
+    ):
+        for kind in MEDIA_TYPES:
+            decode(magic + data, kind=kind)
 
 
 def resampling(data: bytes) -> None:
@@ -107,4 +163,4 @@ def resampling(data: bytes) -> None:
         raise AssertionError("a sound that depends on its blocks, or is louder than it came")
 
 
-TARGETS: tuple[Callable[[bytes], None], ...] = (image, sound, raw_media, resampling)
+TARGETS: tuple[Callable[[bytes], None], ...] = (image, sound, video, raw_media, resampling)

@@ -17,6 +17,7 @@ from omni_proto.errors import OmniProtoError, WireError
 from omni_proto.rpc.retry import may_retry
 from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, read_status
 from omni_proto.stage.v1 import stage_service_pb2 as pb
+from omni_proto.stage.v1.tensors_pb2 import TensorChunk
 from omni_proto.stage_config import StageConfig
 from omni_proto.tensors import (
     TensorChunkView,
@@ -100,14 +101,17 @@ def decode(data: bytes) -> None:
         raise AssertionError("one of the two parsers refuses it")
     if theirs is None or ours is None:
         return
-    if isinstance(ours, TensorChunkView):
-        chunk = theirs.tensor
-        if (ours.name, ours.row_offset, ours.rows, ours.crc32c, ours.last, bytes(ours.data)) != (
-            chunk.name, chunk.row_offset, chunk.rows, chunk.crc32c, chunk.last, chunk.data
-        ):  # fmt: skip
+    if isinstance(ours, TensorChunkView | tuple):
+        many = isinstance(ours, tuple)
+        read = [_fields(chunk) for chunk in (ours if isinstance(ours, tuple) else (ours,))]
+        if read != [_fields(chunk) for chunk in (theirs.tensors.chunks if many else (theirs.tensor,))]:
             raise AssertionError("the two parsers read another chunk")
     elif ours != theirs:
         raise AssertionError("the two parsers read another message")
+
+
+def _fields(chunk: TensorChunkView | TensorChunk) -> tuple[object, ...]:
+    return (chunk.name, chunk.row_offset, chunk.rows, chunk.crc32c, chunk.last, bytes(chunk.data))
 
 
 def read_edge(data: bytes) -> None:

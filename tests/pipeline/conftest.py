@@ -1,8 +1,8 @@
-"""One running tiny pipeline for the whole session: engines take long to load."""
+"""One running tiny pipeline of a kind for the whole session: engines take long to load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,16 @@ def stream_pipeline(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFact
     """The sample: both edges stream."""
     folder = tmp_path_factory.mktemp("stream-pipeline")
     with fork_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def qwen3_pipeline(
+    make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningPipeline]:
+    """Qwen3-Omni's sample: both edges stream."""
+    checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
+    with fork_pipeline(SAMPLES / "tiny-qwen3-omni.yaml", checkpoint, tmp_path_factory.mktemp("qwen3")) as running:
         yield running
 
 

@@ -119,7 +119,7 @@ class Watch:
             await asyncio.sleep(0.05)
 
 
-async def wait_until_idle(process: StageProcess, seconds: float = 10) -> None:
+async def wait_until_idle(process: StageProcess, seconds: float = 60) -> None:
     """No request, byte or task is left in any stage of the process."""
     deadline = time.monotonic() + seconds
     names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
@@ -204,14 +204,26 @@ async def test_a_stage_that_stops(pair: tuple[StageProcess, StageProcess]) -> No
     start = pb.GenerateRequest(start=pb.Start(text="x", sampling=sampling(thinker={"max_tokens": 100})))
     ended: list[Answer] = []
 
-    async def one(generate: Callable[..., Any]) -> None:
+    async def one(generate: Callable[..., Any], sent: asyncio.Event) -> None:
+        async def messages() -> AsyncIterator[pb.GenerateRequest]:
+            yield start
+            sent.set()
+            yield END
+
         # Long enough for a busy machine to refuse 200 calls before the first of the others gives up.
-        ended.append(await collect(generate(iter([start, END]), timeout=15)))
+        ended.append(await collect(generate(messages(), timeout=30)))
+        sent.set()
 
     below.send(signal.SIGSTOP)
     try:
         async with calls_to(entry, "thinker") as generate, Watch(entry) as watch:
-            await asyncio.gather(*(one(generate) for _ in range(CALLS)))
+            calls: list[asyncio.Task[None]] = []
+            while len(calls) < CALLS:
+                # A few at a time, as in open_calls: who is slow to send Start is refused for that.
+                sent = [asyncio.Event() for _ in range(FEWEST_START_PLACES)]
+                calls += [asyncio.create_task(one(generate, event)) for event in sent]
+                await asyncio.gather(*(event.wait() for event in sent))
+            await asyncio.gather(*calls)
     finally:
         below.send(signal.SIGCONT)
     refused = [answer for answer in ended if answer.code is grpc.StatusCode.RESOURCE_EXHAUSTED]

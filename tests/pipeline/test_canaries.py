@@ -26,7 +26,9 @@ WORD = "canarino7f3a"
 NUMBER = 987_654_321
 TOKENS = [471, 472, 473, 474]
 """Ids that the tiny vocabulary has; a log would hold them side by side."""
-FEW = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}, "token2wav": {"num_inference_steps": 2}}
+_FEW_TOKENS: dict[str, Any] = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}}
+FEW = {"qwen2_5_omni": {**_FEW_TOKENS, "token2wav": {"num_inference_steps": 2}}, "qwen3_omni": _FEW_TOKENS}
+PIPELINES = {"qwen2_5_omni": "tiny_pipeline", "qwen3_omni": "qwen3_pipeline"}
 BROKEN_PNG = b"\x89PNG\r\n\x1a\n" + WORD.encode() * 3
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -58,29 +60,33 @@ def told(error: OmniRequestError) -> str:
     return " ".join([str(error), repr(error), error.message, error.field, error.limit, error.reason])
 
 
-async def test_nothing_of_a_request_is_told(tiny_pipeline: RunningPipeline) -> None:
+@pytest.mark.parametrize("family", PIPELINES)
+async def test_nothing_of_a_request_is_told(family: str, request: pytest.FixtureRequest) -> None:
+    pipeline: RunningPipeline = request.getfixturevalue(PIPELINES[family])
     said: list[str] = []
-    async with AsyncOmniClient(tiny_pipeline.endpoint) as client:
-        for arguments in GOOD.values():
-            await client.run(**{"sampling": FEW, "timeout": 100, **arguments})
+    async with AsyncOmniClient(pipeline.endpoint) as client:
+        for name, arguments in GOOD.items():
+            # Bare token ids have no turn that Qwen3-Omni's talker could speak.
+            modalities = ("text",) if (name, family) == ("tokens", "qwen3_omni") else ()
+            await client.run(**{"sampling": FEW[family], "timeout": 100, "modalities": modalities, **arguments})
         for name, arguments in BAD.items():
             for partial in (False, True):
                 try:
                     result = await client.run(
-                        **{"sampling": FEW, "timeout": 100, "allow_partial": partial, **arguments}
+                        **{"sampling": FEW[family], "timeout": 100, "allow_partial": partial, **arguments}
                     )
                 except OmniRequestError as error:
                     said.append(told(error))
                 else:
                     assert partial, name
                     said += [told(failed.error) for failed in result.failed.values() if isinstance(failed, StageFailed)]
-    said += await hostile_edges(tiny_pipeline)
+    said += await hostile_edges(pipeline)
     assert len(said) > len(BAD)
-    for stage, ports in tiny_pipeline.stages.items():
+    for stage, ports in pipeline.stages.items():
         metrics = await asyncio.to_thread(read_metrics, ports["metrics"])
-        assert f'component="qwen2_5_omni/{stage}"' in metrics
+        assert f'component="{family}/{stage}"' in metrics
         said.append(metrics)
-    said.append(tiny_pipeline.logs())
+    said.append(pipeline.logs())
     for text in said:
         for canary in (WORD, str(NUMBER), "471, 472", "471,472", "[471"):
             assert canary not in text, f"{canary} was told near {text[max(0, text.find(canary) - 200) :][:120]!r}"
@@ -89,7 +95,8 @@ async def test_nothing_of_a_request_is_told(tiny_pipeline: RunningPipeline) -> N
 async def hostile_edges(pipeline: RunningPipeline) -> list[str]:
     """Edges of rows that spell the canary: damaged, non-finite, out of any range. What the stages say to that."""
     said = []
-    for stage, source in (("talker", "thinker"), ("token2wav", "talker")):
+    thinker, talker, sound = pipeline.stages
+    for stage, source in ((talker, thinker), (sound, talker)):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{pipeline.stages[stage]['grpc']}") as channel:
             stub = stage_service_pb2_grpc.StageServiceStub(channel)
             schema = schema_from_proto((await stub.GetStage(pb.GetStageRequest(), timeout=20)).input_schema)

@@ -18,7 +18,7 @@ from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_cha
 
 pytestmark = pytest.mark.pipeline
 
-WARM_UP, AT_ONCE = 2_000, 32
+WARM_UP, AT_ONCE = 1_500, 32
 GROWTH = 1.05
 EVENTS = 8
 """Calls are cancelled before Start arrived, after 1 to 7 events of at least 7, or at their first sound."""
@@ -63,7 +63,7 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
 
 
 async def settle(process: StageProcess) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := [(s, name) for s in process.ports for name in GAUGES if process.metric(s, name) != 0]:
         assert time.monotonic() < deadline, f"still there: {left}"
         await asyncio.sleep(0.05)
@@ -71,13 +71,13 @@ async def settle(process: StageProcess) -> None:
 
 async def count_tasks(process: StageProcess, at_most: float) -> float:
     """Tasks of the process, once there are no more than at_most: the last callbacks of grpc.aio take a moment."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (tasks := process.metric("thinker", "cheap_tasks")) > at_most and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     return tasks
 
 
-@pytest.mark.parametrize("calls", [2_500, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("calls", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
 async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) -> None:
     rng = random.Random(4)
     async with AsyncOmniClient(f"127.0.0.1:{chain.ports['thinker']['grpc']}") as client:
@@ -96,7 +96,7 @@ async def test_cancelled_calls_leave_nothing(chain: StageProcess, calls: int) ->
         assert min(reached.values()) > calls / 100, "too few calls came as far as the last stage"
         assert after < before * GROWTH
         assert await count_tasks(chain, idle_tasks) <= idle_tasks
-        await until(lambda: len(asyncio.all_tasks()) <= own_tasks + 1, 10)
+        await until(lambda: len(asyncio.all_tasks()) <= own_tasks + 1)
         assert (await client.run(raw_text="hello", timeout=20)).text == WORD * 4
     assert "Traceback" not in chain.read_log()
     assert "never retrieved" not in chain.read_log()

@@ -15,10 +15,18 @@ from support.pipelines import OMNIPIPE, processes_with
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 
 
-def test_demo_leaves_text_speech_and_timelines_and_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [
+        (),
+        # The same command with other stages, which tests/engine/test_parity_qwen3.py has.
+        pytest.param(("--family", "qwen3_omni"), marks=pytest.mark.full, id="qwen3_omni"),
+    ],
+)
+def test_demo_leaves_text_speech_and_timelines_and_no_process(tmp_path: Path, family: tuple[str, ...]) -> None:
     out = tmp_path / "demo-output"
     done = subprocess.run(
-        [OMNIPIPE, "demo", "--out", str(out)], capture_output=True, text=True, timeout=550, check=False
+        [OMNIPIPE, "demo", "--out", str(out), *family], capture_output=True, text=True, timeout=550, check=False
     )
     assert done.returncode == 0, done.stderr
     for prompt in ("text", "audio", "image"):

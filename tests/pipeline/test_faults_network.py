@@ -28,9 +28,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOPS = ("thinker", "talker", "token2wav")
 """The stage that the hop leads to."""
 DEADLINE_S = 2.0
-SLACK_S = 2.0
+SLACK_S = 20.0
+"""What hangs, hangs for ever; a busy machine is slow for less."""
 PATIENCE_S = 20.0
-RECOVERY_S = 3.0
+RECOVERY_S = 30.0
 """A channel tries a peer that it could not reach once a second."""
 ROWS = 20_000
 """Rows of 8 bfloat16 and an int64: about 480 kB to the talker, 160 kB on to token2wav."""

@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
 
 STEP_TIMEOUT_S = 10.0
 """Longer than any step takes on a machine that is busy with other tests: only a stuck engine is to exceed it."""
-DEAD_WITHIN_S = 5.0
-RECOVERY_S = 3.0
+DEAD_WITHIN_S = 30.0
+RECOVERY_S = 30.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SAMPLING = {"thinker": {"temperature": 0.0, "max_tokens": 8}, "talker": {"temperature": 0.0, "max_tokens": 16}}
 LONG = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 1800, "min_tokens": 1800}}
@@ -109,7 +109,7 @@ async def chain(processes: dict[str, StageProcess]) -> AsyncIterator[Chain]:
         yield Chain(processes, client)
 
 
-def wait_until_gone(known: set[Any], seconds: float = 10) -> None:
+def wait_until_gone(known: set[Any], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while left := list_running(known):
         assert time.monotonic() < deadline, f"{len(left)} of {len(known)} processes are still there"
@@ -189,9 +189,14 @@ async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain:
 async def test_killed_stage_during_a_request(chain: Chain) -> None:
     talker = chain.processes["talker"]
     running, _ = await chain.begin_long()
-    talker.kill()
+    below = talker.list_tree()
+    talker.send(signal.SIGKILL)
     error = await asyncio.wait_for(running, DEAD_WITHIN_S)
     assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "talker")
+    assert await asyncio.to_thread(talker.wait, 20) == -signal.SIGKILL
+    # Its engine and template, which nobody has killed, do not outlive it.
+    assert len(below) > 1
+    wait_until_gone(below)
     talker.start()
     await chain.check_served()
 

@@ -23,6 +23,7 @@ from omni_gateway.pipelines import ServedPipeline
 from omni_gateway.settings import GatewaySettings
 from support.gateways import serve_gateway
 from support.pipelines import RunningPipeline
+from support.sockets import list_listeners
 
 pytestmark = pytest.mark.pipeline
 
@@ -130,6 +131,7 @@ def test_a_drain_ends_what_was_begun(tiny_pipeline: RunningPipeline, tmp_path: P
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             url = json.loads(address.read_text())["http"]
+            assert [str(one.port) for one in list_listeners({process.pid})] == [url.rpartition(":")[2]]
             asked = {**LONG, "max_completion_tokens": 300, "stream": True}
             with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=120) as answer:
                 lines = answer.iter_lines()

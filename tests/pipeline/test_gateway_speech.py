@@ -170,7 +170,9 @@ def test_hostile_media_are_refused_by_name(client: openai.OpenAI, medium: Hostil
     data = base64.b64encode(medium.make()).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     audio = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
-    messages: Any = [{"role": "user", "content": [image if medium.is_image else audio]}]
+    video = {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{data}"}}
+    part = {"image": image, "audio": audio, "video": video}[medium.kind]
+    messages: Any = [{"role": "user", "content": [part]}]
     with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=1)
     assert caught.value.status_code in (400, 413)

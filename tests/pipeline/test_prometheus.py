@@ -17,7 +17,7 @@ from omni_proto.pod_contract import PIPELINE_LABEL, STAGE_LABEL
 from omni_proto.stage_config import Listen, ServerTls
 from support.certificates import DAY, Authority, MountedSecret, tls_files
 from support.metric_rules import find_bad_metrics, scrape, series_of
-from support.operator_pipelines import build_all, pick
+from support.operator_pipelines import build_all, labels_of_pods, pick
 from support.pipelines import SAMPLES, RunningPipeline
 from support.prometheus import (
     PodTarget,
@@ -27,6 +27,7 @@ from support.prometheus import (
     find_empty_variables,
     find_unanswered,
     is_about_operator,
+    list_targets,
     panel_queries,
     runbook_queries,
     scrape_config,
@@ -67,15 +68,7 @@ def prometheus(
 ) -> Iterator[PrometheusProcess]:
     """Scrapes the pipeline, which has answered some requests since, and refused one; and an entry with TLS."""
     children = build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text()))
-    targets = [
-        PodTarget(
-            f"127.0.0.1:{ports['metrics']}",
-            "models",
-            f"{stage}-0",
-            pick(children, "Deployment", stage)["spec"]["template"]["metadata"]["labels"],
-        )
-        for stage, ports in tiny_pipeline.stages.items()
-    ]
+    targets = list_targets(tiny_pipeline.stages, labels_of_pods(children))
     of_tls = {**targets[0].labels, PIPELINE_LABEL: "secure", STAGE_LABEL: "thinker"}
     targets.append(PodTarget(f"127.0.0.1:{tls_entry.ports['thinker']['metrics']}", "models", "secure-0", of_tls))
     configs = [scrape_config("models/tiny-omni", targets, pick(children, "PodMonitor"))]

@@ -1,4 +1,4 @@
-"""Retries over 1,000 faults: only before Accepted, at most three attempts, and nothing ever runs twice.
+"""Retries over hundreds of faults: only before Accepted, at most three attempts, and nothing ever runs twice.
 
 The peer is a real gRPC server that breaks calls at random, behind proxies that cut connections: an Accepted may be lost
 on its way. What it counts as a run is what a stage runs on: End, after its Accepted.
@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -26,7 +27,8 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from support.scripted_stages import EDGE_A, Kit, ScriptedComponent
 from support.tcp_proxy import TcpProxy
 
-FAULTS, AT_ONCE, CHANNELS = 1_000, 40, 8
+AT_ONCE, CHANNELS = 40, 8
+many_faults = pytest.mark.parametrize("faults", [400, pytest.param(1_000, marks=pytest.mark.full)])
 BEFORE, AFTER = ("unavailable", "exhausted", "internal", "cut"), ("unavailable late", "exhausted late", "cut late")
 
 
@@ -93,8 +95,8 @@ async def serving(peer: FaultyPeer) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-def check(peer: FaultyPeer, outcomes: dict[str, str]) -> None:
-    assert sum(peer.faults.values()) >= FAULTS
+def check(peer: FaultyPeer, outcomes: dict[str, str], faults: int) -> None:
+    assert sum(peer.faults.values()) >= faults
     assert set(peer.faults) == {*BEFORE, *AFTER}
     assert max(peer.runs.values()) == 1, "a request ran twice"
     codes = Counter(outcomes.values())
@@ -106,16 +108,16 @@ def check(peer: FaultyPeer, outcomes: dict[str, str]) -> None:
     assert lost, "no Accepted was lost on its way: the hard case did not occur"
 
 
-async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], **arguments: Any) -> dict[str, str]:
+async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], faults: int) -> dict[str, str]:
     """Requests until there were enough faults: request id -> code."""
     outcomes: dict[str, str] = {}
 
     async def worker(number: int) -> None:
         client, count = clients[number % len(clients)], 0
-        while sum(peer.faults.values()) < FAULTS:
+        while sum(peer.faults.values()) < faults:
             request_id, count = f"{number}-{count}", count + 1
             try:
-                await client.run(raw_text="hello", request_id=request_id, timeout=30, **arguments)
+                await client.run(raw_text="hello", request_id=request_id, timeout=30)
                 outcomes[request_id] = "OK"
             except OmniRequestError as error:
                 outcomes[request_id] = error.code.name
@@ -124,7 +126,8 @@ async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], **a
     return outcomes
 
 
-async def test_the_client_never_makes_a_request_run_twice() -> None:
+@many_faults
+async def test_the_client_never_makes_a_request_run_twice(faults: int) -> None:
     async with AsyncExitStack() as stack:
         peer = FaultyPeer("thinker", seed=1)
         target = await stack.enter_async_context(serving(peer))
@@ -132,10 +135,11 @@ async def test_the_client_never_makes_a_request_run_twice() -> None:
         for number in range(CHANNELS):
             peer.proxies[str(number)] = stack.enter_context(TcpProxy(target))
             clients.append(await stack.enter_async_context(AsyncOmniClient(peer.proxies[str(number)].target)))
-        check(peer, await run_until_enough(peer, clients))
+        check(peer, await run_until_enough(peer, clients, faults), faults)
 
 
-async def test_a_stage_never_makes_the_stage_below_run_twice() -> None:
+@many_faults
+async def test_a_stage_never_makes_the_stage_below_run_twice(faults: int) -> None:
     async with AsyncExitStack() as stack:
         peer = FaultyPeer("talker", seed=2)
         target = await stack.enter_async_context(serving(peer))
@@ -146,7 +150,7 @@ async def test_a_stage_never_makes_the_stage_below_run_twice() -> None:
             entry = await Kit(stack).serve(downstream=[edge], component=ScriptedComponent(output_schema=EDGE_A))
             entries.append(entry)
             clients.append(await stack.enter_async_context(AsyncOmniClient(entry.target)))
-        outcomes = await run_until_enough(peer, clients)
-        check(peer, outcomes)
+        outcomes = await run_until_enough(peer, clients, faults)
+        check(peer, outcomes, faults)
         # The entry accepted before anything went wrong below: its own engine ran once for each request.
         assert sum(len(entry.engine.requests) for entry in entries) == len(outcomes)

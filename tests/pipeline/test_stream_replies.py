@@ -43,7 +43,9 @@ CHATS: dict[str, dict[str, Any]] = {
 
 async def run(client: AsyncOmniClient, job: dict[str, Any], **more: Any) -> GenerationResult:
     arguments = {"seed": 1, "include_token_ids": True, "include_codec_tokens": True, "timeout": 100.0}
-    return await client.run(**{**arguments, **job, **more})
+    # Two steps of diffusion in place of ten: what is compared here comes from the edges.
+    sampling = {"token2wav": {"num_inference_steps": 2}, **job.get("sampling", {})}
+    return await client.run(**{**arguments, **job, "sampling": sampling, **more})
 
 
 def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
@@ -66,26 +68,36 @@ def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], 
     usage = spoken.finished["thinker"].usage
     assert usage.prompt_tokens == answer.finished["thinker"].usage.prompt_tokens
     assert usage.completion_tokens == len(spoken.token_ids["thinker"])
-    assert usage.tensor_bytes_sent == answer.finished["thinker"].usage.tensor_bytes_sent
+    # A talker that reaches its max_tokens ends the call: of a chat on a Stream edge, fewer rows may have left by then.
+    assert usage.tensor_bytes_sent >= answer.finished["thinker"].usage.tensor_bytes_sent
+    if answer.finished["talker"].finish_reason == "stop":
+        assert usage.tensor_bytes_sent == answer.finished["thinker"].usage.tensor_bytes_sent
     assert spoken.finished["thinker"].finish_reason == "stop"
 
 
-@pytest.mark.parametrize("edges", ["Full", "Stream"])
+@pytest.mark.parametrize(
+    ("edges", "chats"),
+    [
+        pytest.param("Full", ("seeded", "until it ends by itself"), id="Full"),
+        pytest.param("Stream", tuple(CHATS), id="Stream"),
+    ],
+)
 async def test_its_own_reply_is_spoken_as_the_chat_was(
-    edges: str, stream_pipeline: RunningPipeline, tiny_pipeline: RunningPipeline
+    edges: str, chats: tuple[str, ...], stream_pipeline: RunningPipeline, tiny_pipeline: RunningPipeline
 ) -> None:
     pipeline = tiny_pipeline if edges == "Full" else stream_pipeline
+    chosen = {name: CHATS[name] for name in chats}
     async with AsyncOmniClient(pipeline.endpoint) as client:
-        answers = {name: await run(client, job) for name, job in CHATS.items()}
-        jobs = {name: given(job, answers[name]) for name, job in CHATS.items()}
+        answers = {name: await run(client, job) for name, job in chosen.items()}
+        jobs = {name: given(job, answers[name]) for name, job in chosen.items()}
         for name, job in jobs.items():
             check(await run(client, job), answers[name], job["reply"], alone=True)
         # With others, some of which are sampled.
-        together = await asyncio.gather(*(run(client, job) for job in [*jobs.values(), *CHATS.values()]))
+        together = await asyncio.gather(*(run(client, job) for job in [*jobs.values(), *chosen.values()]))
     for (name, job), spoken in zip(jobs.items(), together, strict=False):
         check(spoken, answers[name], job["reply"], alone=False)
     spoken_codes = {str(answer.token_ids["talker"]) for answer in answers.values()}
-    assert len(spoken_codes) == len(CHATS), "chats that all sound alike show nothing"
+    assert len(spoken_codes) == len(chosen), "chats that all sound alike show nothing"
     assert {answer.finished["thinker"].finish_reason for answer in answers.values()} == {"stop", "length"}
 
 

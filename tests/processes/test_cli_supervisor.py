@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.local.guard import list_tree
+from omni_cli.local.processes import Guard, StageFiles, StageProcess
+from omni_proto.pod_contract import Termination, TerminationReason
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"
@@ -143,6 +145,18 @@ def test_refused_configuration_names_stage_reason_and_last_log_lines(launch: Cal
     assert "talker.log" in err
     assert "| the last words of the stage" in err
     assert not any(is_alive(pid) for pid in run.pids())
+
+
+@pytest.mark.parametrize("reason", list(TerminationReason))
+def test_what_a_stage_leaves_for_kubelet_is_told(reason: TerminationReason, tmp_path: Path) -> None:
+    files = StageFiles(*(tmp_path / name for name in ("config", "address", "log", "termination")))
+    files.termination.write_text(Termination(reason, "said so", "model.path").encode())
+    guard = Guard()
+    stage = StageProcess("talker", ["sh", "-c", "exit 70"], files, guard)
+    wait_for(lambda: stage.poll() is not None)
+    assert stage.describe_end() == f"ended with exit code 70: {reason} (model.path) said so"
+    stage.finish()
+    guard.close()
 
 
 def test_death_of_a_ready_stage_names_it_and_stops_the_others(launch: Callable[..., Run]) -> None:

@@ -58,8 +58,8 @@ def check_cases(url: str, count: int) -> dict[int, int]:
 
 
 def test_no_request_that_the_schema_allows_breaks_it(gateway: str) -> None:
-    statuses = check_cases(gateway, 300)
-    assert sum(statuses.values()) >= 300
+    statuses = check_cases(gateway, 150)
+    assert sum(statuses.values()) >= 150
     assert {200, 400} <= set(statuses)
 
 

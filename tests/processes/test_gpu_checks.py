@@ -23,6 +23,8 @@ ON_CPU = {
     "token2wav.batch",
     "token2wav.windows",
     "token2wav.memory",
+    "qwen3_omni.chunks",
+    "qwen3_omni.together",
 }
 """Checks of the torch part that a CPU runs."""
 

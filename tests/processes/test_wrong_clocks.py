@@ -75,5 +75,5 @@ async def test_deadlines_come_when_they_would_have(stages: StageProcess, clock: 
     began = time.monotonic()
     with pytest.raises(OmniRequestError, match="DEADLINE_EXCEEDED"):
         await ask(stages, clock, LONG, jump_s)
-    assert REQUEST_S - 1 < time.monotonic() - began < 5 * REQUEST_S
+    assert REQUEST_S - 1 < time.monotonic() - began < HOUR_S / 10
     assert stages.health("thinker", "liveness") == "SERVING"

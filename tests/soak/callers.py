@@ -32,32 +32,32 @@ Request = tuple[pb.GenerateRequest, list[bytes]]
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
 
 
-def media_request(media: list[tuple[bool, bytes]], *, chunked: bool, announced: int = 0) -> Request:
+def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: int = 0) -> Request:
     """Start, and what follows in chunks."""
     start = pb.Start(modalities=[sampling_pb2.MODALITY_TEXT])
     start.sampling["thinker"].max_tokens = 1
     message = start.chat.messages.add(role="user")
     sent = []
-    for number, (is_image, data) in enumerate(media):
+    for number, (kind, data) in enumerate(media):
         medium = prompt_pb2.Media(data=b"" if chunked else data)
         if chunked:
             medium.chunked.CopyFrom(
                 prompt_pb2.MediaReference(media_id=number, total_bytes=len(data), decoded_bytes=announced)
             )
             sent.append(data)
-        message.parts.add(**{"image" if is_image else "audio": medium})
+        message.parts.add(**{kind: medium})
     return pb.GenerateRequest(start=start), sent
 
 
 def requests() -> list[Request]:
     """What callers send, in turns."""
-    made = [(medium.is_image, medium.make()) for medium in CORPUS]
+    made = [(medium.kind, medium.make()) for medium in CORPUS]
     found = [media_request([one], chunked=False) for one in made if len(one[1]) <= 4 << 20]
     found += [media_request([one], chunked=True, announced=announced) for one in made for announced in (0, 1000)]
     found += [
-        media_request([(False, flac(300))] * 6, chunked=False),
-        media_request([(True, flat_png(4096, 4096))] * 4, chunked=False),
-        media_request([(True, many_scans(45, 4000))] * 2, chunked=False),
+        media_request([("audio", flac(300))] * 6, chunked=False),
+        media_request([("image", flat_png(4096, 4096))] * 4, chunked=False),
+        media_request([("image", many_scans(45, 4000))] * 2, chunked=False),
     ]
     many = pb.Start()
     for _ in range(1024):

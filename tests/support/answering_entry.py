@@ -20,13 +20,23 @@ PCM = b"\x00\x01" * 2400
 VOICES = ("", "Chelsie", "Ethan")
 
 
+class Starts(list[pb.Start]):
+    """The Start of every request so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traceparents: list[str] = []
+        """What each brought in its metadata; empty without."""
+
+
 class _Entry(stage_service_pb2_grpc.StageServiceServicer):
     def __init__(self) -> None:
-        self.starts: list[pb.Start] = []
+        self.starts = Starts()
 
     def Generate(self, requests: Iterator[pb.GenerateRequest], context: Any) -> Iterator[pb.GenerateResponse]:
         start = next(requests).start
         self.starts.append(start)
+        self.starts.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
         if start.audio.voice not in VOICES:
             context.abort_with_status(rpc_status.to_status(_unknown_voice()))
         yield pb.GenerateResponse(stage="thinker", accepted=events_pb2.Accepted(request_id="r1"))
@@ -60,12 +70,15 @@ def _unknown_voice() -> status_pb2.Status:
 
 
 @contextmanager
-def serve_entry() -> Iterator[tuple[int, list[pb.Start]]]:
-    """Serves on 127.0.0.1 inside the block; gives the port, and the Start of every request so far."""
+def serve_entry(credentials: grpc.ServerCredentials | None = None) -> Iterator[tuple[int, Starts]]:
+    """Serves on 127.0.0.1 inside the block, with TLS by credentials; gives the port, and the Start of every request."""
     entry = _Entry()
     server = grpc.server(ThreadPoolExecutor(4))
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     try:
         yield port, entry.starts

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401 - puts placeholders into torch.cuda as it is imported: before ours
 from vllm.platforms.cpu import CpuPlatform
@@ -111,13 +112,33 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+_seen: list[Seen] = []
+"""Of what runs meanwhile, the innermost last."""
+
+
+@contextmanager
+def _counting() -> Iterator[Seen]:
+    _seen.append(Seen())
+    try:
+        yield _seen[-1]
+    finally:
+        _seen.pop()
+
+
 @contextmanager
 def async_scheduling() -> Iterator[Seen]:
-    """Engines that are built and run meanwhile, with async_scheduling=True, schedule asynchronously on the CPU."""
-    seen = Seen()
+    """Engines that are built and run meanwhile, with async_scheduling=True, schedule asynchronously on the CPU.
+
+    Within another one, counts go to the inner.
+    """
+    if _seen:
+        with _counting() as seen:
+            yield seen
+        return
     tensor_to, tensor_copy = torch.Tensor.to, torch.Tensor.copy_
 
     def enqueue(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen = _seen[-1]
         seen.side_copies += 1
         stream = _current[-1]
         alive = weakref.ref(source)
@@ -167,7 +188,7 @@ def async_scheduling() -> Iterator[Seen]:
             # vLLM waits for the step's tokens here, and so for all that came before them.
             _main.reading.clear()
         elif state is not None:
-            seen.poisoned_steps += 1
+            _seen[-1].poisoned_steps += 1
             with torch.inference_mode():
                 poison(state.hidden_states)
                 self.input_ids.gpu.fill_(GARBAGE_ID)
@@ -182,7 +203,7 @@ def async_scheduling() -> Iterator[Seen]:
         assert self._staging is not self.buffer
         assert _address(self._staging) not in _main.reading, "a copy may still read the staging memory"
         fill(self, spans, num_input_tokens)
-        seen.staged_steps += 1
+        _seen[-1].staged_steps += 1
 
     cuda = {
         "Event": Event,
@@ -200,12 +221,17 @@ def async_scheduling() -> Iterator[Seen]:
         mock.patch.object(host_memory, "pinned_empty", pinned_empty),
         mock.patch.object(OmniARRunnerMixin, "sample_tokens", sample_and_poison),
         mock.patch.object(InputRowStore, "fill", fill_checked),
+        _counting() as seen,
     ):
         yield seen
     _main.reading.clear()
 
 
-SCHEDULING = ("synchronous", "asynchronous")
+SCHEDULING = (
+    # Parity tests and pipelines schedule like this, as vLLM does on CPUs.
+    pytest.param("synchronous", marks=pytest.mark.full),
+    "asynchronous",
+)
 
 
 @contextmanager

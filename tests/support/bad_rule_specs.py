@@ -61,6 +61,16 @@ BAD_RULES: Final[dict[str, Bad]] = {
         "metadata.name",
         "another pipeline's headless Service; give one that does",
     ),
+    "aliases of voices without audio": Bad(
+        (stages("a"), edit("spec/stages/0/outputs", ["Text"]), edit("spec/aliases", {"voices": {"alloy": "Chelsie"}})),
+        "spec.aliases.voices",
+        "no stage returns Audio, so that there are no voices; remove aliases.voices, or declare outputs: [Audio]",
+    ),
+    "alias of a voice that begins with a space": Bad(
+        (edit("spec/aliases", {"voices": {" alloy": "Chelsie"}}),),
+        "spec.aliases.voices",
+        "keys must be names of letters, digits, spaces, dots, dashes and underscores, beginning and ending with a",
+    ),
     "uri leaves its root": Bad(
         (edit("spec/model/uri", "pvc://c/../d"),),
         "spec.model.uri",

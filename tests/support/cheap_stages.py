@@ -83,7 +83,6 @@ class CheapEngine:
 
     is_dead = False
     compiled_check_failed = False
-    max_streamed = None
     prompt_embeds = None
 
     def __init__(self, component: ScriptedComponent, script: Script) -> None:

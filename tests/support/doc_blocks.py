@@ -79,6 +79,7 @@ USES = (
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
+    Use("docs/qwen3-omni.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
     Use("README.md", "console", "v1/chat/completions", reason="port; pipeline/test_gateway_clients.py does it"),
     Use("docs/gateway.md", "console", "", reason="fixed ports; pipeline/test_gateway_clients.py uses free ones"),
     Use("docs/gateway.md", "python", "", reason="fixed port; pipeline/test_gateway_speech.py makes such calls"),

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_spans(page: Path) -> list[str]:
-    """Every text between single backticks."""
-    return re.findall(r"`([^`]+)`", page.read_text())
+    """Every text between single backticks, outside of blocks of code."""
+    return re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
 
 
 def named_tests(page: Path) -> set[str]:

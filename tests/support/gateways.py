@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from omni_gateway.app import create_app
 from omni_gateway.pipelines import ServedPipeline, StaticPipelines
@@ -14,11 +15,13 @@ from omni_gateway.settings import GatewaySettings
 
 
 @contextmanager
-def serve_gateway(*pipelines: ServedPipeline, settings: GatewaySettings | None = None) -> Iterator[str]:
+def serve_gateway(
+    *pipelines: ServedPipeline, settings: GatewaySettings | None = None, tls_dir: Path | None = None
+) -> Iterator[str]:
     """Serves the pipelines inside the block; gives the gateway's URL."""
     settings = settings or GatewaySettings()
     app = create_app(StaticPipelines(pipelines), settings)
-    server = make_server(app, settings, Listen(port=0))
+    server = make_server(app, settings, Listen(port=0, tls_dir=tls_dir))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -28,7 +31,7 @@ def serve_gateway(*pipelines: ServedPipeline, settings: GatewaySettings | None =
                 raise RuntimeError("the gateway did not start")
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if tls_dir else 'http'}://127.0.0.1:{port}"
     finally:
         server.should_exit = True
         thread.join(30)

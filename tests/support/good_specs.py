@@ -167,6 +167,21 @@ GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "entry that does not ask for certificates": (
         edit("spec/entry/tls", {"secretName": "omni-tls", "clientCertificates": "Ignored"}),
     ),
+    "a collector": (edit("spec/tracing", {"otlpEndpoint": "http://collector.observability.svc:4317"}),),
+    "aliases": (
+        edit(
+            "spec/aliases",
+            {
+                "models": ["tts-1", "openai/gpt-4o:audio"],
+                "voices": {"alloy": "Chelsie", "af_heart": "Ethan", "A b": "x.y"},
+            },
+        ),
+    ),
+    "aliases of a model of text": (
+        stages("a"),
+        edit("spec/stages/0/outputs", ["Text"]),
+        edit("spec/aliases", {"models": ["x"], "voices": {}}),
+    ),
     "recreate": (edit("spec/rollout", {"strategy": "Recreate", "maxSurge": "25%", "maxUnavailable": 1}),),
     "rollout without surge": (edit("spec/rollout", {"maxSurge": "0%", "maxUnavailable": "100%"}),),
 }

@@ -38,3 +38,13 @@ def encode_wav(samples: np.ndarray, rate_hz: int = 16_000) -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="PCM_16")
     return buffer.getvalue()
+
+
+def make_frames(seed: int = 0, frames: int = 4, width: int = 392, height: int = 280) -> np.ndarray:
+    """uint8 [frames, height, width, 3]: a bright square that moves over coloured noise."""
+    generator = np.random.default_rng(seed)
+    video = generator.integers(0, 128, (frames, height, width, 3)).astype(np.uint8)
+    for index, frame in enumerate(video):
+        left = (40 * index + 20 * seed) % (width - 64)
+        frame[64:128, left : left + 64] = (255, 200, 30 * (index % 8))
+    return video

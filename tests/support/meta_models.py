@@ -24,12 +24,14 @@ from omni_stage.engine.arguments.engine_args import build_engine_args
 from omni_stage.engine.vllm_engine import vllm_engine_kwargs
 from omni_stage.models.component import Component
 from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
+from omni_stage.models.qwen2_5_omni.schemas import PACE
 from omni_stage.models.qwen2_5_omni.thinker.component import Thinker
 from omni_stage.models.qwen2_5_omni.thinker.prompts import read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.registry import installed_families
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
+from omni_stage.models.shared.thinker import ThinkerSettings
 from support.omni_stages import stage_config
 from support.published import read_added_tokens
 
@@ -51,16 +53,16 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
         return installed_families().factory(f"{family}/{stage}")(stage_config(stage, checkpoint, family=family))
     facts = read_checkpoint(checkpoint)
     prompts = PromptBuilder(AddedTokens(), facts, max_audio_samples=read_audio_limit(checkpoint))
-    return Thinker(
-        facts,
-        prompts,
+    settings = ThinkerSettings(
         feeds=True,
         max_media=4,
         default_sampling=read_text_sampling(checkpoint),
         end_token_ids=read_text_ends(checkpoint, vocab_size=facts.vocab_size, tokenizer_end=None),
         media_costs=MediaCosts(56 * 56, 50_176, 480_000, 28, 640),
+        pace=PACE,
         known_voices=tuple(read_voices(checkpoint)),
     )
+    return Thinker(facts, prompts, settings)
 
 
 def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:

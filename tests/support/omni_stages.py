@@ -26,8 +26,9 @@ from omni_stage.engine.protocol import StageEngine
 from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.models.component import EdgeInput, FinishReason, StageRequest, StageStep, UserPrompt
 from support.reference import Reference, ReferencePrompt, ReferenceSettings
+from support.stage_processes import STAGES
 
-SOUND_STAGES = {"qwen2_5_omni": "token2wav", "qwen3_omni": "code2wav"}
+SOUND_STAGES = {family: stages[-1] for family, stages in STAGES.items()}
 """The last stage of each family's pipeline."""
 _PREVIOUS = {"talker": "thinker", "token2wav": "talker", "code2wav": "talker"}
 _OUTPUTS = {"thinker": [Modality.TEXT], "talker": []}

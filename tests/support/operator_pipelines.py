@@ -12,6 +12,7 @@ from omni_operator.desired.build_settings import BuildSettings, Owner
 from omni_operator.desired.revision import compute_revision
 from omni_operator.rollout.replicas import first_replicas
 from omni_proto.pipeline import OmniPipeline, parse_pipeline
+from omni_proto.pod_contract import STAGE_LABEL
 
 OWNER = Owner(name="demo", namespace="models", uid="0b1c")
 SETTINGS = BuildSettings(default_image="stage:1", pod_monitors=True)
@@ -86,3 +87,10 @@ def pod_spec(children: Sequence[Manifest], stage: str = "llm") -> Manifest:
     """The pod spec of a stage's Deployment."""
     spec: Manifest = pick(children, "Deployment", stage)["spec"]["template"]["spec"]
     return spec
+
+
+def labels_of_pods(children: Sequence[Manifest]) -> dict[str, dict[str, str]]:
+    """Returns the labels of each stage's pods: stage -> labels."""
+    deployments = [child for child in children if child["kind"] == "Deployment"]
+    labels = [child["spec"]["template"]["metadata"]["labels"] for child in deployments]
+    return {found[STAGE_LABEL]: found for found in labels}

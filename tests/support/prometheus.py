@@ -58,6 +58,12 @@ class PrometheusApi:
         found: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return found
 
+    def query_range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
+        """Series of a range query; times in seconds since the epoch. Raises ValueError with the server's words."""
+        times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
+        found: list[dict[str, Any]] = self._get("query_range", query=expr, **times)["result"]
+        return found
+
     def label_values(self, label: str, series: str) -> list[str]:
         """Values of a label of the series that match."""
         return list(self._get(f"label/{label}/values", **{"match[]": series}))
@@ -148,6 +154,16 @@ class PodTarget:
             "targets": [self.address],
             "labels": {f"__meta_kubernetes_{name}": value for name, value in meta.items()},
         }
+
+
+def list_targets(
+    stages: Mapping[str, Mapping[str, int]], pod_labels: Mapping[str, Mapping[str, str]]
+) -> list[PodTarget]:
+    """Returns the metrics ports of a local pipeline's stages (stage -> its ports) as pods of the namespace models."""
+    return [
+        PodTarget(f"127.0.0.1:{ports['metrics']}", "models", f"{stage}-0", pod_labels[stage])
+        for stage, ports in stages.items()
+    ]
 
 
 def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def write_sparse_shards(directory: Path, size: str) -> dict[str, list[PublishedT
     for shard in table["shards"]:
         shards[shard["file"]], remaining = remaining[: shard["tensors"]], remaining[shard["tensors"] :]
     for file, tensors in shards.items():
-        _write_header(directory / file, tensors, table["safetensors_metadata"])
+        write_header(directory / file, tensors, table["safetensors_metadata"])
     weight_map = {tensor.name: file for file, tensors in shards.items() for tensor in tensors}
     index = {"metadata": {"total_size": table["index_total_size"]}, "weight_map": dict(sorted(weight_map.items()))}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
@@ -145,7 +145,8 @@ def _by_layer(rows: list[list[Any]]) -> Iterator[tuple[str, list[int], str]]:
             yield from ((name, shape, dtype) for name in _expand(_RANGES.sub(layer, pattern, count=1)))
 
 
-def _write_header(file: Path, tensors: list[PublishedTensor], metadata: dict[str, str] | None) -> None:
+def write_header(file: Path, tensors: list[PublishedTensor], metadata: dict[str, str] | None) -> None:
+    """A shard whose data are a hole in the file."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for tensor in sorted(tensors, key=lambda item: (-_BYTES[item.dtype], item.name)):

@@ -22,7 +22,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt
+from omni_stage.models.component import AudioPart, ChatMessage, ImagePart, TextPart, UserPrompt, VideoPart
 
 SOUND_RATE_HZ = 16_000
 SPEECH_SYSTEM_PROMPT = (
@@ -42,6 +42,10 @@ class ReferencePrompt:
     images: Sequence[Image] = ()
     sounds: Sequence[np.ndarray] = ()
     """float32 [samples] at 16 kHz each."""
+    videos: Sequence[np.ndarray] = ()
+    """uint8 [frames, height, width, 3] each, two frames a second, in a size that the processor does not change."""
+    heard: Sequence[np.ndarray] = ()
+    """The videos' sounds, float32 [samples] at 16 kHz; of all of them or of none."""
     system: str | None = None
     """None: the user sends no system message, and gets the one that speech needs."""
 
@@ -49,6 +53,9 @@ class ReferencePrompt:
         """The same question as our stages take it."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
         parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
+        for index, frames in enumerate(self.videos):
+            sound = AudioPart(self.heard[index], SOUND_RATE_HZ) if self.heard else None
+            parts.append(VideoPart(frames, sound))
         system = [] if self.system is None else [ChatMessage("system", [TextPart(self.system)])]
         return UserPrompt(messages=[*system, ChatMessage("user", [*parts, TextPart(self.text)])])
 
@@ -100,9 +107,9 @@ class ReferenceModel:
         """Think, talk, sound."""
         inputs = self.encode(prompt)
         prompt_ids = inputs["input_ids"][0].tolist()
-        tokens, hidden, embeddings = self._think(inputs, settings)
+        tokens, hidden, embeddings = self._think(inputs, prompt, settings)
         rows = hidden + embeddings
-        codec_tokens, positions = self._talk(inputs, tokens, rows, settings)
+        codec_tokens, positions = self._talk(inputs, bool(prompt.heard), tokens, rows, settings)
         stops = self._codec_stops()
         codes = [token for token in codec_tokens if token not in stops]
         return Reference(
@@ -120,18 +127,14 @@ class ReferenceModel:
         """The processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
         content += [{"type": "audio"} for _ in prompt.sounds]
+        content += [{"type": "video"} for _ in prompt.videos]
         content.append({"type": "text", "text": prompt.text})
         system = SPEECH_SYSTEM_PROMPT if prompt.system is None else prompt.system
         messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
         text = self.processor.tokenizer.apply_chat_template(
             messages, chat_template=self.processor.chat_template, tokenize=False, add_generation_prompt=True
         )
-        media: dict[str, Any] = {}
-        if prompt.images:
-            media["images"] = list(prompt.images)
-        if prompt.sounds:
-            media["audio"] = list(prompt.sounds)
-        return dict(self.processor(text=text, return_tensors="pt", **media))
+        return dict(self.processor(text=text, return_tensors="pt", **describe_media(prompt)))
 
     @torch.no_grad()
     def speak(self, codes: Sequence[int], settings: ReferenceSettings) -> torch.Tensor:
@@ -151,11 +154,12 @@ class ReferenceModel:
         return sound.reshape(-1).float()
 
     def _think(
-        self, inputs: dict[str, Any], settings: ReferenceSettings
+        self, inputs: dict[str, Any], prompt: ReferencePrompt, settings: ReferenceSettings
     ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
         thinker = self.model.thinker
         result = thinker.generate(
             **inputs,
+            use_audio_in_video=bool(prompt.heard),
             max_new_tokens=settings.thinker_tokens,
             do_sample=False,
             output_hidden_states=True,
@@ -172,7 +176,7 @@ class ReferenceModel:
         return tokens, hidden, embeddings
 
     def _talk(
-        self, inputs: dict[str, Any], tokens: list[int], rows: torch.Tensor, settings: ReferenceSettings
+        self, inputs: dict[str, Any], heard: bool, tokens: list[int], rows: torch.Tensor, settings: ReferenceSettings
     ) -> tuple[list[int], torch.Tensor]:
         """Codec tokens, and the M-RoPE positions [P, 3] of the prompt."""
         talker, prompt_ids = self.model.talker, inputs["input_ids"]
@@ -182,10 +186,10 @@ class ReferenceModel:
         text_ids = torch.cat([prompt_ids, torch.tensor([[bos, tokens[0]]])], dim=1)
         media = {
             "image_grid_thw": inputs.get("image_grid_thw"),
-            "video_grid_thw": None,
-            "use_audio_in_video": False,
+            "video_grid_thw": inputs.get("video_grid_thw"),
+            "use_audio_in_video": heard,
             "audio_feature_lengths": None,
-            "video_second_per_grid": None,
+            "video_second_per_grid": inputs.get("video_second_per_grid"),
         }
         if "feature_attention_mask" in inputs:
             media["audio_feature_lengths"] = inputs["feature_attention_mask"].sum(-1)
@@ -223,6 +227,18 @@ class ReferenceModel:
 
     def _codec_stops(self) -> set[int]:
         return {self.model.talker.codec_pad_token, self.model.talker.codec_eos_token}
+
+
+def describe_media(prompt: ReferencePrompt) -> dict[str, Any]:
+    """What a processor takes of a prompt's media."""
+    media: dict[str, Any] = {}
+    if prompt.images:
+        media["images"] = list(prompt.images)
+    if prompt.sounds or prompt.heard:
+        media["audio"] = [*prompt.sounds, *prompt.heard]
+    if prompt.videos:
+        media |= {"videos": list(prompt.videos), "fps": 2.0, "use_audio_in_video": bool(prompt.heard)}
+    return media
 
 
 def _rope_names(media: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-from support.reference import ReferencePrompt
+from support.reference import ReferencePrompt, describe_media
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Qwen3ReferenceModel:
         self._codes.clear()
         sequences, _ = self.model.generate(
             **inputs,
+            use_audio_in_video=bool(prompt.heard),
             speaker=settings.voice,
             thinker_max_new_tokens=settings.thinker_tokens,
             thinker_eos_token_id=self.model.config.im_end_token_id,
@@ -93,6 +94,7 @@ class Qwen3ReferenceModel:
         """The processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
         content += [{"type": "audio"} for _ in prompt.sounds]
+        content += [{"type": "video"} for _ in prompt.videos]
         content.append({"type": "text", "text": prompt.text})
         system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
         text = self.processor.tokenizer.apply_chat_template(
@@ -101,12 +103,7 @@ class Qwen3ReferenceModel:
             tokenize=False,
             add_generation_prompt=True,
         )
-        media: dict[str, Any] = {}
-        if prompt.images:
-            media["images"] = list(prompt.images)
-        if prompt.sounds:
-            media["audio"] = list(prompt.sounds)
-        return dict(self.processor(text=text, return_tensors="pt", **media))
+        return dict(self.processor(text=text, return_tensors="pt", **describe_media(prompt)))
 
     def _decode(self, codes: torch.Tensor, **_: Any) -> torch.Tensor:
         self._codes.append(codes)

@@ -58,6 +58,12 @@ class ScriptedComponent:
     def image_cost(self, width: int, height: int) -> MediaCost:
         return MediaCost(0, width * height)
 
+    def frame_size(self, width: int, height: int, frames: int) -> tuple[int, int]:
+        return width, height
+
+    def video_cost(self, width: int, height: int, frames: int) -> MediaCost:
+        return MediaCost(0, width * height * frames)
+
     def audio_cost(self, samples: int) -> MediaCost:
         return MediaCost(0, samples)
 

@@ -45,7 +45,6 @@ class ScriptedEngine:
     component: ScriptedComponent
     script: Script
     max_model_len: int = 64
-    max_streamed: int | None = None
     prompt_embeds: TensorSpec | None = None
     is_dead: bool = False
     compiled_check_failed: bool = False

@@ -32,44 +32,50 @@ REAL = (sys.executable, "-m", "omni_stage", "serve")
 CHEAP = (sys.executable, str(Path(__file__).with_name("cheap_stages.py")))
 preload("support.warm_stage")
 START_TIMEOUT_S = 400.0
-_STAGES = {"thinker": ["thinker", "talker", "token2wav"], "talker": ["talker", "token2wav"], "token2wav": ["token2wav"]}
+STAGES = {"qwen2_5_omni": ("thinker", "talker", "token2wav"), "qwen3_omni": ("thinker", "talker", "code2wav")}
+"""Each family's stages, from the entry down."""
 _TOKENS_ONLY = ("maxModelLen", "kvCacheMemoryMib")
-_ABOVE = {"talker": "thinker", "token2wav": "talker"}
-_OUTPUTS = {"thinker": ["Text"], "talker": [], "token2wav": ["Audio"]}
 
 
 def chain_configs(
-    ports: Mapping[str, int], *, targets: Mapping[str, str] | None = None, **settings: object
+    ports: Mapping[str, int],
+    *,
+    targets: Mapping[str, str] | None = None,
+    family: str = "qwen2_5_omni",
+    **settings: object,
 ) -> dict[str, StageConfig]:
-    """Configurations of thinker -> talker -> token2wav on this machine; targets overrides how a stage is reached.
-    settings goes to every stage, engineArgs as far as it has them."""
+    """Configurations of a family's three stages on this machine; targets overrides how a stage is reached. settings
+    goes to every stage, engineArgs as far as it has them."""
     configs = {}
-    for stage, below in _STAGES.items():
+    stages = STAGES[family]
+    for index, stage in enumerate(stages):
+        below = list(stages[index:])
         data: dict[str, object] = {
             "pipeline": "test",
             "stage": stage,
-            "component": f"qwen2_5_omni/{stage}",
+            "component": f"{family}/{stage}",
             "model": {"path": "/model"},
-            "outputs": _OUTPUTS[stage],
+            "outputs": (["Text"], [], ["Audio"])[index],
             "listen": {"host": "127.0.0.1", "grpcPort": ports[stage], "healthPort": 0, "metricsPort": 0},
             **settings,
         }
         arguments = data.get("engineArgs")
-        if stage == "token2wav" and isinstance(arguments, dict):
+        if len(below) == 1 and isinstance(arguments, dict):
             data["engineArgs"] = {key: value for key, value in arguments.items() if key not in _TOKENS_ONLY}
-        if stage in _ABOVE:
-            data["input"] = {"source": _ABOVE[stage]}
+        if index:
+            data["input"] = {"source": stages[index - 1]}
         if len(below) > 1:
             target = (targets or {}).get(below[1], f"127.0.0.1:{ports[below[1]]}")
-            edge = {"stage": below[1], "target": target, "component": f"qwen2_5_omni/{below[1]}"}
+            edge = {"stage": below[1], "target": target, "component": f"{family}/{below[1]}"}
             data["downstream"] = [{**edge, "stages": below[1:], "outputs": ["Audio"]}]
         configs[stage] = StageConfig.model_validate(data)
     return configs
 
 
-def pick_chain_ports() -> dict[str, int]:
+def pick_chain_ports(family: str = "qwen2_5_omni") -> dict[str, int]:
     """A free gRPC port for each stage."""
-    return dict(zip(_STAGES, pick_ports(len(_STAGES)), strict=True))
+    stages = STAGES[family]
+    return dict(zip(stages, pick_ports(len(stages)), strict=True))
 
 
 @dataclass

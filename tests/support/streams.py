@@ -123,3 +123,16 @@ async def until_empty(engine: Any) -> dict[str, int]:
             return {}
         await asyncio.sleep(0.01)
     return left
+
+
+def count_preemptions(engine: Any) -> list[str]:
+    """Ids of the requests that the engine preempts from now on."""
+    scheduler = engine._core.llm.engine_core.engine_core.scheduler
+    preempt, seen = scheduler._preempt_request, []
+
+    def note(request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = note
+    return seen

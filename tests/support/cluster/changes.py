@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +39,14 @@ class Outcome:
 class Changes:
     """Changes of the sample, each under load from a pod. AssertionError if one does not come to what it should."""
 
-    def __init__(self, cluster: Cluster, api: Api, client: ClientPod) -> None:
+    def __init__(
+        self, cluster: Cluster, api: Api, client: ClientPod, make_load: Callable[[int], Load] | None = None
+    ) -> None:
+        """make_load: the load, by its number of callers; by default calls of the pipeline by our own client."""
         self._cluster = cluster
         self._api = api
         self._client = client
+        self._make_load = make_load or (lambda streams: Load(client, TARGET, streams=streams))
 
     def roll(self, stage: str) -> Outcome:
         """New pods of one stage within its revision."""
@@ -90,7 +94,7 @@ class Changes:
     def _load(self, *, streams: int = 2) -> Iterator[Outcome]:
         """Calls around the block; the outcome has them once it is left."""
         outcome = Outcome()
-        with Load(self._client, TARGET, streams=streams) as load:
+        with self._make_load(streams) as load:
             time.sleep(_BEFORE_S)
             yield outcome
             time.sleep(_AFTER_S)

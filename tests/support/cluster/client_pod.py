@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from support.cluster.cluster import Cluster
 from support.cluster.images import OPERATOR_IMAGE, ROOT
@@ -133,6 +133,8 @@ class ClientPod:
 class Load:
     """Callers in the client's pod, from entering the block to leaving it; then `answered` and `failures` are known."""
 
+    script = "load.py"
+
     def __init__(
         self,
         client: ClientPod,
@@ -144,13 +146,18 @@ class Load:
         on_node: bool = False,
     ) -> None:
         self._start = client.start_python_on_node if on_node else client.start_python
-        self._settings = {"target": target, "streams": streams, "max_tokens": max_tokens, "timeout_s": timeout_s}
+        self._settings: dict[str, Any] = {
+            "target": target,
+            "streams": streams,
+            "max_tokens": max_tokens,
+            "timeout_s": timeout_s,
+        }
         self.answered = 0
         self.failures: list[dict[str, Any]] = []
         self.longest_s = 0.0
 
-    def __enter__(self) -> Load:
-        self._process = self._start("load.py", self._settings)
+    def __enter__(self) -> Self:
+        self._process = self._start(self.script, self._settings)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,3 +166,14 @@ class Load:
             raise AssertionError(f"the load ended with {self._process.returncode}: {errors}")
         told = json.loads(output)
         self.answered, self.failures, self.longest_s = told["answered"], told["failures"], told["longest_s"]
+
+
+class OpenAiLoad(Load):
+    """Callers with OpenAI's own client on the node."""
+
+    script = "openai_load.py"
+
+    def __init__(self, client: ClientPod, url: str, model: str, *, streams: int = 3, timeout_s: float = 60) -> None:
+        """url: of the gateway, with /v1."""
+        super().__init__(client, url, streams=streams, timeout_s=timeout_s, on_node=True)
+        self._settings = {"url": url, "model": model, "streams": streams, "timeout_s": timeout_s}

@@ -109,12 +109,16 @@ def add_persistent_volume(
     return volume
 
 
-def load_sample(name: str, *, model: str, rename: str | None = None) -> Manifest:
-    """A sample of manifests/samples with another model URI."""
+def load_sample(name: str, *, model: str, rename: str | None = None, entry_alone: bool = False) -> Manifest:
+    """Returns a sample of manifests/samples with another model URI; `entry_alone`: without the stages that speak."""
     sample: Manifest = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
     sample["spec"]["model"] = {"uri": model}
     if rename:
         sample["metadata"]["name"] = rename
+    if entry_alone:
+        sample["spec"]["stages"] = sample["spec"]["stages"][:1]
+        # Aliases of voices need a stage that returns audio.
+        sample["spec"].pop("aliases", None)
     return sample
 
 

@@ -22,6 +22,7 @@ EVERYTHING: dict[str, Any] = {
     "watchNamespaces": ["team-a", "team-b"],
     "clusterDomain": "example.local",
     "hubEndpoint": "https://hub.example:8443/hf",
+    "tracing": {"otlpEndpoint": "http://collector.observability.svc:4317"},
     "replicas": 3,
     "operator": {
         "logFormat": "text",
@@ -77,14 +78,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gateway": {"gateway": {"enabled": True}},
     "gateway of two namespaces, with everything": {
         "watchNamespaces": ["team-a", "team-b"],
+        "tracing": {"otlpEndpoint": "http://collector.observability.svc:4317"},
         "gateway": {
             "enabled": True,
             "keysSecret": "keys",
             "tlsSecret": "tls",
             "entryCaSecret": "entry-ca",
+            "entryCertificateSecret": "gateway-client",
             "settings": {"drainSeconds": 60, "corsOrigins": ["https://app.example.com"]},
             "autoscaling": {"enabled": True},
             "ingress": {"enabled": True, "className": "nginx", "host": "speech.example.com", "tlsSecret": "host"},
+            "httpRoute": {
+                "enabled": True,
+                "parentRefs": [{"name": "public", "namespace": "gateways", "sectionName": "https"}],
+                "hostnames": ["speech.example.com", "*.speech.example.com"],
+                "annotations": {"example.com/note": "a"},
+            },
             "networkPolicy": {"from": [{"namespaceSelector": {}}]},
         },
     },

@@ -101,7 +101,7 @@ BAD_GENERATE = {
     "no embeddings": (("--prompt-embeds", "/absent.npy"), 1, "cannot read /absent.npy: No such file or directory"),
     "no array": (("--prompt-embeds", __file__), 1, "it is not a .npy file of numbers"),
     "priority": (("--text", "a", "--priority", "1001"), 2, "'--priority'"),
-    "raw with media": (("--text", "a", "--raw", "--audio", __file__), 2, "--raw takes no --system, --image or --audio"),
+    "raw with media": (("--text", "a", "--raw", "--audio", __file__), 2, "--raw takes no --system and no media"),
     "wav without sound": (("--text", "a", "--modality", "text", "--out", "x.wav"), 2, "--out needs --modality audio"),
 }
 

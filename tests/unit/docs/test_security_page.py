@@ -14,6 +14,7 @@ from omni_proto.pod_contract import GRPC_PORT, HEALTH_PORT, METRICS_PORT
 from omni_proto.stage_config import Listen
 from support.doc_examples import EXAMPLES
 
+GATEWAY_PORT = 8000
 PLAINTEXT = "unauthenticated plaintext inside the cluster"
 
 
@@ -32,9 +33,10 @@ def tls_page(root: Path) -> str:
     return (root / "docs" / "tls.md").read_text()
 
 
-def test_ports_are_those_that_are_listened_on(page: str) -> None:
+def test_ports_are_those_that_are_listened_on(page: str, root: Path) -> None:
     table = re.findall(r"^\| ([a-z ]+) \| (\d+) \| ", page, re.MULTILINE)
     stage, operator = Listen(), OperatorSettings()
+    chart = "".join(file.read_text() for file in sorted((root / "helm/omnipipeline/templates").glob("*.yaml")))
     assert (stage.grpc_port, stage.health_port, stage.metrics_port) == (
         GRPC_PORT,
         HEALTH_PORT,
@@ -47,7 +49,10 @@ def test_ports_are_those_that_are_listened_on(page: str) -> None:
         ("every stage", stage.metrics_port),
         ("operator", operator.health_port),
         ("operator", operator.metrics_port),
+        ("gateway", GATEWAY_PORT),
     ]
+    in_chart = {int(port) for port in re.findall(r"containerPort: (\d+)", chart)}
+    assert in_chart == {operator.health_port, operator.metrics_port, GATEWAY_PORT}
 
 
 def test_every_test_that_is_named_exists(page: str, tls_page: str, root: Path) -> None:

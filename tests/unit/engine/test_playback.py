@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_stage.engine.playback import Playback
+from omni_stage.playback import FIRST_AHEAD_S, Playback
 
 NOW = 100.0
 
@@ -27,8 +27,10 @@ def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: floa
 
 
 def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
-    late = Playback(runs_out=NOW - 3600.0)
+    late = Playback(runs_out=NOW - FIRST_AHEAD_S + 1)
     assert Playback().due(NOW) < Playback().due(NOW + 0.001) < late.due(NOW) < Playback(runs_out=NOW + 1).due(NOW)
+    silent = Playback(runs_out=NOW - FIRST_AHEAD_S - 1)
+    assert silent.due(NOW) < Playback().due(NOW), "newcomers do not starve who has been silent for long"
 
 
 def test_too_many_listeners_are_served_in_turns() -> None:

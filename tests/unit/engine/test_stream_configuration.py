@@ -14,7 +14,8 @@ from omni_stage.engine import factory
 from omni_stage.engine.vllm_engine import VllmStageEngine
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import TakesStreams
-from omni_stage.vllm_adapter.core.interface import count_sessions
+from omni_stage.session_queue import SessionRoom
+from omni_stage.vllm_adapter.core.interface import find_session_room
 
 
 def stage(checkpoint: Path, name: str, **settings: Any) -> StageConfig:
@@ -54,18 +55,18 @@ def engine_config() -> Callable[..., Any]:
     return build
 
 
-SESSIONS = {
-    "as many as fit at full length": ((33, None), 4),
-    "one block is vLLM's own": ((32, None), 3),
-    "a length that fills its last block partly": ((41, None, 250), 5),
-    "never more than the batch": ((1000, None), 8),
-    "what vLLM counts, where layers differ": ((1000, 600), 2),
-    "always one": ((8, None), 1),
-    "no KV at all": ((None, None), 8),
+ROOMS = {
+    "all blocks but vLLM's own": ((33, None), SessionRoom(8, 32, 32)),
+    "vLLM's count says the same": ((33, 1056), SessionRoom(8, 32, 32)),
+    "and where the longest sequence fills its last block partly": ((41, 41 * 250 // 8, 250), SessionRoom(8, 40, 32)),
+    "layers that differ: sequences of full length only": ((1000, 600), SessionRoom(8, 16, 32, at_least=256)),
+    "one block less where they would just fit": ((64, 1024), SessionRoom(8, 24, 32, at_least=256)),
+    "always one": ((1000, 200), SessionRoom(8, 8, 32, at_least=256)),
+    "no KV at all": ((None, None), SessionRoom(8)),
 }
 
 
-@pytest.mark.parametrize("case", SESSIONS)
-def test_sessions_that_the_kv_holds(engine_config: Callable[..., Any], case: str) -> None:
-    arguments, expected = SESSIONS[case]
-    assert count_sessions(engine_config(*arguments)) == expected
+@pytest.mark.parametrize("case", ROOMS)
+def test_what_sessions_can_fill(engine_config: Callable[..., Any], case: str) -> None:
+    arguments, expected = ROOMS[case]
+    assert find_session_room(engine_config(*arguments)) == expected

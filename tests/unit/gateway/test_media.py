@@ -10,14 +10,14 @@ import pytest
 from omni_gateway.errors import GatewayError, InvalidMediaError
 from omni_gateway.media import fetch
 from omni_gateway.media.addresses import check_url, is_public
-from omni_gateway.media.data_uri import read_data_uri
+from omni_gateway.media.data_uri import IMAGE_TYPES, read_data_uri
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + b"\0" * 30
 
 
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/JPEG;base64,", "data:image/png;a=b;base64,"])
 def test_data_uris_are_read(head: str) -> None:
-    assert read_data_uri(head + base64.b64encode(PIXEL).decode(), param="x", max_bytes=1000) == PIXEL
+    assert read_data_uri(head + base64.b64encode(PIXEL).decode(), IMAGE_TYPES, param="x", max_bytes=1000) == PIXEL
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_data_uris_are_read(head: str) -> None:
 )
 def test_wrong_data_uris_are_refused(url: str, status: int) -> None:
     with pytest.raises(GatewayError) as caught:
-        read_data_uri(url, param="x", max_bytes=1000)
+        read_data_uri(url, IMAGE_TYPES, param="x", max_bytes=1000)
     assert (caught.value.status, caught.value.param) == (status, "x")
 
 
@@ -97,4 +97,4 @@ async def test_a_name_with_one_internal_address_is_refused(monkeypatch: pytest.M
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0x7f000001", "2130706433", "127.1", "[::1]"])
 async def test_this_host_is_never_fetched(host: str) -> None:
     with pytest.raises(InvalidMediaError):
-        await fetch.fetch_image(f"https://{host}/a.png", param="x", max_bytes=1000, max_seconds=5)
+        await fetch.fetch_media(f"https://{host}/a.png", IMAGE_TYPES, param="x", max_bytes=1000, max_seconds=5)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from omni_gateway.__main__ import parse_endpoint
 from omni_gateway.errors import ModelNotFoundError, ModelNotReadyError
 from omni_gateway.pipelines import ServedPipeline, find_pipeline, model_ids
+from omni_gateway.settings import GatewaySettings
 
 QWEN = ServedPipeline("qwen", "grpc://a:1", namespace="models", aliases=("tts-1", "gpt-4o-audio"))
 OTHER = ServedPipeline("other", "grpc://b:1", namespace="models", aliases=("tts-1",))
@@ -51,3 +53,14 @@ def test_a_model_is_found(served: tuple[ServedPipeline, ...], model: str, found:
 def test_a_model_is_refused(served: tuple[ServedPipeline, ...], model: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         find_pipeline(served, model)
+
+
+@pytest.mark.parametrize("ca", [None, "/etc/ca.crt"])
+def test_an_endpoint_of_the_command_line_is_a_pipeline(ca: str | None) -> None:
+    settings = GatewaySettings(entry_ca=ca, model_aliases={"tts-1": "omni", "tts-2": "other"})
+    plain = parse_endpoint("omni=grpc://a:1", settings)
+    assert (plain.name, plain.endpoint, plain.aliases, plain.tls) == ("omni", "grpc://a:1", ("tts-1",), None)
+    secure = parse_endpoint("omni=grpcs://a:1", settings).tls
+    assert (secure and secure.ca) == ca
+    with pytest.raises(ValueError, match="NAME=grpc"):
+        parse_endpoint("http://a:1", settings)

@@ -46,12 +46,11 @@ def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
     assert (len(store), store.has(KEY), store.keys("Service"), store.keys("Pod")) == (1, True, [KEY], [])
 
 
-def test_what_was_read_undecoded_is_what_decoding_gives() -> None:
+def test_what_was_read_undecoded_is_what_decoding_gives_but_for_who_wrote_it() -> None:
     owners = [{"kind": "OmniPipeline", "name": "q", "controller": True, "uid": "u"}]
-    manifest = service(
-        7, ownerReferences=owners, managedFields=[{"manager": "x"}], annotations={"a": "é"}, generation=3
-    )
-    raw = msgspec.Raw(msgspec.json.encode(manifest))
+    manifest = service(7, ownerReferences=owners, annotations={"a": "é"}, generation=3)
+    sent = service(7, ownerReferences=owners, annotations={"a": "é"}, generation=3, managedFields=[{"manager": "x"}])
+    raw = msgspec.Raw(msgspec.json.encode(sent))
     read, made = Seen.read(raw, KIND_BY_NAME["Service"]), Seen.of(manifest)
     assert (read.key, read.version, ROOT.find(read)) == (made.key, made.version, ROOT.find(made)) == (KEY, 7, Q)
     assert read.decode() == made.decode() == manifest

@@ -14,7 +14,6 @@ from observability.alerts import GROUPS, render_rules
 from observability.grafana import render_dashboard
 from observability.reference import collect_stage_metrics, sample_name
 
-from omni_cli.local import processes
 from omni_operator.desired.pod.probes import build_probes
 from omni_operator.reasons import Reason
 from omni_operator.state.container_causes import find_container_cause
@@ -101,10 +100,6 @@ def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> N
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None
     assert cause.reason == reason
-
-
-def test_omnipipe_reads_the_same_form() -> None:
-    assert processes.parse_termination is parse_termination
 
 
 def test_probes_ask_for_the_health_that_stages_publish() -> None:

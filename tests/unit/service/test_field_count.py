@@ -28,6 +28,10 @@ def sampled(count: int) -> bytes:
     return pb.GenerateRequest(start=start).SerializeToString()
 
 
+def chunks(count: int, data: bytes) -> bytes:
+    return pb.GenerateRequest(tensors={"chunks": [{"data": data}] * count}).SerializeToString()
+
+
 @pytest.mark.parametrize(
     ("data", "refused"),
     [
@@ -41,6 +45,8 @@ def sampled(count: int) -> bytes:
         pytest.param(pb.GenerateRequest(start=pb.Start(text="a" * (1 << 20))).SerializeToString(), False, id="text"),
         pytest.param(b"\x0b\x0c" + chat(1, 1 << 20), True, id="a group before it"),
         pytest.param(chat(1, 1 << 20) + chat(1, 1), True, id="two that are merged"),
+        pytest.param(chunks(1 << 20, b""), True, id="a million empty tensor chunks"),
+        pytest.param(chunks(8, bytes(1 << 17)), False, id="the chunks of a step"),
     ],
 )
 def test_what_repeats_is_counted(data: bytes, refused: bool) -> None:

@@ -105,13 +105,13 @@ def test_rows_are_lent_and_given_back(code2wav: Any) -> None:
     pool.write(names, [4] * 9, states)
     assert (len(pool), pool.rows) == (9, 16)
     pool.check("sound-3", 4)
-    with pytest.raises(ModelExecutionError, match="begins at frame 5, and this sound has 4"):
+    with pytest.raises(ModelExecutionError, match="begins at frame 5, but its stream has 4"):
         pool.check("sound-3", 5)
-    with pytest.raises(ModelExecutionError, match="9 sounds are open"):
+    with pytest.raises(ModelExecutionError, match="9 audio streams are open"):
         pool.check("one more", 0)
     pool.drop("sound-3")
     pool.drop("sound-3")
-    with pytest.raises(ModelExecutionError, match="this sound has 0"):
+    with pytest.raises(ModelExecutionError, match="its stream has 0"):
         pool.check("sound-3", 4)
     pool.check("one more", 0)
     again = pool.read(["sound-8", None, "one more"])

@@ -120,6 +120,25 @@ class TestDownload:
         assert not is_allowed(policies, pods("talker", revision), PodPeer("mirror"), port + 1)
 
 
+def test_a_collector_is_reached_where_one_is_named() -> None:
+    """The pipeline's own wins over the operator's; the port alone is opened, inside the cluster's network."""
+    settings = BuildSettings(default_image=SETTINGS.default_image, otlp_endpoint="http://collector.o11y.svc:4317")
+    for pipeline, port in (
+        (make_pipeline(), 4317),
+        (make_pipeline(tracing={"otlpEndpoint": "https://other.svc:9999"}), 9999),
+    ):
+        built = build_all(pipeline, settings)
+        revision = compute_revision(pipeline, settings.default_image)
+        policies = policies_of(built)
+        for stage in ("thinker", "token2wav"):
+            assert is_allowed(policies, pods(stage, revision), PodPeer("collector"), port)
+            assert not is_allowed(policies, pods(stage, revision), PodPeer("collector"), port + 1)
+            assert not is_allowed(policies, pods(stage, revision), HUB, port)
+    assert compute_revision(make_pipeline(), "i") == compute_revision(
+        make_pipeline(tracing={"otlpEndpoint": "https://other.svc:9999"}), "i"
+    )
+
+
 def test_two_readers_of_one_stage() -> None:
     stages = [*make_stages(), {"name": "caption", "component": "generic/llm", "inputs": [{"from": "thinker"}]}]
     stages[3]["outputs"] = ["Text"]

@@ -23,7 +23,8 @@ def test_flags() -> None:
         "--kubeconfig k --namespace a --namespace b --namespace a --default-image i:1 --image-pull-policy Always "
         "--cluster-domain example.org --no-pod-monitors --log-format text --log-level debug --api-qps 5 --workers 2 "
         "--debounce 0.2 --status-pause 3 --resync 60 --health-port 1 --metrics-port 2 --address-file f --lease-name l "
-        "--lease-namespace n --identity me --lease-duration 30 --pod-monitor-labels release=p,a.io/b= --hub-endpoint https://hub.example:8443/x"
+        "--lease-namespace n --identity me --lease-duration 30 --pod-monitor-labels release=p,a.io/b= "
+        "--hub-endpoint https://hub.example:8443/x --otlp-endpoint http://collector:4317"
     )
     settings = parse_settings(line.split(), {})
     assert settings == OperatorSettings(
@@ -33,6 +34,7 @@ def test_flags() -> None:
         image_pull_policy="Always",
         cluster_domain="example.org",
         hub_endpoint="https://hub.example:8443/x",
+        otlp_endpoint="http://collector:4317",
         pod_monitors=False,
         pod_monitor_labels=(("a.io/b", ""), ("release", "p")),
         log_format="text",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from omni_proto.errors import EncodeError, WireError
 from omni_proto.stage.v1.stage_service_pb2 import End, GenerateRequest, GenerateResponse, Start
-from omni_proto.stage.v1.tensors_pb2 import TensorChunk
+from omni_proto.stage.v1.tensors_pb2 import TensorChunk, TensorChunks
 from omni_proto.tensors import (
     DTYPES,
     MAX_MESSAGE_BYTES,
@@ -24,6 +24,7 @@ from omni_proto.tensors import (
     deserialize_generate_response,
     encode_rows,
     encode_tensor_chunk,
+    encode_tensor_chunks,
     serialize_generate_request,
     serialize_generate_response,
 )
@@ -71,6 +72,15 @@ def test_bytes_are_those_of_protobuf(chunk: TensorChunk) -> None:
     theirs = GenerateRequest(tensor=chunk).SerializeToString(deterministic=True)
     assert ours == theirs
     assert decode_generate_request(theirs) == as_view(chunk)
+
+
+@pytest.mark.parametrize("number", [2, len(CHUNKS)])
+def test_chunks_together_are_those_of_protobuf(number: int) -> None:
+    chunks = list(CHUNKS.values())[:number]
+    ours = encode_tensor_chunks([as_view(chunk) for chunk in chunks])
+    theirs = GenerateRequest(tensors=TensorChunks(chunks=chunks)).SerializeToString(deterministic=True)
+    assert ours == theirs
+    assert decode_generate_request(theirs) == tuple(map(as_view, chunks))
 
 
 def test_data_is_a_slice_of_the_message() -> None:
@@ -201,7 +211,10 @@ def check_like_protobuf(message: bytes) -> None:
             GenerateRequest.FromString(message)
         return
     reference = GenerateRequest.FromString(message)
-    if isinstance(decoded, TensorChunkView):
+    if isinstance(decoded, tuple):
+        assert reference.WhichOneof("message") == "tensors"
+        assert decoded == tuple(map(as_view, reference.tensors.chunks))
+    elif isinstance(decoded, TensorChunkView):
         assert reference.WhichOneof("message") == "tensor"
         assert decoded == as_view(reference.tensor)
     else:
@@ -218,6 +231,36 @@ def test_random_bytes_decode_as_in_protobuf(message: bytes) -> None:
 @given(st.binary(max_size=100))
 def test_random_chunks_decode_as_in_protobuf(inner: bytes) -> None:
     check_like_protobuf(wrap(inner))
+
+
+def wrap_chunks(inner: list[bytes]) -> bytes:
+    body = b"".join(b"\x0a" + varint(len(one)) + one for one in inner)
+    return b"\x72" + varint(len(body)) + body
+
+
+ODD_CHUNKS = {
+    "none": wrap_chunks([]),
+    "empty ones": wrap_chunks([b"", b""]),
+    "an unknown field among them": b"\x72\x07\x0a\x03\x0a\x01x\x10\x01",
+    "a number that goes on in the next chunk": b"\x72\x08\x0a\x02\x10\x85\x0a\x02\x18\x01",
+    "data behind the chunk's end": b"\x72\x09\x0a\x02\x7a\x03\x0a\x03abc",
+    "twice": wrap_chunks([b"\x0a\x01x"]) + wrap_chunks([b"\x0a\x01y"]),
+    "and then one alone": wrap_chunks([b"\x0a\x01x"]) + wrap(b"\x0a\x01y"),
+}
+
+
+@pytest.mark.parametrize("message", ODD_CHUNKS.values(), ids=ODD_CHUNKS.keys())
+def test_odd_chunks_decode_as_in_protobuf(message: bytes) -> None:
+    check_like_protobuf(message)
+
+
+@FUZZ
+@given(st.lists(st.lists(st.sampled_from([*PIECES.values(), *UNKNOWN.values()]), max_size=6), max_size=4), st.data())
+def test_mutated_chunks_together_decode_as_in_protobuf(chunks: list[list[bytes]], data: st.DataObject) -> None:
+    message = bytearray(wrap_chunks([b"".join(pieces) for pieces in chunks]))
+    for place in data.draw(st.lists(st.integers(0, len(message) - 1), max_size=3)):
+        message[place] = data.draw(st.integers(0, 255))
+    check_like_protobuf(bytes(message))
 
 
 @FUZZ

@@ -176,9 +176,9 @@ async def test_an_upstream_that_fails_ends_the_talker(
         assert [f.status.message for f in answer.of("failed", "thinker")] == ["lost"]
     else:
         assert (answer.code.name, answer.info.metadata["stage"]) == ("INTERNAL", "thinker")
-    await asyncio.wait_for(pair.talker.engine.ended.wait(), 5)
+    await asyncio.wait_for(pair.talker.engine.ended.wait(), 30)
     assert len(pair.talker.engine.aborted) == 1
-    await until(lambda: not pair.talker.server.admission.requests, 10)
+    await until(lambda: not pair.talker.server.admission.requests, 60)
 
 
 @pytest.mark.parametrize("partial", [False, True])
@@ -218,7 +218,7 @@ async def test_what_the_talker_refuses_is_known_before_accepted(
     assert pair.thinker.engine.requests == [], "nothing was written in vain"
 
 
-async def test_streamed_requests_are_admitted_as_the_kv_allows(
+async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_they_begin(
     start_pair: Callable[..., Any], lab: SimpleNamespace
 ) -> None:
     go_on = asyncio.Event()
@@ -229,20 +229,19 @@ async def test_streamed_requests_are_admitted_as_the_kv_allows(
         yield StageStep(finish_reason=FinishReason.STOP)
 
     pair = await start_pair(think)
-    pair.talker.server.admission.max_streamed = 1
+    pair.talker.server.admission.max_requests = 1
     first = asyncio.create_task(lab.ask(pair.thinker))
-    await until(lambda: pair.talker.server.admission.streamed == 1, 10)
+    await until(lambda: pair.talker.server.admission.requests == 1, 60)
     second = await lab.ask(pair.thinker)
     assert second.responses == [], "the client may try again"
     assert (second.code.name, second.info.reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_REQUESTS")
-    assert second.info.metadata["limit"] == "1 requests with streamed input"
     assert (await lab.ask(pair.thinker, [lab.start(allow_partial=True, modalities=[1]), lab.END], timeout_s=0.5)).of(
         "accepted"
     ), "text alone needs no talker"
     assert pair.talker.server.health.ready
     go_on.set()
     assert (await first).code.name == "OK"
-    assert pair.talker.server.admission.streamed == 0
+    assert pair.talker.server.admission.requests == 0
     assert (await lab.ask(pair.thinker)).code.name == "OK"
 
 
@@ -250,31 +249,11 @@ async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(
     start_pair: Callable[..., Any], lab: SimpleNamespace
 ) -> None:
     pair = await start_pair(lab.say_hello)
-    pair.talker.server.admission.max_streamed = 0
+    pair.talker.server.admission.max_requests = 0
     answer = await lab.ask(pair.thinker, [lab.start(allow_partial=True), lab.END])
     assert answer.code.name == "OK"
     assert answer.text == "Hello"
     assert answer.kinds[:2] == [("thinker", "accepted"), ("talker", "failed")]
-
-
-async def test_the_kv_is_free_once_the_engine_is_done(start_pair: Callable[..., Any], lab: SimpleNamespace) -> None:
-    """Though the call goes on: stages below may still work, and the caller may read slowly."""
-    go_on = asyncio.Event()
-
-    async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(lab, 0, 3, prompt_token_ids=[1])
-        await go_on.wait()
-        yield StageStep(finish_reason=FinishReason.STOP)
-
-    pair = await start_pair(think)
-    admission = pair.talker.server.admission
-    with admission.admit(0, streamed=True) as admitted:
-        assert (admission.requests, admission.streamed) == (1, 1)
-        admitted.release_engine()
-        admitted.release_engine()
-        assert (admission.requests, admission.streamed) == (1, 0)
-    assert (admission.requests, admission.streamed) == (0, 0)
-    go_on.set()
 
 
 def chunk(lab: SimpleNamespace, name: str, offset: int, rows: int, **changes: Any) -> bytes:
@@ -305,7 +284,7 @@ async def test_what_breaks_in_the_middle_ends_the_engines_request(
     answer = await lab.collect(call_talker(pair, lab, [chunk(lab, "x", 0, 2), *broken(lab)]))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert [kind for _, kind in answer.kinds] == ["accepted"]
-    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 10)
+    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 60)
     assert pair.talker.server.admission.requests == pair.talker.server.admission.bytes == 0
 
 
@@ -321,15 +300,15 @@ async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], lab
 
     call = call_talker(pair, lab, messages(), timeout_s=0.8 if way == "deadline" else 30)
     if way == "cancel":
-        await until(lambda: bool(pair.reads), 10)
+        await until(lambda: bool(pair.reads), 60)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await lab.collect(call)
     else:
         answer = await lab.collect(call)
         assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: len(pair.talker.engine.aborted) == 1, 10)
-    await until(lambda: not pair.talker.server.admission.requests, 10)
+    await until(lambda: len(pair.talker.engine.aborted) == 1, 60)
+    await until(lambda: not pair.talker.server.admission.requests, 60)
 
 
 def talker_start(lab: SimpleNamespace) -> pb.GenerateRequest:

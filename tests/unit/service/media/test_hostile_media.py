@@ -12,22 +12,23 @@ import pytest_asyncio
 
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PrepareTimeoutError, RequestTooLargeError
-from omni_stage.models.component import AudioPart
+from omni_stage.models.component import AudioPart, VideoPart
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
 from support.polling import until
 from support.scripted_stages import ScriptedComponent
 
-RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096)
+RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
 """For a decoder to end: a busy machine is no hostile file."""
-WORKER_BASE_BYTES = 64 << 20
+WORKER_BASE_BYTES = 128 << 20
+"""Its own: the interpreter, Pillow, numpy, and FFmpeg once a video came."""
 
 
 def judge(medium: Hostile, rules: MediaRules = RULES) -> MediaSlot:
     data = medium.make()
-    slot = judge_medium(MediaSlot("f", medium.is_image, "", data, None, len(data)), rules)
+    slot = judge_medium(MediaSlot("f", medium.kind, "", data, None, len(data)), rules)
     check_media([slot], rules)
     return slot
 
@@ -64,6 +65,9 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
         if isinstance(part, AudioPart):
             assert part.sampling_rate_hz == 16_000
             assert abs(part.samples).max() < 1.5
+        elif isinstance(part, VideoPart):
+            assert part.frames.shape[1:] == (slot.frames.height, slot.frames.width, 3)
+            assert 2 <= len(part.frames) <= slot.frames.count
         else:
             assert (part.image.mode, part.image.size) == ("RGB", (slot.header.width, slot.header.height))
     else:
@@ -85,7 +89,7 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
-    assert await asyncio.wait_for(asyncio.to_thread(worker._process.wait), 1) == -9
+    assert await asyncio.wait_for(asyncio.to_thread(worker._process.wait), 30) == -9
     assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
     with pytest.raises(PrepareTimeoutError, match=r"timeouts\.prepare"):
         await pool.decode([slow], RULES, 0.05)
@@ -97,10 +101,12 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
     "answer",
     [
         pytest.param({}, id="nothing"),
-        pytest.param({"samples": [1 << 40]}, id="more samples than there is room for"),
-        pytest.param({"samples": [-1]}, id="fewer than none"),
-        pytest.param({"samples": [1, 1]}, id="more media than were sent"),
-        pytest.param({"samples": "1"}, id="text"),
+        pytest.param({"sizes": [[0, 1 << 40]]}, id="more samples than there is room for"),
+        pytest.param({"sizes": [[0, -1]]}, id="fewer than none"),
+        pytest.param({"sizes": [[0, 1], [0, 1]]}, id="more media than were sent"),
+        pytest.param({"sizes": "1"}, id="text"),
+        pytest.param({"sizes": [1]}, id="a number alone"),
+        pytest.param({"sizes": [[2, 1]]}, id="more frames than there is room for"),
         pytest.param({"error": ["x"], "medium": "0"}, id="an error of another form"),
     ],
 )

@@ -21,6 +21,7 @@ from omni_stage.errors import (
     RequestTooLargeError,
 )
 from omni_stage.models.component import MediaCost
+from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium, receive_media
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
@@ -41,14 +42,14 @@ def image(data: bytes = PNG) -> prompt_pb2.ContentPart:
     return prompt_pb2.ContentPart(image=prompt_pb2.Media(data=data))
 
 
-def chunked(size: int, decoded: int = 0, *, is_image: bool = True) -> MediaSlot:
+def chunked(size: int, decoded: int = 0, kind: MediaKind = "image") -> MediaSlot:
     reference = prompt_pb2.MediaReference(media_id=1, total_bytes=size, decoded_bytes=decoded)
-    return plan_medium(prompt_pb2.Media(chunked=reference), "f", is_image, RULES)
+    return plan_medium(prompt_pb2.Media(chunked=reference), "f", kind, RULES)
 
 
 def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
     """A PNG of 2 kB and one of 20 MB cost the same if they are of one size."""
-    small = plan_medium(prompt_pb2.Media(data=flat_png(4096, 4096)), "f", True, RULES)
+    small = plan_medium(prompt_pb2.Media(data=flat_png(4096, 4096)), "f", "image", RULES)
     assert small.size < 4000
     assert small.held_bytes > 4096 * 4096 * 20
 
@@ -66,7 +67,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
     data = flat_png(width, height)
     for decoded in (0, read_header(data).decoded_bytes):
         reference = prompt_pb2.MediaReference(media_id=1, total_bytes=len(data), decoded_bytes=decoded)
-        slot = plan_medium(prompt_pb2.Media(chunked=reference), "f", True, rules)
+        slot = plan_medium(prompt_pb2.Media(chunked=reference), "f", "image", rules)
         (judged,) = receive_media([slot], {1: data}, rules)
         assert judged.held_bytes <= slot.held_bytes
         assert isinstance(judged.header, ImageHeader)
@@ -74,7 +75,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
 
 def test_nothing_announced_reserves_the_cap() -> None:
     assert chunked(100).held_bytes >= chunked(100, RULES.media.max_image_pixels * 3).held_bytes
-    assert chunked(100, is_image=False).held_bytes >= 300 * 16_000 * 4
+    assert chunked(100, kind="audio").held_bytes >= 300 * 16_000 * 4
     assert chunked(100, 3).held_bytes < chunked(100).held_bytes // 100
 
 
@@ -82,7 +83,7 @@ def test_nothing_announced_reserves_the_cap() -> None:
     ("slot", "data"),
     [
         pytest.param(chunked(len(PNG), 3), PNG, id="image"),
-        pytest.param(chunked(len(WAV), 4, is_image=False), WAV, id="sound"),
+        pytest.param(chunked(len(WAV), 4, kind="audio"), WAV, id="sound"),
     ],
 )
 def test_more_than_was_announced_is_refused(slot: MediaSlot, data: bytes) -> None:

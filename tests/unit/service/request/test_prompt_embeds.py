@@ -213,8 +213,8 @@ def test_requests_above_priority_0_leave_a_quarter_to_the_others(priority: int) 
     with ExitStack() as held:
         requests = Admission(8, 1000)
 
-        def take(admission: Admission, priority: int, needed: int = 0, *, streamed: bool = False) -> None:
-            held.enter_context(admission.admit(needed, streamed=streamed, priority=priority))
+        def take(admission: Admission, priority: int, needed: int = 0) -> None:
+            held.enter_context(admission.admit(needed, priority=priority))
 
         for _ in range(6):
             take(requests, priority)
@@ -231,13 +231,5 @@ def test_requests_above_priority_0_leave_a_quarter_to_the_others(priority: int) 
         with pytest.raises(ByteBudgetExceededError):
             take(by_bytes, priority, 1)
         take(by_bytes, 0, 100)
-
-        streams = Admission(8, 1000)
-        streams.max_streamed = 4
-        for _ in range(3):
-            take(streams, priority, streamed=True)
-        with pytest.raises(TooManyRequestsError, match="streamed input"):
-            take(streams, priority, streamed=True)
-        take(streams, 0, streamed=True)
 
         take(Admission(1, 1000), priority)  # at least one

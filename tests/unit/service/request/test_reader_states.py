@@ -77,6 +77,19 @@ class ReaderStates(RuleBasedStateMachine):
             if last:
                 self.complete.add(name)
 
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def chunks_together(self) -> None:
+        """A row of each tensor that goes on, in one message; all of them count."""
+        names = [name for name in SCHEMA.names if name not in self.complete and self.rows[name] < MAX_ROWS]
+        message = tuple(chunk(name, self.rows[name], 1, False) for name in names)
+        if not message:
+            self.refuse(message, ProtocolViolationError)
+            return
+        self.reader.feed(message)
+        for name in names:
+            self.rows[name] += 1
+
     @rule(name=TENSORS, shift=st.sampled_from([-2, -1, 1, 2, 2**63]), rows=st.integers(1, 2), last=st.booleans())
     def misplaced_chunk(self, name: str, shift: int, rows: int, last: bool) -> None:
         offset = self.rows[name] + shift

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import grpc
 import pytest
 
 from omni_stage.service.request.timeline import Timeline
-from omni_stage.service.request.tracing import ENDPOINTS, SpanTimes, Tracing, list_spans, open_tracing
+from omni_stage.service.request.tracing import SpanTimes, Tracing, list_spans, open_tracing
+from support.otlp_collector import Collector, collecting
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -28,6 +26,8 @@ def test_a_timeline_becomes_the_parts_that_happened() -> None:
         SpanTimes("generate", 50, 90),
         SpanTimes("transfer", 51, 95),
     ]
+    media = Timeline(decode_start=2, decode_end=8, engine_submitted=10)
+    assert list_spans(media) == [SpanTimes("decode", 2, 8), SpanTimes("input", 0, 10)]
     single = Timeline(engine_submitted=10, first_output=50, last_output=50)
     assert list_spans(single) == [SpanTimes("input", 0, 10), SpanTimes("generate", 10, 50)]
     assert list_spans(Timeline()) == []
@@ -39,34 +39,10 @@ def test_without_an_endpoint_nothing_is_traced_and_ids_pass() -> None:
     assert tracing.begin(CALLER, "r").traceparent(CALLER) == CALLER
 
 
-class Collector:
-    """An OTLP/gRPC receiver that keeps what it gets."""
-
-    def __init__(self) -> None:
-        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-
-        spans = self.spans = []
-
-        class Service(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
-            def Export(self, request: Any, context: Any) -> Any:
-                for resource in request.resource_spans:
-                    names = {item.key: item.value.string_value for item in resource.resource.attributes}
-                    for scope in resource.scope_spans:
-                        spans.extend((names["service.name"], span) for span in scope.spans)
-                return trace_service_pb2.ExportTraceServiceResponse()
-
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), self.server)
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
-        self.server.start()
-
-
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    collector = Collector()
-    monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
-    yield collector
-    collector.server.stop(0)
+    with collecting(monkeypatch) as collector:
+        yield collector
 
 
 def test_stages_of_one_request_are_one_trace(collector: Collector) -> None:

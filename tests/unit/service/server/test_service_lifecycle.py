@@ -203,10 +203,10 @@ async def test_engine_death_ends_calls_and_the_server(
     _, task = await begin(stage, lab)
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     stage.engine.is_dead = True
-    answer = await asyncio.wait_for(task, 5)
+    answer = await asyncio.wait_for(task, 30)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
     assert answer.text == "so far"
-    assert await asyncio.wait_for(serving, 5) is ExitCode.ENGINE_DEAD
+    assert await asyncio.wait_for(serving, 30) is ExitCode.ENGINE_DEAD
     assert await check(stage.server.ports.health, "liveness") == NOT_SERVING
     assert json.loads((tmp_path / "termination").read_text())["reason"] == "EngineDead"
     assert (await lab.ask(stage)).info.reason == "ENGINE_DEAD"

@@ -356,8 +356,9 @@ def test_a_stage_without_its_certificate_ends_with_78_before_it_loads_anything(t
     config = StageConfig.model_validate(
         {
             "pipeline": "web",
-            "stage": "llm",
-            "component": "generic/llm",
+            "stage": "thinker",
+            # Of the components, the one whose server imports no vLLM.
+            "component": "sim/thinker",
             "model": {"path": str(tmp_path / "missing")},
             "listen": listen(secret),
         }

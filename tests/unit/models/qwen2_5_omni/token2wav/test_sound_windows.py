@@ -19,9 +19,9 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance, c
 from omni_stage.models.qwen2_5_omni.token2wav.windows import (
     CODE_SAMPLES,
     FADE_SAMPLES,
-    LOOKAHEAD_BLOCKS,
     LOOKBACK_BLOCKS,
     Window,
+    lookahead_blocks,
     next_window,
 )
 
@@ -71,15 +71,18 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
         assert window.begin % BLOCK == 0, "blocks lie in a window as they lie in the whole"
         assert window.begin == max(0, window.first - LOOKBACK_BLOCKS * BLOCK)
         if not window.last:
-            assert window.end == window.until + LOOKAHEAD_BLOCKS * BLOCK
+            assert window.end == window.until + lookahead_blocks(BLOCK) * BLOCK
     assert sounded == codes
     assert [window.last for _, window in windows] == [False] * (len(windows) - 1) + [True]
 
 
 def test_the_first_window_is_short() -> None:
-    assert next_window(0, 2 * BLOCK - 1, ended=False, block_codes=BLOCK) is None
-    assert next_window(0, 2 * BLOCK, ended=False, block_codes=BLOCK) == Window(0, 0, BLOCK, 2 * BLOCK, last=False)
-    assert next_window(BLOCK, 5 * BLOCK, ended=False, block_codes=BLOCK) == Window(0, 4, 16, 20, last=False)
+    """The published blocks of 12 codes, and small ones, which hear more blocks ahead: 24 codes at most."""
+    assert next_window(0, 23, ended=False, block_codes=12) is None
+    assert next_window(0, 24, ended=False, block_codes=12) == Window(0, 0, 12, 24, last=False)
+    assert next_window(0, 11, ended=False, block_codes=4) is None
+    assert next_window(0, 12, ended=False, block_codes=4) == Window(0, 0, 4, 12, last=False)
+    assert next_window(4, 24, ended=False, block_codes=4) == Window(0, 4, 16, 24, last=False)
 
 
 def test_no_codes_are_no_sound() -> None:

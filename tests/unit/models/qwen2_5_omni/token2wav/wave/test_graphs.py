@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from omni_stage.models.qwen2_5_omni.token2wav.model import GRAPH_BLOCKS, Speech
-from omni_stage.models.qwen2_5_omni.token2wav.wave.graphs import Captured, GraphedFunction, TensorFunction, next_size
+from omni_stage.models.qwen2_5_omni.token2wav.model import Speech, graph_blocks
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
+from omni_stage.models.shared.graphs import Captured, GraphedFunction, TensorFunction, next_size
 from support.wave_models import make_utterance, make_wave_model, make_wave_voices
 
 
@@ -90,13 +90,14 @@ def test_a_broken_device_is_no_reason_to_go_on() -> None:
         GraphedFunction(weigh, broken).warm_up(torch.ones(3), torch.ones(()))
 
 
-def test_windows_have_the_sizes_that_are_captured() -> None:
+@pytest.mark.parametrize(("block_codes", "expected"), [(12, {2, 5, 6}), (4, {3, 6, 7})])
+def test_windows_have_the_sizes_that_are_captured(block_codes: int, expected: set[int]) -> None:
     blocks, first = set(), 0
-    while window := next_window(first, 200, ended=False, block_codes=4):
-        blocks.add((window.end - window.begin) // 4)
+    while window := next_window(first, 600, ended=False, block_codes=block_codes):
+        blocks.add((window.end - window.begin) // block_codes)
         first = window.until
-    assert blocks == set(window_blocks()) == {2, 5, 6}
-    assert blocks <= set(GRAPH_BLOCKS)
+    assert blocks == set(window_blocks(block_codes)) == expected
+    assert blocks <= set(graph_blocks(block_codes))
     assert [next_size(size, (2, 5, 8)) for size in (1, 2, 3, 8, 9)] == [2, 2, 5, 8, 9]
 
 

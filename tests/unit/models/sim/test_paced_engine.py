@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -92,6 +93,19 @@ async def test_a_thinker_writes_words_and_the_rows_of_every_position_but_the_las
     assert all(fits(array, schema[name]) for step in steps for name, array in step.tensors.items())
     # bfloat16 bits with all exponent bits set would be infinite or not a number.
     assert ((rows & 0x7F80) != 0x7F80).all()
+
+
+async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> None:
+    """As on Qwen3-Omni's edge; the talker speaks as long as the text takes all the same."""
+    thinker, talker = engine("thinker", codebooks), engine("talker", codebooks)
+    steps = await collect(thinker.generate(ask()))
+    assert {name for step in steps for name in step.tensors} == {"token_ids", "mrope_positions", "mrope_delta"}
+    sent = {name: joined(steps, name) for name in ("token_ids", "mrope_positions", "mrope_delta")}
+    assert sent["token_ids"].tolist() == [*steps[0].prompt_token_ids, *tokens(steps)[:-1]]
+    assert {spec.name for spec in thinker.component.output_schema.tensors} == sent.keys()
+    spoken = await collect(talker.generate(ask(EdgeInput(sent))))
+    # 12.5 frames a second, .13333 s a token, and the end of speech.
+    assert len(tokens(spoken)) == math.ceil((len(tokens(steps)) - 1) * 0.13333 * 12.5) + 1
 
 
 async def test_a_seed_says_the_same_whoever_else_is_served(table: Path) -> None:
@@ -273,7 +287,7 @@ def test_a_cache_smaller_than_the_longest_request_is_refused(table: Path) -> Non
     with pytest.raises(ConfigurationError, match="maxModelLen 8192"):
         engine("thinker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 100})
     streamed = engine("talker", table, engine_args={"maxModelLen": 8192, "kvCacheMemoryMib": 1000})
-    assert streamed.max_streamed == 1000 * (1 << 20) // 49_152 // 8192
+    assert streamed._sessions.queue.room.blocks == 1000 * (1 << 20) // 49_152
 
 
 def test_the_stage_server_asks_vllm_of_other_components_alone(table: Path) -> None:

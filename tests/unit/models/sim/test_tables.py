@@ -12,7 +12,7 @@ from omni_proto.pipeline import load_pipeline
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.sim.tables import BUILT_IN, Table, interpolate, list_built_in, read_table, sound_cost
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PUBLISHED = ROOT / "tests" / "data" / "published"
 
 # vllm-omni, docs/design/feature/async_chunk.md (commit 509eee2): Qwen3-Omni on H800, 100 tokens in, 100 out, 27.4 s of

@@ -1,0 +1,91 @@
+"""The chart's gateway on the real node: OpenAI's own client while a pipeline and the gateway itself roll out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from support.cluster.changes import Changes
+from support.cluster.client_pod import ClientPod, OpenAiLoad
+from support.cluster.cluster import Cluster
+from support.controlplane.api import Api, Manifest, eventually
+
+pytestmark = pytest.mark.timeout(600)
+
+NAME = "omnipipeline-gateway"
+MODEL = "speech/tiny-omni"
+"""By namespace and name: another test may serve one of the same name."""
+_BEFORE_S, _AFTER_S = 3, 3
+
+
+@pytest.fixture(scope="module")
+def system(cluster: Cluster, operator: str) -> Api:
+    return cluster.admin.in_namespace(operator)
+
+
+@pytest.fixture(scope="module")
+def url(system: Api) -> str:
+    """The gateway's address inside the cluster, on the node too."""
+    return f"http://{system.get('Service', NAME)['spec']['clusterIP']}:8000/v1"
+
+
+def pods_of(system: Api) -> dict[str, str]:
+    """Name -> uid of the gateway's pods that are not on their way out."""
+    pods = system.list("Pod", f"app.kubernetes.io/name={NAME}")
+    return {
+        pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def is_rolled_out(system: Api, generation: int) -> bool:
+    deployment = system.get("Deployment", NAME)
+    status, wanted = deployment["status"], deployment["spec"]["replicas"]
+    counts = [status.get(name) for name in ("replicas", "updatedReplicas", "availableReplicas")]
+    return status.get("observedGeneration", 0) >= generation and counts == [wanted] * 3
+
+
+def test_a_rollout_of_a_stage_fails_no_request(
+    cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
+) -> None:
+    """The entry, which the gateway is connected to; the other stages' rollouts are test_e2e_rollouts.py's."""
+    changes = Changes(cluster, speech, client, lambda streams: OpenAiLoad(client, url, MODEL, streams=streams))
+    outcome = changes.roll("thinker")
+    assert not outcome.failures
+    assert outcome.answered > 5
+
+
+def test_a_rollout_of_the_gateway_fails_no_request(
+    system: Api, tiny_omni: Manifest, client: ClientPod, url: str
+) -> None:
+    before = pods_of(system)
+    assert len(before) == 2
+    with OpenAiLoad(client, url, MODEL) as load:
+        time.sleep(_BEFORE_S)
+        restarted = {"kubectl.kubernetes.io/restartedAt": str(time.time_ns())}
+        patch = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
+        generation = system.patch("Deployment", NAME, patch)["metadata"]["generation"]
+        eventually(lambda: is_rolled_out(system, generation), timeout_s=180, why="the gateway has rolled out")
+        # What drains still answers: until then clients may cling to it.
+        eventually(
+            lambda: not before.keys() & {pod["metadata"]["name"] for pod in system.list("Pod")},
+            timeout_s=60,
+            why="the old pods have drained",
+        )
+        time.sleep(_AFTER_S)
+    assert not set(before.values()) & set(pods_of(system).values())
+    assert not load.failures
+    assert load.answered > 5
+
+
+def test_both_pods_answer_and_ready_pipelines_are_their_models(
+    cluster: Cluster, system: Api, tiny_omni: Manifest, client: ClientPod
+) -> None:
+    """From another pod, through the chart's NetworkPolicy, with the aliases of the sample."""
+    for name in pods_of(system):
+        address = f"http://{system.get('Pod', name)['status']['podIP']}:8000/v1/models"
+        told = client.run(
+            "python", "-c", f"from urllib.request import urlopen; print(urlopen({address!r}).read().decode())"
+        )
+        assert "tiny-omni" in told
+        assert "gpt-4o-mini-tts" in told

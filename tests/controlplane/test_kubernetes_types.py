@@ -1,0 +1,111 @@
+"""Placement in a stage means what it means in core/v1: our schema against the API server's own, field by field.
+
+The types in `omni_proto/pipeline/types/kubernetes.py` are written by hand, because every text and list in a CRD with
+CEL rules needs a bound and upstream's have none (ADR 0024). This test is what keeps them upstream's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_proto.pipeline.crd.crd import GROUP, PLURAL
+from support.controlplane.api_server import ApiServer
+
+pytestmark = pytest.mark.controlplane
+
+CORE = "io.k8s.api.core.v1."
+PLACEMENT = {
+    "tolerations[]": "Toleration",
+    "affinity": "Affinity",
+    "topology[]": "TopologySpreadConstraint",
+    "resources": "ResourceRequirements",
+    "imagePullSecrets[]": "LocalObjectReference",
+}
+"""Field of a stage -> the type of core/v1 whose meaning it has."""
+
+LEFT_OUT = {
+    "resources.claims": "dynamic resource allocation: no stage asks for it yet",
+    "topology[].labelSelector": "the operator's: the pods of the stage's revision",
+    "topology[].matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
+    "topology[].minDomains": "DoNotSchedule alone reads it, which few small pipelines use",
+    "topology[].nodeAffinityPolicy": "upstream's default, Honor",
+    "topology[].nodeTaintsPolicy": "upstream's default, Ignore",
+    "namespaces": "a pipeline sees its own namespace only",
+    "namespaceSelector": "a pipeline sees its own namespace only",
+    "matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
+    "mismatchLabelKeys": "the operator's: revisions are told apart by labels of their own",
+}
+"""Path, or name anywhere -> why upstream's field is not offered."""
+
+
+def resolve(schemas: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema behind upstream's `$ref`s, which stand alone or in an `allOf` of one."""
+    for part in schema.get("allOf", []):
+        schema = {**schema, **part}
+    return resolve(schemas, schemas[schema["$ref"].rpartition("/")[2]]) if "$ref" in schema else schema
+
+
+def compare(path: str, ours: dict[str, Any], theirs: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
+    """Returns what differs from upstream at the path and below, and which of upstream's fields are left out unnamed."""
+    theirs = resolve(schemas, theirs)
+    if "anyOf" in ours or "oneOf" in theirs:  # a quantity: an integer or a text in both
+        return []
+    found = [] if ours["type"] == theirs["type"] else [f"{path}: {ours['type']} is {theirs['type']} upstream"]
+    if "enum" in theirs and set(ours.get("enum", [])) != set(theirs["enum"]):  # label selectors have none upstream
+        found.append(f"{path}: {ours.get('enum')} is {theirs.get('enum')} upstream")
+    if "items" in theirs:
+        return found + compare(f"{path}[]", ours["items"], theirs["items"], schemas)
+    fields = ours.get("properties", {})
+    for name, field in theirs.get("properties", {}).items():
+        below = f"{path}.{name}"
+        if name in fields:
+            found += compare(below, fields[name], field, schemas)
+        elif below not in LEFT_OUT and name not in LEFT_OUT:
+            found.append(f"{below}: upstream's, not ours, and not named in LEFT_OUT")
+    found += [f"{path}.{name}: not upstream's" for name in fields.keys() - theirs.get("properties", {}).keys()]
+    found += [
+        f"{path}.{name}: upstream requires it; ours neither requires it nor has a default"
+        for name in theirs.get("required", [])
+        if name in fields and name not in ours.get("required", []) and not {"default", "enum"} & fields[name].keys()
+    ]
+    return found
+
+
+@pytest.fixture(scope="module")
+def upstream(api_server: ApiServer) -> dict[str, Any]:
+    """Schemas of core/v1, by name."""
+    schemas: dict[str, Any] = api_server.admin.call("GET", "/openapi/v3/api/v1")["components"]["schemas"]
+    return schemas
+
+
+@pytest.fixture(scope="module")
+def stage(api_server: ApiServer) -> dict[str, Any]:
+    """The schema of one stage, as the API server stores it."""
+    crd = api_server.admin.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
+    pipeline = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    found: dict[str, Any] = pipeline["properties"]["spec"]["properties"]["stages"]["items"]["properties"]
+    return found
+
+
+@pytest.mark.parametrize("field", PLACEMENT)
+def test_placement_is_what_core_v1_says(upstream: dict[str, Any], stage: dict[str, Any], field: str) -> None:
+    ours = stage[field.removesuffix("[]")]
+    assert (
+        compare(field, ours["items"] if field.endswith("[]") else ours, upstream[CORE + PLACEMENT[field]], upstream)
+        == []
+    )
+
+
+def test_a_difference_is_found(upstream: dict[str, Any], stage: dict[str, Any]) -> None:
+    odd = {"type": "object", "properties": {"key": {"type": "integer"}, "effects": {"type": "string"}}}
+    found = compare("t", odd, upstream[CORE + "Toleration"], upstream)
+    assert "t.key: integer is string upstream" in found
+    assert "t.effects: not upstream's" in found
+    assert any(line.startswith("t.tolerationSeconds: upstream's") for line in found)
+
+
+def test_what_is_left_out_exists_upstream(upstream: dict[str, Any], stage: dict[str, Any]) -> None:
+    names = {name for schema in upstream.values() for name in schema.get("properties", {})}
+    assert {path.rpartition(".")[2] for path in LEFT_OUT} <= names

@@ -1,0 +1,51 @@
+"""Videos, with and without their sound, against transformers' own Qwen2.5-Omni."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.media import make_frames, make_image, make_sound
+from support.omni_stages import check_parity, run_omni_stages
+from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+
+pytestmark = pytest.mark.engine
+
+
+def prompts(patch: int) -> dict[str, ReferencePrompt]:
+    """Frames of 14 by 10 tokens, whatever the family's patch: a second of video is 140 tokens."""
+    size = {"width": 14 * patch, "height": 10 * patch}
+    two, five = make_frames(0, 4, **size), make_frames(1, 5, **size)
+    return {
+        "video": ReferencePrompt("What happens?", videos=[five]),
+        "heard": ReferencePrompt("What happens?", videos=[two], heard=[make_sound(0, 2.3)]),
+        "heard beside others": ReferencePrompt(
+            "Compare them.",
+            images=[make_image(0)],
+            sounds=[make_sound(1, 0.7)],
+            videos=[two],
+            heard=[make_sound(2, 1.6)],
+        ),
+        "two heard": ReferencePrompt(
+            "Compare them.", videos=[two, five[:2]], heard=[make_sound(0, 1.9), make_sound(1, 0.5)]
+        ),
+    }
+
+
+SHORT = ReferenceSettings(thinker_tokens=8, talker_tokens=12)
+
+
+async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """Each alone, then all at once in steps that cut the prompts anywhere."""
+    checkpoint, asked = make_tiny_checkpoint(0, "small"), prompts(28)
+    expected = {name: load_reference(checkpoint).run(prompt, SHORT) for name, prompt in asked.items()}
+    limits = {"max_num_batched_tokens": 320, "kv_cache_memory_mib": 32}
+    async with run_omni_stages(checkpoint, "thinker", "talker", "token2wav", **limits) as stages:
+        for name, prompt in asked.items():
+            check_parity(await stages.run_chain(prompt, SHORT), expected[name])
+        together = await asyncio.gather(*(stages.run_chain(prompt, SHORT) for prompt in asked.values()))
+    for name, ours in zip(asked, together, strict=True):
+        check_parity(ours, expected[name])

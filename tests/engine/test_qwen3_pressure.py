@@ -1,0 +1,111 @@
+"""Qwen3-Omni where room is short: requests that are preempted and computed again, prompts in several steps.
+
+A talker's input at a position is made of all codes of the frame before it, which no other place has than the model
+itself: computed again from the first code alone, every later code would differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
+from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
+from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
+from support.media import make_image, make_sound
+from support.omni_stages import OmniStages, run_omni_stages
+from support.qwen3_chain import check_parity, run_chain
+from support.reference import ReferencePrompt
+from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
+from support.streams import count_preemptions, until_empty
+
+pytestmark = pytest.mark.engine
+
+DEEP = TinyShape(
+    thinker_layers=8, thinker_kv_heads=4, accept_hidden_layer=5, talker_layers=8, talker_kv_heads=4, groups=8
+)
+"""8 KiB of keys and values a token: two MiB hold 224 tokens, in seven blocks and one that vLLM keeps."""
+TIGHT = {"kv_cache_memory_mib": 2, "block_size": 32, "max_model_len": 160}
+FRAMES = 64
+PROMPTS = {
+    "text": ReferencePrompt("Tell me what the weather is like."),
+    "system": ReferencePrompt("What is it?", system="Be brief."),
+    "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
+    "image and sound": ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]),
+}
+SENTENCE = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
+
+
+async def test_a_preempted_talker_says_the_same(tmp_path: Path) -> None:
+    """Sampled as published, each with a seed: alone, where nothing is preempted, and seven at once."""
+    checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
+    async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", **TIGHT) as stages:
+        talker: Any = stages.engines["talker"]
+        preempted = count_preemptions(talker)
+        text = read_checkpoint(checkpoint).text
+        prompt = [text.message_start, text.user, 1, 2, text.message_start, text.assistant, 3]
+        written = [
+            {"token_ids": torch.tensor([*prompt, *range(4, 8 + seed)]), "prompt_tokens": torch.tensor([len(prompt)])}
+            for seed in range(7)
+        ]
+        alone = [await speak(stages, tensors, seed) for seed, tensors in enumerate(written)]
+        assert not preempted
+        together = await asyncio.gather(*(speak(stages, tensors, seed) for seed, tensors in enumerate(written)))
+        assert preempted, "otherwise this test shows nothing"
+        assert together == alone
+        assert all(len(codes) == FRAMES and len(set(map(tuple, codes))) > FRAMES // 2 for codes in alone)
+        assert await until_empty(talker) == {}
+
+
+@pytest.mark.full  # the test above; that this is also what transformers says
+async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
+    """Thinker and talker, eight prompts at once, with media: text and every code."""
+    checkpoint = write_tiny_checkpoint(tmp_path, shape=DEEP, dtype="float32")
+    model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=24, frames=FRAMES)
+    expected = {name: model.run(prompt, settings) for name, prompt in PROMPTS.items()}
+    async with (
+        run_omni_stages(checkpoint, "thinker", "talker", family="qwen3_omni", **TIGHT) as tight,
+        run_omni_stages(checkpoint, "code2wav", family="qwen3_omni") as below,
+    ):
+        stages = OmniStages({**tight.engines, **below.engines})
+        preempted = [count_preemptions(engine) for engine in tight.engines.values()]
+        twice = [*PROMPTS, *PROMPTS]
+        ours = await asyncio.gather(*(run_chain(stages, PROMPTS[name], settings) for name in twice))
+        for name, mine in zip(twice, ours, strict=True):
+            check_parity(mine, expected[name])
+        assert all(preempted), "otherwise this test shows nothing"
+        for engine in tight.engines.values():
+            assert await until_empty(engine) == {}
+
+
+async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: int) -> list[list[int]]:
+    """What the talker samples, as published, with a seed; its end does not count, so that it is long."""
+    spoken = await stages.ask("talker", tensors, "Ethan", seed=seed, max_tokens=FRAMES, ignore_eos=True)
+    codes: list[list[int]] = spoken.tensors["codes"].tolist()
+    return codes
+
+
+@pytest.mark.full  # tests/engine/test_parity_qwen3.py has prompts of several kinds in shared batches
+async def test_prompts_in_chunks(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """A budget of 32 tokens a step cuts prompts; eight at once."""
+    checkpoint = make_tiny_checkpoint(0, "small", "qwen3_omni")
+    model, settings = load_qwen3_reference(checkpoint), Qwen3Settings(thinker_tokens=12, frames=120)
+    prompts = {**PROMPTS, "text": replace(PROMPTS["text"], text=2 * SENTENCE)}
+    expected = {name: model.run(prompt, settings) for name, prompt in prompts.items()}
+    assert len(expected["text"].prompt_token_ids) > 32
+    limits = {"max_num_batched_tokens": 32, "max_model_len": 256}
+    async with (
+        run_omni_stages(checkpoint, "talker", "code2wav", family="qwen3_omni", **limits) as below,
+        run_omni_stages(checkpoint, "thinker", family="qwen3_omni", max_num_batched_tokens=64) as above,
+    ):
+        stages = OmniStages({**above.engines, **below.engines})
+        twice = [*prompts, *prompts]
+        ours = await asyncio.gather(*(run_chain(stages, prompts[name], settings) for name in twice))
+    for name, mine in zip(twice, ours, strict=True):
+        check_parity(mine, expected[name])

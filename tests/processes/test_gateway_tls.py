@@ -1,0 +1,132 @@
+"""The gateway's certificate, and those that it shows entry stages, are renewed while it serves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from cryptography import x509
+
+from omni_gateway import certificate
+from omni_gateway.__main__ import parse_endpoint
+from omni_gateway.entry_tls import entry_tls
+from omni_gateway.pipelines import ServedPipeline
+from omni_gateway.settings import GatewaySettings
+from support.answering_entry import WORDS, serve_entry
+from support.certificates import Authority, MountedSecret, Pair, tls_files
+from support.gateways import serve_gateway
+
+HOST = "omni.models.svc"
+_times = itertools.count(1_700_000_000)
+
+
+def ask(url: str, verify: ssl.SSLContext | bool = True) -> httpx.Response:
+    asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
+    return httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60, verify=verify)
+
+
+def write(secret: MountedSecret, files: dict[str, bytes]) -> None:
+    """A renewal, at a time of its own: file systems may give two writes the same."""
+    secret.write(files)
+    moment = next(_times)
+    for name in files:
+        os.utime((secret.directory / name).resolve(), (moment, moment))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came of it in 30 s"
+        time.sleep(0.05)
+
+
+def shown_serial(url: str) -> int:
+    """Returns the serial number of the certificate that a new connection is shown."""
+    port = httpx.URL(url).port
+    assert port is not None
+    pem = ssl.get_server_certificate(("127.0.0.1", port), timeout=10)
+    return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+def test_the_own_certificate_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections are shown the new one, one that was open goes on, and a damaged one is not used."""
+    monkeypatch.setattr(certificate, "CHECK_S", 0.05)
+    authority = Authority("cert-manager")
+    first, second, third = (authority.issue(hosts=["localhost"]) for _ in range(3))
+    secret = MountedSecret(tmp_path / "tls", tls_files(first))
+    trusted = ssl.create_default_context(cadata=authority.certificate.decode())
+    with serve_gateway(tls_dir=secret.directory) as url:
+        local = url.replace("127.0.0.1", "localhost")
+        with httpx.Client(verify=trusted, base_url=local) as client:
+            assert client.get("/health").status_code == 200
+            assert shown_serial(url) == first.serial
+            write(secret, tls_files(second))
+            until(lambda: shown_serial(url) == second.serial)
+            write(secret, tls_files(Pair(third.certificate, first.key, third.serial, third.not_after)))
+            time.sleep(0.5)
+            assert shown_serial(url) == second.serial, "a certificate without its key is not used"
+            write(secret, tls_files(third))
+            until(lambda: shown_serial(url) == third.serial)
+            assert client.get("/health").status_code == 200
+
+
+def test_an_entry_gets_the_certificate_that_it_requires_and_then_the_renewed_one(tmp_path: Path) -> None:
+    """Both the entry and the gateway change to another authority: no restart of either."""
+    old, new = Authority("this year"), Authority("next year")
+    asked = {"authority": old}
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        authority = asked["authority"]
+        pair = authority.issue(hosts=[HOST])
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authority.certificate)
+
+    credentials = grpc.dynamic_ssl_server_credentials(
+        configuration(), configuration, require_client_authentication=True
+    )
+    files = tls_files(old.issue("gateway"), old.certificate)
+    secret = MountedSecret(tmp_path / "client", files)
+    settings = GatewaySettings(
+        entry_ca=str(secret.directory / "ca.crt"),
+        entry_certificate=str(secret.directory / "tls.crt"),
+        entry_key=str(secret.directory / "tls.key"),
+    )
+    with serve_entry(credentials) as (port, starts):
+        endpoint = f"grpcs://127.0.0.1:{port}"
+        good = ServedPipeline("omni", endpoint, tls=entry_tls(endpoint, settings, server_name=HOST))
+        with serve_gateway(good, settings=settings) as url:
+            answer = ask(url)
+            assert answer.json()["choices"][0]["message"]["content"] == "".join(WORDS)
+            asked["authority"] = new
+            write(secret, tls_files(new.issue("gateway"), new.certificate))
+            assert ask(url).status_code == 200
+            assert len(starts) == 2
+        # Without a certificate of its own the entry hangs up, and the answer says what that may be.
+        nobody = GatewaySettings(entry_ca=settings.entry_ca)
+        bare = ServedPipeline("omni", endpoint, tls=entry_tls(endpoint, nobody, server_name=HOST))
+        with serve_gateway(bare, settings=nobody) as url:
+            answer = ask(url)
+            assert answer.status_code == 503, answer.text
+            assert len(starts) == 2
+
+
+def test_plaintext_entries_need_nothing() -> None:
+    settings = GatewaySettings(entry_ca="/ca.crt")
+    assert entry_tls("grpc://a:1", settings) is None
+    assert entry_tls("grpcs://a:1", GatewaySettings()) is None
+    assert entry_tls("grpcs://a:1", settings) is not None
+
+
+def test_endpoints_of_the_command_line_get_what_the_settings_say() -> None:
+    settings = GatewaySettings(entry_ca="/ca.crt", model_aliases={"tts-1": "a", "other": "b"})
+    plain = parse_endpoint("a=grpc://h:1", settings)
+    assert (plain.name, plain.endpoint, plain.aliases, plain.tls) == ("a", "grpc://h:1", ("tts-1",), None)
+    secure = parse_endpoint("b=grpcs://h:1", settings)
+    assert secure.tls is not None
+    assert secure.tls.ca == "/ca.crt"

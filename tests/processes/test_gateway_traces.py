@@ -1,0 +1,64 @@
+"""A request through the gateway is one trace: the client's, the gateway's span, then the entry stage's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from omni_gateway.pipelines import ServedPipeline
+from support.answering_entry import serve_entry
+from support.gateways import serve_gateway
+from support.otlp_collector import Collector, collecting
+
+pytest.importorskip("opentelemetry.sdk")
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = f"00-{TRACE}-{PARENT}-01"
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with collecting(monkeypatch) as collector:
+        yield collector
+
+
+def test_the_gateways_span_joins_the_client_s_and_is_the_entrys_parent(collector: Collector) -> None:
+    asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
+    with serve_entry() as (port, starts):
+        with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
+            headers = {"traceparent": CALLER, "x-request-id": "mine"}
+            assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=60).is_success
+            assert httpx.post(f"{url}/v1/chat/completions", json={**asked, "model": "x"}, timeout=60).status_code == 404
+            httpx.get(f"{url}/health", timeout=60)
+            accept = "application/openmetrics-text; version=1.0.0"
+            told = httpx.get(f"{url}/metrics", headers={"accept": accept}, timeout=60).text
+        assert len(starts) == 1
+    (given,) = starts.traceparents
+    ours, missed = (span for _, span in collector.spans)
+    assert {service for service, _ in collector.spans} == {"omnipipeline-gateway"}
+    assert (ours.name, ours.trace_id.hex(), ours.parent_span_id.hex()) == ("POST /v1/chat/completions", TRACE, PARENT)
+    assert given == f"00-{TRACE}-{ours.span_id.hex()}-01"
+    facts = {item.key: item.value.string_value or item.value.int_value for item in ours.attributes}
+    assert facts["http.response.status_code"] == 200
+    assert (facts["omnipipeline.request_id"], facts["omnipipeline.model"]) == ("mine", "omni")
+    assert [event.name for event in ours.events] == ["first text", "first audio"]
+    assert missed.trace_id.hex() != TRACE
+    # The latencies name the trace of an example, where OpenMetrics is asked for.
+    examples = [
+        sample.exemplar.labels
+        for family in text_string_to_metric_families(told)
+        for sample in family.samples
+        if sample.exemplar is not None and family.name == "omni_gateway_first_output_seconds"
+    ]
+    assert {"trace_id": TRACE, "span_id": ours.span_id.hex()} in examples
+
+
+def test_without_a_collector_the_clients_context_passes_unchanged() -> None:
+    asked = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
+    with serve_entry() as (port, starts), serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
+        headers = {"traceparent": CALLER}
+        assert httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=60).is_success
+        assert starts.traceparents == [CALLER]

@@ -1,0 +1,151 @@
+"""Connections that ask for nothing, or never end to ask: bounded in number, time and bytes; who asks is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from omni_gateway.connections import ConnectionBounds, bounded_http
+
+Bounds = ConnectionBounds
+Serve = contextlib.AbstractAsyncContextManager[int]
+
+
+async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Answers with the number of bytes of the body, and of header lines; /slow takes half a second."""
+    size = 0
+    while True:
+        message = await receive()
+        size += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    if scope["path"] == "/slow":
+        await asyncio.sleep(0.5)
+    body = f"{size} bytes, {len(scope['headers'])} lines".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def serve(bounds: Bounds) -> AsyncIterator[int]:
+    """The port of a server with these bounds."""
+    config = uvicorn.Config(tell, port=0, http=bounded_http(bounds), ws="none", log_config=None, lifespan="off")
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    running = asyncio.create_task(server.serve())
+    try:
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+
+
+async def connect(port: int, peer: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=(peer, 0))
+
+
+async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
+    reader, writer = await connect(port, peer)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return answer.decode()
+
+
+async def is_cut(reader: asyncio.StreamReader) -> bool:
+    """Whether the server ended it, within ten seconds, without an answer."""
+    with contextlib.suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(), 10) == b""
+    return True
+
+
+async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
+    async with serve(Bounds(waiting=64, header_s=60)) as port:
+        slow = asyncio.create_task(ask(port, "127.0.0.2", "/slow"))
+        await asyncio.sleep(0.1)
+        hoard = []
+        for number in range(400):
+            one = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+            if number % 2:
+                one.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nx-half: ")
+            hoard.append(one)
+            if number % 16 == 0:
+                await asyncio.sleep(0)
+        assert "0 bytes" in await ask(port)
+        assert "0 bytes" in await ask(port, "127.0.0.2"), "the hoarder's own, too"
+        assert "0 bytes" in await slow, "a connection with a request is never cut for another"
+        await asyncio.sleep(0.2)
+        left = 0
+        for one in hoard:
+            one.setblocking(False)
+            try:
+                one.recv(1)
+            except BlockingIOError:
+                left += 1
+            except ConnectionResetError:
+                pass
+            one.close()
+        assert left <= 64
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"], ids=["nothing", "a line", "half"]
+)
+async def test_a_header_has_to_come(sent: bytes) -> None:
+    async with serve(Bounds(header_s=0.3)) as port:
+        reader, writer = await connect(port)
+        writer.write(sent)
+        assert await is_cut(reader)
+        writer.close()
+
+
+async def test_the_next_header_has_to_come_too_and_a_long_answer_may_take_longer() -> None:
+    async with serve(Bounds(header_s=0.3, idle_s=0.3)) as port:
+        reader, writer = await connect(port)
+        for path in ("/slow", "/"):
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            assert b"0 bytes" in await reader.readuntil(b"lines")
+        writer.write(b"GET / HTTP/1.1\r\n")
+        assert await is_cut(reader)
+        writer.close()
+
+
+async def test_a_connection_may_idle_longer_after_an_answer_than_before_its_first_header() -> None:
+    async with serve(Bounds(header_s=0.3, idle_s=60)) as port:
+        reader, writer = await connect(port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"0 bytes" in await reader.readuntil(b"lines")
+            await asyncio.sleep(0.6)
+        writer.close()
+
+
+async def test_a_header_without_end_is_refused() -> None:
+    async with serve(Bounds(header_bytes=4096)) as port:
+        reader, writer = await connect(port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
+        for _ in range(50):
+            writer.write(b"x-more: " + b"y" * 100 + b"\r\n")
+            await writer.drain()
+        assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+async def test_a_body_may_be_larger_and_what_follows_its_chunks_is_dropped() -> None:
+    async with serve(Bounds(header_bytes=4096, header_s=5)) as port:
+        reader, writer = await connect(port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write((b"2000\r\n" + b"z" * 0x2000 + b"\r\n") * 3 + b"0\r\n" + b"x-more: y\r\n" * 40 + b"\r\n")
+        assert b"24576 bytes, 2 lines" in await reader.readuntil(b"lines")
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 3)
+        for _ in range(3):
+            assert b"0 bytes, 1 lines" in await reader.readuntil(b"lines")
+        writer.close()

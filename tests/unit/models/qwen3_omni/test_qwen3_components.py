@@ -1,0 +1,201 @@
+"""Qwen3-Omni's thinker and talker without an engine: defaults, prompts, voices, and what their edge costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_proto.stage_config import SamplingDefaults
+from omni_proto.tensors import encode_rows
+from omni_stage.errors import ConfigurationError, InvalidMediaError, InvalidRequestError, InvalidTensorError
+from omni_stage.models.component import (
+    AudioPart,
+    ChatMessage,
+    EdgeInput,
+    EngineStep,
+    StageRequest,
+    TextPart,
+    UserPrompt,
+)
+from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint as read_qwen25
+from omni_stage.models.qwen2_5_omni.schemas import thinker2talker_schema as qwen25_schema
+from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
+from omni_stage.models.qwen3_omni.manifest import TALKER
+from omni_stage.models.qwen3_omni.schemas import thinker2talker_schema
+from omni_stage.models.qwen3_omni.talker.component import GREEDY, SEED
+from omni_stage.models.qwen3_omni.talker.component import build_component as build_talker
+from omni_stage.models.qwen3_omni.thinker.component import ThinkerEmitter, read_audio_limit
+from omni_stage.models.qwen3_omni.thinker.component import build_component as build_thinker
+from omni_stage.reply_form import GivenReply
+from support.hostile_edges import HOSTILE_FAMILIES
+from support.omni_stages import stage_config
+from support.published import write_published, write_published_qwen3
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
+    return make_tiny_checkpoint(0, "small", "qwen3_omni")
+
+
+@pytest.fixture(scope="module")
+def thinker(checkpoint: Path) -> Any:
+    return build_thinker(stage_config("thinker", checkpoint, family="qwen3_omni"))
+
+
+@pytest.fixture(scope="module")
+def talker(checkpoint: Path) -> Any:
+    return build_talker(stage_config("talker", checkpoint, family="qwen3_omni"))
+
+
+def ask(source: Any, *, spoken: bool = True, voice: str = "", **sampling: Any) -> StageRequest:
+    return StageRequest("one", source, SamplingDefaults(**sampling), voice, want_tensors=spoken)
+
+
+def test_the_talkers_defaults_are_the_published_files() -> None:
+    """generation_config.json of Instruct, whose names vLLM does not know."""
+    published = json.loads(Path("tests/data/published/qwen3_omni_30b_a3b.generation_config.json").read_text())
+    ours = TALKER.default_sampling
+    assert ours.model_dump(exclude_none=True) == {
+        "temperature": published["talker_temperature"],
+        "top_k": published["talker_top_k"],
+        "top_p": published["talker_top_p"],
+        "repetition_penalty": published["talker_repetition_penalty"],
+        "max_tokens": published["talker_max_new_tokens"],
+    }
+
+
+def test_the_thinker_is_greedy_and_ends_where_a_message_ends(thinker: Any, checkpoint: Path) -> None:
+    assert thinker.default_sampling == SamplingDefaults(temperature=0.0, max_tokens=1024)
+    end = read_checkpoint(checkpoint).text.message_end
+    assert thinker.prepare(ask(UserPrompt(text="Hello"))).stop_token_ids == (end,)
+    assert thinker.prepare(ask(UserPrompt(text="Hello"), ignore_eos=True)).stop_token_ids == ()
+
+
+def test_a_text_that_is_spoken_is_a_users_message_and_nothing_is_put_before_it(thinker: Any, checkpoint: Path) -> None:
+    """No system message: the model card says so, and transformers' talker drops it."""
+    text = read_checkpoint(checkpoint).text
+    spoken = thinker.prepare(ask(UserPrompt(text="Hello"))).prompt["prompt_token_ids"]
+    chat = UserPrompt(messages=[ChatMessage("user", [TextPart("Hello")])])
+    assert spoken == thinker.prepare(ask(chat)).prompt["prompt_token_ids"]
+    assert spoken[:2] == [text.message_start, text.user]
+    assert [token for token in spoken if token == text.message_start] == [text.message_start] * 2
+    bare = thinker.prepare(ask(UserPrompt(text="Hello"), spoken=False)).prompt["prompt_token_ids"]
+    assert text.message_start not in bare
+
+
+def test_ids_without_an_assistants_turn_cannot_be_spoken(thinker: Any, checkpoint: Path) -> None:
+    text = read_checkpoint(checkpoint).text
+    user = [text.message_start, text.user, 5]
+    with pytest.raises(InvalidRequestError, match="needs an assistant's turn") as caught:
+        thinker.prepare(ask(UserPrompt(token_ids=user)))
+    assert caught.value.details.field == "start.token_ids"
+    assert thinker.prepare(ask(UserPrompt(token_ids=user), spoken=False)).prompt["prompt_token_ids"] == user
+    turns = [*user, text.message_start, text.assistant, 5]
+    assert thinker.prepare(ask(UserPrompt(token_ids=turns))).prompt["prompt_token_ids"] == turns
+
+
+def test_voices_are_known_before_anything_is_written(thinker: Any, talker: Any) -> None:
+    """The default first; an unknown one is refused by thinker and talker, with the names."""
+    assert tuple(thinker.known_voices) == tuple(talker.voices) == ("Ethan", "Chelsie", "Aiden")
+    with pytest.raises(InvalidRequestError, match="Ethan, Chelsie, Aiden"):
+        thinker.prepare(ask(UserPrompt(text="Hello"), voice="Robert"))
+    with pytest.raises(InvalidRequestError, match="Ethan, Chelsie, Aiden"):
+        talker.open_feed(ask(UserPrompt(text="Hello"), voice="Robert"))
+
+
+def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: Any) -> None:
+    def settings(**sampling: Any) -> dict[str, Any]:
+        return dict(talker.open_feed(ask(None, **sampling))._settings)
+
+    assert settings(temperature=0.0, seed=3) == {GREEDY: [1], SEED: [3]}
+    assert settings(seed=2**63 - 1) == {GREEDY: [0], SEED: [2**63 - 1]}
+    assert settings(temperature=0.1)[GREEDY] == [0]
+    assert settings()[SEED] != settings()[SEED], "no seed is another one each time"
+
+
+def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """preprocessor_config.json has no chunk_length, of which a feature extractor would make 30 s."""
+    published = write_published_qwen3(tmp_path)
+    assert read_audio_limit(published) == read_audio_limit(checkpoint) == 300 * 16_000
+
+    def hear(seconds: float) -> Any:
+        sound = AudioPart(np.zeros(int(seconds * 16_000), np.float32), 16_000)
+        return thinker.prepare(ask(UserPrompt(messages=[ChatMessage("user", [sound])])))
+
+    ((samples, _),) = hear(40).prompt["multi_modal_data"]["audio"]
+    assert samples.size == 40 * 16_000
+    with pytest.raises(InvalidMediaError, match="longer than 300 s"):
+        hear(300.1)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"n_samples": 0}', '{"n_samples": true}', "{}"])
+def test_a_checkpoint_that_does_not_say_how_long_audio_may_be_cannot_start(tmp_path: Path, content: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="n_samples"):
+        read_audio_limit(tmp_path)
+
+
+def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path) -> None:
+    """As messages on the wire, one a step, against the rows that another design would send: at most 5 per cent."""
+    prompt, reply = 500, 300
+    checkpoint = read_checkpoint(write_published_qwen3(tmp_path / "3"))
+    schema = thinker2talker_schema(checkpoint)
+    emitter = ThinkerEmitter(checkpoint, want_tensors=True)
+    text = checkpoint.text
+    ids = [text.message_start, text.user, *range(prompt - 4), text.message_start, text.assistant]
+    steps = [EngineStep(token_ids=[7], prompt_token_ids=ids), *(EngineStep(token_ids=[7]) for _ in range(reply - 1))]
+    sent = 0
+    for step in steps:
+        for name, tensor in emitter.emit(step).tensors.items():
+            sent += sum(len(chunk) for chunk in encode_rows(schema.spec(name), tensor.numpy().data, last=False))
+    hidden = (prompt + reply) * schema.spec("media").row_bytes
+    assert hidden == (prompt + reply) * 2048 * 2
+    assert 0 < sent <= 0.05 * hidden
+    qwen25 = qwen25_schema(read_qwen25(write_published(tmp_path / "2.5", "7b")))
+    rows = (prompt + reply) * (qwen25.spec("x").row_bytes + qwen25.spec("token_ids").row_bytes)
+    assert sent <= 0.02 * rows, "beside Qwen2.5-Omni-7B's edge, whose rows travel"
+
+
+def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoint: Path) -> None:
+    emitter = ThinkerEmitter(read_checkpoint(checkpoint), want_tensors=True)
+    first = emitter.emit(EngineStep(token_ids=[7], prompt_token_ids=[1, 2, 3]))
+    assert first.tensors["token_ids"].tolist() == [1, 2, 3]
+    assert first.tensors["prompt_tokens"].tolist() == [3]
+    assert first.complete_tensors == {"prompt_tokens", "media", "media_positions"}
+    assert emitter.emit(EngineStep(token_ids=[8, 9])).tensors["token_ids"].tolist() == [7, 8]
+    assert "token_ids" not in emitter.emit(EngineStep()).tensors
+    assert torch.equal(emitter.emit(EngineStep(token_ids=[5])).tensors["token_ids"], torch.tensor([9]))
+
+
+def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
+    """It has no end of text behind it, which is what is held of a sampled one."""
+    request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
+    prepared = thinker.prepare(request)
+    prompt = prepared.prompt["prompt_token_ids"][:-3]
+    step = EngineStep(token_ids=[7, 8, 9], prompt_token_ids=prompt)
+    published = thinker.emitter(request, prepared).emit(step).tensors["token_ids"].tolist()
+    assert published == [*prompt, 7, 8, 9]
+    ended = thinker.prepare(
+        ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9, *prepared.stop_token_ids])))
+    )
+    assert ended.prompt == prepared.prompt, "of ids, the end is left out"
+
+
+def test_an_edge_that_makes_no_sense_is_refused_before_the_engine(talker: Any) -> None:
+    """tests/engine/test_hostile_edges.py has the same with engines, and that they live."""
+    family = HOSTILE_FAMILIES["qwen3_omni"]
+    good = dict(family.talker(talker))
+    assert talker.prepare(ask(EdgeInput(good))).finished is None
+    for name, changes in family.hostile_talker(talker).items():
+        field = ""
+        try:
+            talker.prepare(ask(EdgeInput({**good, **changes})))
+        except InvalidTensorError as error:
+            field = error.details.field
+        assert field.startswith("tensors."), name

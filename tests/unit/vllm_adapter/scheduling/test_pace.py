@@ -1,0 +1,140 @@
+"""Who steps first where tokens are played: tables, a model of fairness, and vLLM's own schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm.v1.request import RequestStatus
+
+from omni_stage.errors import ConfigurationError
+from omni_stage.playback import FIRST_AHEAD_S
+from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY, Listener, Pace
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
+
+BOTH = pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])
+PACE = Pace(tokens_per_second=10, first_tokens=4)
+
+
+def test_a_listener_hears_nothing_before_the_first_window() -> None:
+    listener = Listener.at(100.0, tokens=7)
+    assert listener.due == 100.0 - FIRST_AHEAD_S
+    assert listener.note(PACE, 101.0, 7 + 3) == 100.0 - FIRST_AHEAD_S
+    assert listener.note(PACE, 102.0, 7 + 4) == pytest.approx(102.4)
+    assert listener.note(PACE, 102.1, 7 + 6) == pytest.approx(102.6), "in time: behind what plays"
+    assert listener.note(PACE, 102.2, 7 + 6) == pytest.approx(102.6)
+    assert listener.note(PACE, 200.0, 7 + 7) == pytest.approx(200.1), "late: the silence is not made up for"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        3,
+        {},
+        {"tokens_per_second": 0},
+        {"tokens_per_second": float("nan")},
+        {"tokens_per_second": True},
+        {"tokens_per_second": 50, "first_tokens": 0},
+        {"tokens_per_second": 50, "other": 1},
+    ],
+)
+def test_settings_that_are_none(values: object) -> None:
+    with pytest.raises(ConfigurationError, match=PACE_KEY):
+        Pace.from_additional_config({PACE_KEY: values})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    old=st.integers(1, 8),
+    step_s=st.floats(0.01, 1.0),
+    newcomers_every=st.integers(1, 3),
+    rate=st.floats(1.0, 100.0),
+)
+def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
+    """One token a step, for whoever is due first, and a newcomer every few steps: more than can be served. Everyone
+    that waits is served before those that came FIRST_AHEAD_S after its silence began."""
+    pace, now = Pace(rate), 0.0
+    listeners = {index: Listener.at(now, 0) for index in range(old)}
+    tokens = dict.fromkeys(listeners, 0)
+    waits_since = dict.fromkeys(listeners, 0.0)
+    for step in range(300):
+        if step % newcomers_every == 0:
+            index = len(tokens)
+            listeners[index], tokens[index], waits_since[index] = Listener.at(now, 0), 0, now
+        chosen = min(listeners, key=lambda index: (listeners[index].due, index))
+        overtaken = [index for index in listeners if waits_since[index] + FIRST_AHEAD_S < waits_since[chosen]]
+        assert not overtaken, "it began to wait much later"
+        now += step_s
+        tokens[chosen] += 1
+        waits_since[chosen] = max(now, listeners[chosen].note(pace, now, tokens[chosen]))
+
+
+@pytest.fixture
+def paced(make_scheduler: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler with a pace, and a clock that is set by hand."""
+
+    def build(scheduler_class: type, **settings: Any) -> Any:
+        values = {"tokens_per_second": 10, "first_tokens": 4}
+        scheduler = make_scheduler(scheduler_class, additional_config={PACE_KEY: values}, **settings)
+        scheduler.now = 0.0
+        scheduler.clock = lambda: scheduler.now
+        return scheduler
+
+    return build
+
+
+def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dict[str, int]:
+    """One step that takes so long. Returns what it computed."""
+    output = scheduler.schedule()
+    scheduler.now += seconds
+    scheduler.update_from_output(output, run_step(scheduler, output))
+    return dict(output.num_scheduled_tokens)
+
+
+@BOTH
+def test_who_has_most_in_hand_gives_up_its_memory(
+    scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
+) -> None:
+    """vLLM's order would preempt the newcomer, which has said nothing yet."""
+    scheduler = paced(scheduler_class, kv_blocks=6)
+    scheduler.add_request(ar_request("plays", tokens=5, max_tokens=90))
+    for _ in range(30):
+        advance(scheduler, run_step, 0.01)
+    scheduler.add_request(ar_request("new", tokens=30, max_tokens=60))
+    for _ in range(20):
+        advance(scheduler, run_step, 0.01)
+        if RequestStatus.PREEMPTED in {request.status for request in scheduler.requests.values()}:
+            break
+    assert scheduler.requests["plays"].status == RequestStatus.PREEMPTED
+    assert scheduler.requests["new"].status == RequestStatus.RUNNING
+
+
+@BOTH
+def test_who_hears_silence_next_steps_first(scheduler_class: type, paced: Any, ar_request: Any, run_step: Any) -> None:
+    """A step of two tokens, and three requests that each need one."""
+    scheduler = paced(scheduler_class, max_num_seqs=4, max_num_batched_tokens=4)
+    for name in ("a", "b", "c"):
+        scheduler.add_request(ar_request(name, tokens=1, max_tokens=60))
+    for _ in range(8):
+        advance(scheduler, run_step, 0.001)
+    made = {name: scheduler.requests[name].num_output_tokens for name in "abc"}
+    assert min(made.values()) >= 4, "all play"
+    scheduler.max_num_scheduled_tokens = 2
+    steps = [set(advance(scheduler, run_step, 0.001)) for _ in range(12)]
+    assert all(len(step) == 2 for step in steps)
+    made = {name: scheduler.requests[name].num_output_tokens for name in "abc"}
+    assert max(made.values()) - min(made.values()) <= 2, "they take turns; vLLM would leave c out"
+
+
+@BOTH
+def test_ends_leave_nothing_behind(scheduler_class: type, paced: Any, ar_request: Any, run_step: Any) -> None:
+    scheduler = paced(scheduler_class)
+    scheduler.add_request(ar_request("ends", max_tokens=3))
+    scheduler.add_request(ar_request("aborted", max_tokens=50))
+    for _ in range(6):
+        advance(scheduler, run_step, 0.1)
+    scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+    assert scheduler._listeners == {}
