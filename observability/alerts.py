@@ -169,7 +169,8 @@ PIPELINES = Group(
         ),
         Alert(
             name="OmniStageQueueGrowing",
-            signal=f"sum by ({BY_STAGE}) (deriv(vllm:num_requests_waiting[10m])) * 600",
+            # delta(), not deriv() * 600: of two samples of a young pod, deriv() makes a growth of hundreds.
+            signal=f"sum by ({BY_STAGE}) (delta(vllm:num_requests_waiting[10m]))",
             fires="> 10",
             wait="10m",
             severity="warning",
