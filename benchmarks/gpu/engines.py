@@ -21,7 +21,8 @@ from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.stage_config import EdgeMode
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-DRAWN_CODE = Path(__file__).parent / "drawn"
+PATCHED = Path(__file__).parent / "patched"
+"""On PYTHONPATH it changes a stage's modules for the checks; see its sitecustomize.py."""
 SHARES = (0.2, 0.15, 0.12)
 """gpuMemoryUtilization of the tiny stages, in the pipeline's order, where they share a GPU."""
 FIRST_FAMILY = "qwen2_5_omni"
@@ -164,13 +165,13 @@ def serve(
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
     """Stage servers of a pipeline, ready; their logs go to the results.
 
-    `drawn`: what a checkpoint of random weights leaves out, its stage draws for itself (benchmarks/gpu/drawn).
+    `drawn`: each stage makes the random weights that the checkpoint leaves out (benchmarks/gpu/patched).
     """
     logs = context.out / "logs" / name
     logs.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     options = LocalOptions(model_path=str(checkpoint), log_dir=logs, start_timeout_s=1800)
-    path = {"PYTHONPATH": f"{DRAWN_CODE}:{os.environ.get('PYTHONPATH', '')}"} if drawn else {}
+    path = {"PYTHONPATH": f"{PATCHED}:{os.environ.get('PYTHONPATH', '')}"} if drawn else {}
     with environment(**path), LocalPipeline(pipeline, options) as local:
         local.start(seconds)
         yield local, seconds

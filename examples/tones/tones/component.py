@@ -69,12 +69,7 @@ class PlayerEmitter:
 
     def emit(self, step: EngineStep) -> StageStep:
         """One engine step is one stage step."""
-        return StageStep(
-            audio=step.tensors.get("output"),
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return StageStep.of_audio(step, step.tensors.get("output"))
 
 
 def build_component(config: StageConfig) -> Player:
