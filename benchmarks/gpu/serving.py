@@ -105,7 +105,7 @@ def speed(context: Context) -> Iterator[Finding]:
 
 
 def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
-    """Sampling by stage: so many words, so many seconds of speech."""
+    """Returns sampling by stage: so many words, so many seconds of speech."""
     family = pipeline.spec.stages[0].component.split("/")[0]
     codes = int(_DRAWN_SECONDS * _CODES_A_SECOND[family])
     lengths = (_DRAWN_WORDS, codes)
@@ -201,7 +201,7 @@ def faults(context: Context) -> Iterator[Finding]:
 
 
 async def _code(endpoint: str, seed: int) -> str:
-    """The gRPC code that a request with this seed ends with."""
+    """Returns the gRPC code that a request with this seed ends with."""
     from omni_proto.client import AsyncOmniClient, OmniRequestError
 
     async with AsyncOmniClient(endpoint) as client:

@@ -143,7 +143,7 @@ class InprocOmniLLM:
             sink.put(ModelExecutionError("the engine aborted the request"))
 
     def has_work(self) -> bool:
-        """Whether a step would do anything: not for requests that all wait for their next part.
+        """Returns whether a step would do anything: not for requests that all wait for their next part.
 
         As `EngineCoreProc.has_work`: with asynchronous scheduling a step may be under way for nobody.
         """

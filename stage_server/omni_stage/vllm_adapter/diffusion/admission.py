@@ -81,7 +81,7 @@ class StepAdmission:
     """Set by the first refusal: later requests must not overtake the one that waits."""
 
     def admit(self, payload_bytes: int, work: int) -> bool:
-        """Whether the next diffusion request in the queue joins the step; counts it if so."""
+        """Returns whether the next diffusion request in the queue joins the step; counts it if so."""
         if self.closed or not self._fits(payload_bytes, work):
             self.closed = True
             return False
@@ -102,7 +102,7 @@ class StepAdmission:
 
 
 def is_expired(queued_at_s: float, now_s: float, timeout_s: float | None) -> bool:
-    """Whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
+    """Returns whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
     return timeout_s is not None and now_s - queued_at_s > timeout_s
 
 

@@ -109,7 +109,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        """Returns whether a waiting request may go into this step; one that may not keeps its place in the queue."""
         if request.request_id in self._rejected:
             return False
         if not super()._handle_blocked_waiting_request(request):
@@ -131,7 +131,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
 
 def is_diffusion(request: Request) -> bool:
-    """Whether the request says that it is one: pooling parameters with an omni payload."""
+    """Returns whether the request says that it is one: pooling parameters with an omni payload."""
     return request.pooling_params is not None and find_raw_payload(None, request.pooling_params) is not None
 
 

@@ -47,7 +47,7 @@ class Kit:
             return self.speech.speak(utterances)
 
     def mel(self, utterance: Utterance) -> torch.Tensor:
-        """What transformers' sample() makes: float32 [1, bins, frames]."""
+        """Returns what transformers' sample() makes: float32 [1, bins, frames]."""
         voice = self.voices[utterance.voice]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(utterance.seed)
