@@ -83,7 +83,7 @@ def make_tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(["Tell me a long story, please.", "one two three four five"], trainer)
+    tokenizer.train_from_iterator(["Please write a long story.", "one two three four five"], trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=IM_END, pad_token=IM_END)
     fast.chat_template = CHAT_TEMPLATE
     return fast

@@ -45,7 +45,7 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 def make_prompts(count: int, number: int) -> list[str]:
     """Returns prompts that differ from their first word on, so that nothing of them is cached."""
-    return [f"{number * 1000 + index} Tell me a story." for index in range(count)]
+    return [f"{number * 1000 + index} Please write a story." for index in range(count)]
 
 
 def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
