@@ -26,7 +26,17 @@ from benchmarks.verdict import find_problems, judge, read_last
 CASES = {
     **{
         name: f"benchmarks.{name}"
-        for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion", "predictor")
+        for name in (
+            "codec",
+            "transport",
+            "tokens",
+            "schedulers",
+            "startup",
+            "pipeline",
+            "diffusion",
+            "predictor",
+            "gateway",
+        )
     },
     "first-audio": "benchmarks.first_audio",
     "first-audio-dear": "benchmarks.dear",
