@@ -49,11 +49,11 @@ class Honest:
     problems: list[str] = field(default_factory=list)
 
     def p95(self, phase: str) -> float:
-        """Seconds; nearest rank. Infinite if no call of the phase succeeded."""
+        """Returns seconds, by nearest rank; infinite if no call of the phase succeeded."""
         return find_p95(self.seconds.get(phase) or [math.inf])
 
     def p95_parts_ms(self, phase: str) -> dict[str, int]:
-        """The p95 of each part by itself: where calls wait, if they do."""
+        """Returns the p95 of each part by itself: where calls wait, if they do."""
         return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
 
 
@@ -162,7 +162,7 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
-    """The honest alone and with the others, in turns, so that whatever else the machine does meets both."""
+    """Returns the report on the honest alone and with the others, in turns, so that whatever else the machine does meets both."""
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
     honest = {kind: Honest() for kind in HONEST}
@@ -230,7 +230,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 
 
 def leftovers(stages: dict[str, StageProcess]) -> list[str]:
-    """What a stage still holds though nobody asks for anything."""
+    """Returns what a stage still holds though nobody asks for anything."""
     deadline = time.monotonic() + IDLE_S
     names = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
     while True:
