@@ -84,6 +84,9 @@ class EngineArgs(ConfigModel):
     mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
     """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
     limits.maxInflightBytes. Default: 0, no cache."""
+    max_media_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Most of the engine's time that encoding images, audio and video may take while requests without media to encode
+    wait for tokens. Default: 0.5. 1 sets no bound, as vLLM does; throughput of media is highest then."""
     load_format: Literal["auto", "safetensors", "dummy"] | None = None
     """How weights are loaded; dummy means random weights, for tests of size and speed."""
     tool_call_parser: ParserName | None = None

@@ -27,7 +27,7 @@ EOS = 1
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder with nothing but a configuration: schedulers read no weights."""
-    return write_bare_config(tmp_path_factory.mktemp("scheduler_model"))
+    return write_bare_config(tmp_path_factory.mktemp("scheduler_model"), max_position_embeddings=8192)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from omni_proto.stage_config import EngineArgs, StageConfig
 from omni_stage.engine.arguments.budgets import diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
-from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS, PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS, MEDIA_SHARE, PAYLOAD_LIMITS
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""
@@ -162,6 +162,9 @@ def build_engine_args(
     if byte_budget is not None:
         additional = chosen.get("additional_config", {})
         chosen["additional_config"] = {PAYLOAD_LIMITS: payload_limits(byte_budget), **additional}
+    if config.engine_args.max_media_share is not None:
+        additional = chosen.get("additional_config", {})
+        chosen["additional_config"] = {**additional, MEDIA_SHARE: config.engine_args.max_media_share}
     args = OmniEngineArgs(kind=component.facts.kind, **chosen)
     _check(config, args, component, component_args)
     if component.facts.kind.is_one_shot:
@@ -201,6 +204,8 @@ def _component_args(component: Component) -> dict[str, Any]:
 
 def _user_args(args: EngineArgs) -> dict[str, Any]:
     given = args.model_dump(exclude_none=True)
+    # Our scheduler's, by additional_config.
+    given.pop("max_media_share", None)
     # Only the stage server uses it: of the two parsers, vLLM's engine knows only the reasoning parser.
     given.pop("tool_call_parser", None)
     mib = given.pop("kv_cache_memory_mib", None)

@@ -114,7 +114,7 @@ class MediaPool:
         return job.read(answer)
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call a function that copies or frees memory, which would take the event loop 0.3 ms a MiB.
+        """Call a function that copies or frees memory, which would take the event loop 0.25 ms a MiB.
 
         If the caller cancels, the function still ends first, because the memory is in use until then.
         """

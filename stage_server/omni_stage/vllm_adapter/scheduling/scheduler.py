@@ -4,6 +4,8 @@
 Where a component says how fast its tokens are played (pace.py), requests of one priority are in the order in which
 their audio would run out. If a step cannot hold all, the request that runs out next goes first; if KV cache is short,
 the request with the most audio ahead is preempted.
+Media are encoded in turns with the tokens of other requests (media_turns.py). While they wait, requests that still have
+media to encode are kept out of vLLM's queue for the step: vLLM would not look past one that cannot start.
 `update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
 
 A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
@@ -12,7 +14,7 @@ cache, and other requests would hit entries that were never computed.
 
 Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.core.sched.scheduler.Scheduler` and
 `async_scheduler.AsyncScheduler` (`schedule`, `add_request`, `update_from_output`, `finish_requests`, `_free_request`,
-`_update_request_as_session`),
+`_update_request_as_session`, `_try_schedule_encoder_inputs`, which takes and returns vLLM's budget of encoders),
 `v1.engine.EngineCoreOutput(s)`, `v1.request.Request`. `Request.arrival_time` orders `PriorityRequestQueue` and picks
 whom to preempt, and is used for nothing else; it may not change while the request is in that queue.
 `Scheduler.running` is a list that a step goes through in its order.
@@ -27,8 +29,10 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
@@ -37,8 +41,12 @@ from vllm.v1.request import Request, RequestStatus
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
 from omni_stage.vllm_adapter.names import INVALID_PAYLOAD, PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.scheduling.media_turns import MediaStep, MediaTurns, cap_budget
 from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
+
+_ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
+"""Requests that wait for tokens; not sessions that wait for their next part."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +56,9 @@ class OmniSchedulerMixin:
 
     requests: dict[str, Request]
     running: list[Request]
+    waiting: RequestQueue
+    max_num_encoder_input_tokens: int
+    encoder_cache_manager: EncoderCacheManager
     clock: Callable[[], float] = staticmethod(time.monotonic)
     """Seconds, monotonic."""
 
@@ -59,6 +70,11 @@ class OmniSchedulerMixin:
         self._rejected: dict[str, str] = {}
         self._pace = Pace.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
         self._listeners: dict[str, Listener] = {}
+        self._turns = MediaTurns.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
+        self._steps: dict[int, MediaStep] = {}
+        """Steps without outputs yet, by the identity of vLLM's SchedulerOutput."""
+        self._media_room: int | None = None
+        """Embeddings that the step being planned may still encode."""
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or the next part of one, as vLLM does."""
@@ -71,7 +87,7 @@ class OmniSchedulerMixin:
         """Schedule one step as vLLM does; new requests with a payload come out as OmniNewRequestData."""
         if self._pace is not None:
             self._order_running(self._pace)
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = self._schedule_in_turns(*args, **kwargs)
         self._enrich(output.scheduled_new_reqs)
         return output
 
@@ -79,6 +95,9 @@ class OmniSchedulerMixin:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take in the outputs of a step as vLLM does, after ending the requests that were rejected."""
+        step = self._steps.pop(id(scheduler_output), None)
+        if step is not None:
+            self._turns.end(step, self.clock())
         rejected, self._rejected = self._rejected, {}
         # Ended first, so that vLLM drops whatever the step computed for them.
         finished: list[Request] = []
@@ -89,6 +108,46 @@ class OmniSchedulerMixin:
             client = outputs.setdefault(request.client_index, EngineCoreOutputs())
             client.outputs.append(_build_last_output(request, rejected[request.request_id]))
         return outputs
+
+    def _schedule_in_turns(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if not self.max_num_encoder_input_tokens:
+            # The model takes no media.
+            return super().schedule(*args, **kwargs)  # type: ignore[misc, no-any-return]
+        began = self.clock()
+        media = {name for name, request in self.requests.items() if _awaits_media(request)}
+        others = any(name not in media and request.status in _ACTIVE for name, request in self.requests.items())
+        self._media_room = self._turns.room(others=others)
+        held = [request for request in self.waiting if request.request_id in media] if self._media_room == 0 else []
+        if held:
+            self.waiting.remove_requests(held)
+        try:
+            output: SchedulerOutput = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.waiting.prepend_requests(reversed(held))
+        encodes = bool(output.scheduled_encoder_inputs)
+        self._steps[id(output)] = self._turns.begin(began, encodes=encodes, others=others)
+        return output
+
+    def _try_schedule_encoder_inputs(
+        self, request: Request, computed: int, new: int, budget: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Plan a request's media as vLLM does, within the step's room."""
+        plan = super()._try_schedule_encoder_inputs  # type: ignore[misc]
+        if self._media_room is None:
+            return plan(request, computed, new, budget, *args, **kwargs)
+        capped = cap_budget(self._media_room, self._next_embeds(request, computed), budget)
+        inputs, new, left, *rest = plan(request, computed, new, capped, *args, **kwargs)
+        self._media_room = max(0, self._media_room - (capped - left))
+        return inputs, new, budget - (capped - left), *rest
+
+    def _next_embeds(self, request: Request, computed: int) -> int:
+        """Returns the embeddings of the request's next medium that is not encoded."""
+        for index, feature in enumerate(request.mm_features):
+            if feature.mm_position.offset + feature.mm_position.length <= computed:
+                continue
+            if self.encoder_cache_manager.get_cached_num_encoder_embeds(request, index) is None:
+                return int(request.get_num_encoder_embeds(index))
+        return 0
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         """Take the next part of a request whose input comes in parts; its place in the queue stays that of its begin.
@@ -147,6 +206,14 @@ class OmniScheduler(OmniSchedulerMixin, Scheduler):
 
 class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """vLLM's AsyncScheduler with payloads, for engines with async_scheduling (the default on GPUs)."""
+
+
+def _awaits_media(request: Request) -> bool:
+    """Returns whether the request has media in that part of its prompt that is not computed yet."""
+    if not request.has_encoder_inputs:
+        return False
+    last = request.mm_features[-1].mm_position
+    return bool(request.num_computed_tokens < last.offset + last.length)
 
 
 def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:

@@ -158,6 +158,18 @@ def test_cache_of_processed_media(options: dict[str, Any], expected: float) -> N
     assert build(**options).vllm_kwargs(worker_cls="w", scheduler_cls="s")["mm_processor_cache_gb"] == expected
 
 
+def test_share_of_media_reaches_the_scheduler() -> None:
+    from omni_stage.vllm_adapter.scheduling.media_turns import MediaTurns
+
+    def turns(user: EngineArgs | None) -> MediaTurns:
+        arguments = build(user).vllm_kwargs(worker_cls="w", scheduler_cls="s")
+        assert "max_media_share" not in arguments
+        return MediaTurns.from_additional_config(arguments.get("additional_config"))
+
+    assert turns(None).share == 0.5
+    assert turns(EngineArgs(max_media_share=0.25)).share == 0.25
+
+
 def test_prompt_embeds_are_off_unless_said() -> None:
     assert "enable_prompt_embeds" not in build().vllm_kwargs(worker_cls="w", scheduler_cls="s")
     user = EngineArgs(enable_prompt_embeds=True)
