@@ -82,7 +82,7 @@ def _read_spans(line: dict[str, Any]) -> Iterator[CollectedSpan]:
                     span["name"],
                     span["traceId"],
                     span["spanId"],
-                    span["parentSpanId"],
+                    span.get("parentSpanId", ""),
                     int(span["startTimeUnixNano"]),
                     int(span["endTimeUnixNano"]),
                     _attributes(span),
