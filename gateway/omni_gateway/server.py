@@ -8,8 +8,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -19,10 +18,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from omni_gateway.api.context import Gateway
-from omni_gateway.app import create_app
+from omni_gateway.app import Running, create_app
 from omni_gateway.certificate import Certificate
 from omni_gateway.connections import ConnectionBounds, bounded_http
-from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
 
@@ -136,7 +134,7 @@ def serve(
     listen: Listen,
     *,
     replicas: Callable[[], int] = lambda: 1,
-    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
+    running: Sequence[Running] = (),
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
     make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen).run()
