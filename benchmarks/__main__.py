@@ -77,7 +77,8 @@ def run_case(name: str, options: Options) -> list[str]:
 
 
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
-    """What `measure` gives, printed and written to a folder with when, on what and for how long; and why it fails, a
+    """Returns what `measure` gives, printed and written to a folder with when, on what and for how long; and why it
+    fails, a
     line each. It is compared with the case's committed result, or against the folder's where none is committed."""
     machine, began = describe_machine(), time.monotonic()
     report = measure()
