@@ -50,7 +50,7 @@ def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: i
 
 
 def requests() -> list[Request]:
-    """What callers send, in turns."""
+    """Returns what callers send, in turns."""
     made = [(medium.kind, medium.make()) for medium in CORPUS]
     found = [media_request([one], chunked=False) for one in made if len(one[1]) <= 4 << 20]
     found += [media_request([one], chunked=True, announced=announced) for one in made for announced in (0, 1000)]

@@ -47,11 +47,11 @@ class Honest:
     problems: list[str] = field(default_factory=list)
 
     def p95(self, phase: str) -> float:
-        """Seconds; nearest rank."""
+        """Returns seconds; nearest rank."""
         return find_p95(self.seconds[phase])
 
     def p95_parts_ms(self, phase: str) -> dict[str, int]:
-        """The p95 of each part by itself: where calls wait, if they do."""
+        """Returns the p95 of each part by itself: where calls wait, if they do."""
         return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
 
 
@@ -151,7 +151,7 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
-    """The honest alone for a third of the time, then with the others."""
+    """Returns the honest alone for a third of the time, then with the others."""
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
     honest = {kind: Honest() for kind in HONEST}
@@ -221,7 +221,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 
 
 def leftovers(stages: dict[str, StageProcess]) -> list[str]:
-    """What a stage still holds though nobody asks for anything."""
+    """Returns what a stage still holds though nobody asks for anything."""
     deadline = time.monotonic() + IDLE_S
     names = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
     while True:

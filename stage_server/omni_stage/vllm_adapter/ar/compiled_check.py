@@ -115,7 +115,7 @@ def batch_sizes(captured: Iterable[int], most: int) -> list[int]:
 
 
 def is_compiled(config: VllmConfig) -> bool:
-    """Whether the engine is configured to run anything but the model's own code."""
+    """Returns whether the engine is configured to run anything but the model's own code."""
     compilation = config.compilation_config
     return compilation.mode != CompilationMode.NONE or compilation.cudagraph_mode != CUDAGraphMode.NONE
 
@@ -210,7 +210,7 @@ def _run(
 
 
 def _new_requests(runner: OmniARRunnerMixin, size: int) -> list[NewRequestData]:
-    """Returns requests that are the same on every rank and in every call: prompts of 7 to 11 tokens with own blocks."""
+    """Returns requests of 7 to 11 tokens with blocks of their own; the same on every rank and in every call."""
     generator = torch.Generator().manual_seed(0)
     vocabulary, row_size = runner.input_batch.vocab_size, runner.input_row_size
     excluded = set(runner.no_embedding_token_ids)

@@ -184,6 +184,6 @@ class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
 
 
 def wants_rows(new_request: NewRequestData) -> bool:
-    """Whether the front end asked for this request's rows."""
+    """Returns whether the front end asked for this request's rows."""
     params = new_request.sampling_params
     return bool(params is not None and params.extra_args and params.extra_args.get(OMNI_ROWS_KEY) is True)
