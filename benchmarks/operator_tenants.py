@@ -98,10 +98,10 @@ def count_reconciles(operator: OperatorProcess) -> float:
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> float:
-    """Seconds from the start of the process until it has looked at as many pipelines as there are."""
+    """Seconds from the start of the process until it has reconciled as many pipelines as there are."""
     age_s, started = process_age_s(operator.child.pid), time.monotonic()
     eventually(
-        lambda: count_reconciles(operator) >= pipelines, timeout_s=900, every_s=1, why="all pipelines are looked at"
+        lambda: count_reconciles(operator) >= pipelines, timeout_s=900, every_s=1, why="all pipelines are reconciled"
     )
     return age_s + time.monotonic() - started
 

@@ -109,7 +109,7 @@ class ApiClient:
             "resourceVersion": version,
             "timeoutSeconds": str(int(timeout_s)),
         } | ({"labelSelector": selector} if selector else {})
-        # No sock_read: the total ends a silent watch no later, and aiohttp sets that timer anew for each chunk.
+        # No sock_read: the total ends a silent watch no later, and aiohttp sets that timer again for each chunk.
         timeout = aiohttp.ClientTimeout(total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S)
         path = kind.path(namespace)
         headers = {"Accept": _METADATA if kind.metadata_only else JSON}

@@ -108,7 +108,7 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
     assert (await stage.stub.GetStage(pb.GetStageRequest())).stage == "thinker"
 
 
-async def test_health_answers_throughout_a_fivefold_overload(kit: Any, lab: SimpleNamespace) -> None:
+async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
     """Who comes too many is refused at once, on the same port as health and while every place is taken."""
     places, callers, rounds = 4, 20, 5
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
