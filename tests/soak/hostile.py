@@ -162,7 +162,7 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
-    """Returns the report on the honest alone and with the others in turns: what else the machine does meets both."""
+    """Returns the report on the honest alone and with the others, in turns, so that other load meets both."""
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
     honest = {kind: Honest() for kind in HONEST}

@@ -112,7 +112,7 @@ class OmniSchedulerMixin:
     def _schedule_in_turns(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if not self.max_num_encoder_input_tokens:
             # The model takes no media.
-            return super().schedule(*args, **kwargs)  # type: ignore[misc, no-any-return]
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
         began = self.clock()
         media = {name for name, request in self.requests.items() if _awaits_media(request)}
         others = any(name not in media and request.status in _ACTIVE for name, request in self.requests.items())

@@ -111,7 +111,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
     job = asyncio.create_task(pool.decode([quick], RULES, PATIENCE_S))
-    while not pool._busy:  # noqa: ASYNC110 - in every turn of the loop, since the job takes a millisecond
+    while not pool._busy:  # noqa: ASYNC110 - looked at in every turn of the loop, since the job takes a millisecond
         await asyncio.sleep(0)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
