@@ -39,7 +39,8 @@ class Started(Generic[_T]):
             try:
                 self._waits_for = self._coroutine.throw(thrown)
             except StopIteration as over:
-                return over.value
+                value: _T = over.value
+                return value
             # It caught the cancellation and waits for something else.
             yield self._waits_for
         return (yield from self._coroutine.__await__())
