@@ -29,7 +29,7 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
 from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
-from omni_stage.models.qwen2_5_omni.schemas import PACE, talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
@@ -48,9 +48,10 @@ class Talker:
     facts = TALKER
     default_sampling = TALKER.default_sampling
 
-    def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows]) -> None:
-        """`texts`: the rows that frame the text, by voice, the default voice first."""
+    def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows], pace: Mapping[str, Any]) -> None:
+        """`texts`: the rows that frame the text, by voice, the default voice first; `pace`: see schemas.find_pace."""
         self._checkpoint = checkpoint
+        self._pace = pace
         self._texts = dict(texts)
         self.voices: Sequence[str] = tuple(texts)
         self.input_schema = thinker2talker_schema(checkpoint)
@@ -66,7 +67,7 @@ class Talker:
             "generation_config": str(_GENERATION_CONFIG),
             # See the manifest.
             "enable_prefix_caching": False,
-            "additional_config": {PACE_KEY: PACE},
+            "additional_config": {PACE_KEY: self._pace},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -140,4 +141,4 @@ def build_component(config: StageConfig) -> Talker:
     rows = read_embedding_rows(config.model.path, ids).to(getattr(torch, checkpoint.dtype))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
     texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}
-    return Talker(checkpoint, texts)
+    return Talker(checkpoint, texts, find_pace(checkpoint, config))
