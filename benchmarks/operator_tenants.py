@@ -58,7 +58,7 @@ class Peak:
 
 
 def edit_many(tenant: Api, count: int, pause_s: float) -> list[float]:
-    """Seconds from each edit of the tenant's pipeline until its Deployment shows it."""
+    """Returns the seconds from each edit of the tenant's pipeline until its Deployment shows it."""
     took = []
     for number in range(count):
         replicas = 2 + number % 2

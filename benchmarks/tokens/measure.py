@@ -56,7 +56,7 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def measure(options: Options) -> Report:
-    """All sides at 1, 8 and 64 requests; then a real engine."""
+    """Returns all sides at 1, 8 and 64 requests; then a real engine."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -82,7 +82,7 @@ NOTES = [
 
 @contextmanager
 def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
-    """A server a side, all running."""
+    """Yields a server a side, all running."""
     module = f"{_MODULE}.stage"
     with ExitStack() as stack:
         talker = {**_STAGE, "stage": "talker", "input": {"source": "thinker", "mode": "Stream"}}
@@ -105,7 +105,7 @@ def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
 
 
 def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samples:
-    """The samples of each side and number at once; the sides take turns."""
+    """Returns the samples of each side and number at once; the sides take turns."""
     samples: Samples = defaultdict(list)
     for server in servers.values():
         callers.start(port=server.port, count=4, tokens=20, spread_s=0.1)
@@ -135,7 +135,8 @@ def run_once(server: Server, callers: Callers, count: int) -> Sample:
 
 
 def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
-    """The tiny Qwen2.5-Omni's thinker in a stage server, text alone: the whole requests, their beginning included."""
+    """Returns the tiny Qwen2.5-Omni's thinker in a stage server, text alone: the whole requests, their beginning
+    included."""
     # Imported here: it imports torch.
     from omni_stage.models.qwen2_5_omni.tiny import write_tiny_checkpoint
 
@@ -161,7 +162,7 @@ def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
 
 
 def paced_rows(samples: Samples) -> list[Row]:
-    """One row for each side and number at once; lateness in ms, of all rounds together."""
+    """Returns one row for each side and number at once; lateness in ms, of all rounds together."""
     return [
         {
             "side": name,
@@ -177,7 +178,7 @@ def paced_rows(samples: Samples) -> list[Row]:
 
 
 def real_rows(samples: Samples) -> list[Row]:
-    """One row a side."""
+    """Returns one row a side."""
     return [
         {
             "side": name,

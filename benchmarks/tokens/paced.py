@@ -88,7 +88,7 @@ class PacedEngine:
                 request.put(due_us, self._rows[number])
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
+        """Yields tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
         self.unfinished_requests += 1
         try:
             source = request.source

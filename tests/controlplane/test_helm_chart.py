@@ -202,7 +202,7 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
 
 
 def role_rules(file: str, kind: str) -> list[Any]:
-    """The rules for pipelines and their children, and those for the Lease, of the plain manifests."""
+    """Returns the rules for pipelines and their children, and those for the Lease, of the plain manifests."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
     return [
         pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
@@ -239,7 +239,7 @@ def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
 
 
 def settings_of(manifests: list[Manifest]) -> OperatorSettings:
-    """What the operator makes of the pod's command and environment."""
+    """Returns what the operator makes of the pod's command and environment."""
     command, environment = operator_process(pick_operators(manifests, "Deployment"))
     assert command[:3] == ["python", "-m", "omni_operator"]
     return parse_settings(command[3:], environment)

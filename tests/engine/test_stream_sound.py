@@ -39,7 +39,7 @@ def codes_of(count: int, seed: int = 0) -> torch.Tensor:
 
 
 async def sound(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sampling: Any) -> tuple[Collected, int]:
-    """The sound of codes that come in pieces of these sizes, and in how many steps it came."""
+    """Returns the sound of codes that come in pieces of these sizes, and in how many steps it came."""
     engine, stream = stages.engines["token2wav"], EdgeStream()
     collected, steps = Collected(), 0
 

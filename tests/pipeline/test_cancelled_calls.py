@@ -34,7 +34,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
 
 
 async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) -> int:
-    """How many of the calls had already ended when they were to be cancelled."""
+    """Returns how many of the calls had already ended when they were to be cancelled."""
     ended = 0
     numbers = iter(range(count))
 

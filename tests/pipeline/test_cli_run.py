@@ -38,7 +38,7 @@ def one_stage(tmp_path: Path) -> Path:
 
 
 def list_stage_processes(running: OmnipipeRun) -> set[ProcessId]:
-    """Stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
+    """Returns stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
     own = os.getsid(running.process.pid)
     everything = list_tree(own)
     return {one for one in everything if os.getsid(one.pid) != own}

@@ -63,7 +63,7 @@ class Chain:
         assert len(result.audio) > 0
 
     async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
-        """A request that the talker is working on, and that must fail."""
+        """Returns a request that the talker is working on, and that must fail."""
         begun = asyncio.Event()
 
         async def consume() -> OmniRequestError:

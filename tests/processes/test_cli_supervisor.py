@@ -43,7 +43,7 @@ class Run:
         return dict(json.loads((self.directory / "address.json").read_text()))
 
     def pids(self) -> list[int]:
-        """Stage servers and their children."""
+        """Returns stage servers and their children."""
         files = [self.directory / f"{stage}.pids" for stage in STAGES]
         return [int(pid) for file in files if file.exists() for pid in file.read_text().split()]
 

@@ -24,7 +24,7 @@ HEAD = ("mrope_positions", "mrope_delta")
 def stage_request(
     engine: StageEngine, source: UserPrompt | EdgeStream, voice: str = "", **sampling: Any
 ) -> StageRequest:
-    """A request with the component's defaults."""
+    """Returns a request with the component's defaults."""
     resolved = resolve_sampling(
         SamplingDefaults(**sampling),
         seed=None,
@@ -35,7 +35,7 @@ def stage_request(
 
 
 async def collect(engine: StageEngine, request: StageRequest) -> Collected:
-    """All that a stage gives for one request."""
+    """Returns all that a stage gives for one request."""
     collected = Collected()
     async with aclosing(engine.generate(request)) as steps:
         async for step in steps:
@@ -116,7 +116,7 @@ def table_sizes(engine: Any) -> dict[str, int]:
 
 
 async def until_empty(engine: Any) -> dict[str, int]:
-    """What is left in the tables once the requests have ended; {} if nothing is."""
+    """Returns what is left in the tables once the requests have ended; {} if nothing is."""
     for _ in range(500):
         left = {name: number for name, number in table_sizes(engine).items() if number}
         if not left:

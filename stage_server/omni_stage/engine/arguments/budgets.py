@@ -7,13 +7,9 @@ from typing import Any
 
 from omni_proto.stage_config import EngineArgs
 
-DIFFUSION_SETTINGS = "omni_diffusion"
-"""Key of additional_config that the DiffusionScheduler reads."""
 CPU_STEP_WORK = "cpu_step_work"
 """A component's step_work where no accelerator computes its batches: a batch there takes as long as its requests one by
 one, and the first audio that comes meanwhile waits for all of it."""
-PAYLOAD_LIMITS = "omni_payload_limits"
-"""Key of additional_config that every scheduler reads."""
 PAYLOAD_SHARE = 2
 """A payload may be this many times the stage's byte budget: a component may widen rows of 16 bits to 32."""
 

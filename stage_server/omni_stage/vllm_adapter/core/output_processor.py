@@ -17,7 +17,7 @@ import torch
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from omni_stage.vllm_adapter.core.interface import Capture
+from omni_stage.vllm_adapter.core.outputs import Capture
 
 
 class OmniOutputProcessor(OutputProcessor):

@@ -55,7 +55,7 @@ VOCAB_SIZE = 152_064
 
 
 def lower(component: Component, request: StageRequest, generation: dict[str, Any]) -> Any:
-    """The parameters that vLLM gets for a request that says nothing about sampling."""
+    """Returns the parameters that vLLM gets for a request that says nothing about sampling."""
     sampling = resolve_sampling(
         request.sampling,
         seed=None,

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
 from omni_stage.service.server import side_calls
 from omni_stage.service.server.ports import health_options, main_options
+from support import scripted_stages as lab
 from support.polling import until
 from support.raw_http2 import RawConnection, grpc_message
 
@@ -94,9 +94,7 @@ async def hoard(connection: RawConnection, method: str, count: int, message: byt
     await asyncio.to_thread(begin)
 
 
-async def test_watches_take_no_place_of_requests(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
-) -> None:
+async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[..., RawConnection]) -> None:
     """512 idle watches once closed a stage."""
     stage = await kit.serve(limits={"maxConcurrentRequests": 2})
     for number in range(10):
@@ -144,7 +142,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
 
 
 async def test_half_sent_starts_give_way_to_who_sends_one(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
+    kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omni_stage.service.request.servicer.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
@@ -159,9 +157,7 @@ async def test_half_sent_starts_give_way_to_who_sends_one(
     assert [answer.text for answer in answers] == ["Hello"] * 3
 
 
-async def test_a_call_that_loses_its_place_is_told_so(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
-) -> None:
+async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callable[..., RawConnection]) -> None:
     stage = await kit.serve(limits={"maxConcurrentRequests": 1})
 
     async def nothing() -> AsyncIterator[Any]:

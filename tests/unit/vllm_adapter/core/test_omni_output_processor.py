@@ -10,9 +10,10 @@ from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
+from omni_stage.engine_step import FinishReason as StepEnd
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
-from omni_stage.vllm_adapter.core.interface import convert_output, join_tensors
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
 from omni_stage.vllm_adapter.packing import pack_error, pack_tensors
 
 
@@ -62,7 +63,7 @@ def test_rows_leave_before_detokenizing_and_stay_in_order(processor: OmniOutputP
     last = processor.process_outputs([step("a-1", [9], rows(5), FinishReason.LENGTH)]).request_outputs[0]
     converted = convert_output(last, capture, first=False)
     assert converted.tensors["rows"].flatten().tolist() == [4, 5]
-    assert (converted.finish_reason, converted.prompt_token_ids) == ("length", None)
+    assert (converted.finish_reason, converted.prompt_token_ids) == (StepEnd.LENGTH, None)
     assert processor.get_num_unfinished_requests() == 0
 
 
@@ -104,7 +105,7 @@ def test_a_diffusion_output(processor: OmniOutputProcessor) -> None:
     output = processor.process_outputs([done]).request_outputs[0]
     converted = convert_output(output, capture, first=True)
     assert converted.tensors["output"].tolist() == [1, 1, 1, 1]
-    assert (converted.finish_reason, converted.stop_reason) == ("diffusion_done", "diffusion_done")
+    assert (converted.finish_reason, converted.stop_reason) == (StepEnd.DIFFUSION_DONE, "diffusion_done")
 
 
 @pytest.mark.parametrize(
