@@ -88,7 +88,12 @@ class RequestRun:
                     group.create_task(self._open(call))
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None
-        await accept()
+        # gRPC cannot end a call while a write is in progress, so a failure meanwhile waits for this one.
+        writing = asyncio.ensure_future(accept())
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait([writing])
         self._accepted.set()
 
     async def _open(self, call: EdgeCall) -> None:
@@ -124,7 +129,7 @@ class RequestRun:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._accept(accept))
                 tasks = {group.create_task(self._run_call(call)): call for call in self._calls}
-                reading = group.create_task(_await(read))
+                reading = group.create_task(self._read(read))
                 try:
                     if reads is Reads.BEFORE:
                         await reading
@@ -149,6 +154,10 @@ class RequestRun:
                     await self._report(error, self._stage)
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None
+
+    async def _read(self, read: Callable[[], Awaitable[None]]) -> None:
+        await self._accepted.wait()
+        await read()
 
     async def _run_call(self, call: EdgeCall) -> None:
         if call.opens_early:
@@ -265,7 +274,3 @@ class RequestRun:
 
 def _wants_tokens(plan: RequestPlan, component: ServedComponent) -> bool:
     return plan.include.token_ids if component.facts.writes_text else plan.include.codec_tokens
-
-
-async def _await(receive: Callable[[], Awaitable[None]]) -> None:
-    await receive()
