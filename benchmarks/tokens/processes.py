@@ -87,9 +87,9 @@ def _real(file: Path, address: Path) -> list[str]:
 
 
 @contextmanager
-def serve_bare(module: str) -> Iterator[Server]:
+def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
     """Yields the bare server, which says its port."""
-    process = subprocess.Popen([sys.executable, "-m", module, "bare"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process.pid, json.loads(_read(process))["grpc"])
     finally:

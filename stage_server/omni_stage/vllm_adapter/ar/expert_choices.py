@@ -66,7 +66,7 @@ class ExpertChoices:
             for router, ids in zip(self._routers, choice, strict=True):
                 compute = router._compute_routing
                 # An attribute of the instance hides the method of its class until it is deleted.
-                router._compute_routing = partial(self._obey, compute, ids)  # type: ignore[method-assign]
+                router.__dict__["_compute_routing"] = partial(self._obey, compute, ids)
             yield
         finally:
             for router in self._routers:

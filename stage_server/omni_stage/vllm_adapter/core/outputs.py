@@ -52,6 +52,8 @@ class Capture:
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
     on_submit: Callable[[], None] | None = None
     """Called when the request goes to the engine core."""
+    outputs: int = 0
+    """Outputs so far."""
 
     def take(self) -> list[torch.Tensor]:
         """Returns the tensors kept so far, and forgets them."""

@@ -17,7 +17,9 @@ from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
+from omni_stage.service.wire import OutgoingChunk
 from support import scripted_stages as lab
 from support.polling import until
 
@@ -114,6 +116,41 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
     assert answer.kinds[-1] == ("thinker", "summary")
     times = answer.of("finished", "talker")[0].timings
     assert 0 < times.engine_submitted_ns < times.input_complete_ns, "its engine had the request before its input ended"
+
+
+async def test_rows_that_are_due_leave_within_the_engines_step(
+    start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a task of their own, which would run after the steps of all other requests of the batch."""
+    begun: list[OutgoingChunk] = []
+    written: list[OutgoingChunk] = []
+    write = downstream_call._write
+
+    async def note(call: Any, message: Any) -> bool:
+        rows = [message] if isinstance(message, OutgoingChunk) else []
+        begun.extend(rows)
+        took = await write(call, message)
+        written.extend(rows)
+        return took
+
+    monkeypatch.setattr(downstream_call, "_write", note)
+    seen: list[int] = []
+
+    async def think(_: StageRequest) -> AsyncIterator[StageStep]:
+        for number in range(3):
+            tensors = {"x": lab.rows(1, number), "ids": torch.tensor([number])}
+            yield StageStep(token_ids=[number], prompt_token_ids=[1] if not number else None, tensors=tensors)
+            # A step without text waits for nothing: no turn of the event loop has passed.
+            seen.append(len(begun))
+            await until(lambda: len(written) > len(seen) - 1)
+        yield StageStep(finish_reason=FinishReason.STOP)
+
+    pair = await start_pair(think)
+    answer = await lab.ask(pair.thinker)
+    assert answer.code.name == "OK", answer.message
+    assert pair.rows == [0, 1, 2]
+    # The sender of this call may start after the first step, which this script makes at once.
+    assert seen[1:] == [2, 3]
 
 
 async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
