@@ -92,7 +92,7 @@ async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[
 def run_sides(
     runner: asyncio.Runner, stages: Mapping[str, tuple[StageLLM, int]], rounds: int
 ) -> dict[tuple[str, int], Side]:
-    """Returns every side, `rounds` times, in turn."""
+    """Run every side `rounds` times, in turn. Returns the samples."""
     sides: dict[tuple[str, int], Side] = {}
     runs: dict[str, Callable[[], object]] = {}
     for name in (EQUAL, MIXED, TALKER):

@@ -33,7 +33,7 @@ HIDDEN_1024: Final = "hidden-1024"
 TINY: Final = "tiny"
 SHAPES: Final = {
     HIDDEN_1024: Shape(hidden=1024, intermediate=2048, layers=4, heads=16, kv_heads=4),
-    TINY: Shape(hidden=64, intermediate=128, layers=1, heads=4, kv_heads=2),
+    TINY: Shape(hidden=64, intermediate=128, layers=1, heads=2, kv_heads=2),
 }
 """A token of the first costs tens of milliseconds of a CPU: the model's work outweighs the servers'. One of the second
 costs next to nothing: what is left is the servers' work."""

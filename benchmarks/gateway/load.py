@@ -19,7 +19,7 @@ from typing import Any, Final
 import httptools
 import uvloop
 
-from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta
+from omni_proto.client import AsyncOmniClient, AudioChunk, StageFinished, TextDelta, user
 
 GRPC: Final = "grpc"
 _EVENT: Final = b"data: "
@@ -183,9 +183,8 @@ async def send_grpc(run: Run, connect: Callable[[str], AsyncOmniClient] = AsyncO
 async def _ask(client: AsyncOmniClient, entry: str, run: Run, prompt: str, began: float) -> Answer:
     answer = Answer()
     sampling = {entry: {"max_tokens": run.tokens, "ignore_eos": True, "temperature": 0.0}}
-    chat = [{"role": "user", "content": prompt}]
     modalities = ["text", "audio"] if run.speech else ["text"]
-    events = client.generate(chat=chat, sampling=sampling, modalities=modalities)
+    events = client.generate(chat=user(prompt), sampling=sampling, modalities=modalities)
     async for event in events:
         if not answer.first_s and (event.data if isinstance(event, AudioChunk) else _text(event, run)):
             answer.first_s = time.perf_counter() - began

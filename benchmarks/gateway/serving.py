@@ -20,7 +20,7 @@ import yaml
 
 from omni_cli.local.ports import pick_ports
 
-START_S: Final = 300.0
+START_S: Final = 600.0
 MODEL: Final = "model"
 MAX_MODEL_LEN: Final = 512
 MAX_NUM_SEQS: Final = 64

@@ -121,7 +121,7 @@ def write_tables(context: Context, results: list[dict[str, object]]) -> None:
 
 
 def pack_results(context: Context) -> Path:
-    """Returns one archive with the tables, the logs and the audio. Its path."""
+    """Write one archive with the tables, the logs and the audio. Returns its path."""
     archive = context.out / f"gpu-check-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(context.out.rglob("*")):

@@ -48,7 +48,7 @@ class Pipeline:
     """Stage servers' process ids by stage."""
 
     async def ask(self, prompts: Sequence[str]) -> list[Answer]:
-        """Returns all at once."""
+        """Send all at once. Returns their answers."""
         start, start_unix = time.perf_counter(), time.time_ns()
 
         async def one(prompt: str) -> Answer:
@@ -118,7 +118,7 @@ class Reference:
         self._read()
 
     async def ask(self, prompts: Sequence[str], talker_tokens: int = TALKER_TOKENS) -> list[Answer]:
-        """Returns all at once; they are answered one by one."""
+        """Send all at once; they are answered one by one. Returns their answers."""
         return await asyncio.to_thread(self._ask, prompts, talker_tokens)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def measure(options: Options) -> Report:
-    """Returns all sides at 1, 8 and 64 requests; then a real engine."""
+    """Measure all sides at 1, 8 and 64 requests, then a real engine. Returns the figures."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     rounds = options.rounds or ROUNDS
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:

@@ -108,7 +108,7 @@ def undisturbed(
 
 
 def live_once(api: Api, proxy: FaultProxy, operator: OperatorProcess) -> bool:
-    """Returns one life of the operator, ended by its first write; False if it has nothing to write any more."""
+    """Run the operator until its first write. Returns False if it has nothing to write any more."""
     proxy.stop_after_write(1)
     operator.start(ready=False)
     try:

@@ -337,8 +337,15 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     secrets = ("keys", "ca", "tls", "client")
     assert {f"/etc/omnipipeline-{name}" for name in secrets} <= mounted
     assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
-    assert container["args"][-4:] == [
+    counted = pick_one([item for item in manifests if item["metadata"]["name"].endswith("-replicas")], "Service")
+    assert counted["spec"]["clusterIP"] == "None"
+    # Ready pods alone, and all that the Deployment has.
+    assert not counted["spec"].get("publishNotReadyAddresses")
+    labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert counted["spec"]["selector"].items() <= labels.items()
+    assert container["args"][-5:] == [
         "--replicas=8",
+        f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
         "--namespace=team-a",
         "--namespace=team-b",
         "--tls-dir=/etc/omnipipeline-tls",

@@ -73,7 +73,7 @@ class Bench:
     stages: dict[str, Stage]
 
     async def ask(self, timeout_s: float) -> OmniRequestError | None:
-        """Returns one request: its error, or None after a complete answer.
+        """Send one request. Returns its error, or None after a complete answer.
 
         Never longer than its deadline and some slack.
         """

@@ -234,7 +234,7 @@ class SimulatedCluster:
         return replica_set
 
     def run_replica_sets(self) -> bool:
-        """Returns each ReplicaSet makes or ends the pods that it lacks or has too many."""
+        """Let each ReplicaSet make the pods that it lacks, and end those that it has too many."""
         return sum(self._run_replica_set(item) for item in list(self.replica_sets.values())) > 0
 
     def _run_replica_set(self, replica_set: Manifest) -> bool:
@@ -291,7 +291,7 @@ class SimulatedCluster:
         set_ready(pod, False)
 
     def collect_garbage(self) -> bool:
-        """Returns what has lost its owner goes: ReplicaSets at once, pods by being told to end."""
+        """Remove what has lost its owner: ReplicaSets at once; pods are asked to end."""
         deployments = {child["metadata"]["uid"] for key, child in self.children.items() if key.kind == "Deployment"}
         orphans = [name for name, item in self.replica_sets.items() if owner_of(item) not in deployments]
         for name in orphans:

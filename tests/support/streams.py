@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count, pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from support.omni_stages import Collected
+from support.polling import until
 
 _ids = count()
 HEAD = ("mrope_positions", "mrope_delta")
@@ -117,12 +118,13 @@ def table_sizes(engine: Any) -> dict[str, int]:
 
 async def until_empty(engine: Any) -> dict[str, int]:
     """Returns what is left in the tables once the requests have ended; {} if nothing is."""
-    for _ in range(500):
-        left = {name: number for name, number in table_sizes(engine).items() if number}
-        if not left:
-            return {}
-        await asyncio.sleep(0.01)
-    return left
+
+    def left() -> dict[str, int]:
+        return {name: number for name, number in table_sizes(engine).items() if number}
+
+    with suppress(TimeoutError):
+        await until(lambda: not left(), 5)
+    return left()
 
 
 def count_preemptions(engine: Any) -> list[str]:

@@ -30,7 +30,7 @@ class Player:
         self._path = path
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """Returns a request is as many tokens to vLLM's scheduler as it has characters."""
+        """Returns the engine's input: to vLLM's scheduler a request has as many tokens as characters."""
         return {
             "model": self._path,
             "dtype": "float32",
@@ -56,11 +56,11 @@ class Player:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> PlayerEmitter:
-        """Returns one that passes the audio on."""
+        """Returns an emitter that passes the audio on."""
         return PlayerEmitter()
 
     def warmup_request(self) -> StageRequest:
-        """Returns one tone."""
+        """Returns a request for one tone."""
         return StageRequest(request_id="warmup", source=UserPrompt(text="a"), sampling=SamplingDefaults())
 
 
@@ -68,7 +68,7 @@ class PlayerEmitter:
     """Passes the audio on; holds nothing."""
 
     def emit(self, step: EngineStep) -> StageStep:
-        """Returns one engine step is one stage step."""
+        """Returns one stage step for one engine step."""
         return StageStep.of_audio(step, step.tensors.get("output"))
 
 

@@ -35,7 +35,7 @@ class ToneModel(nn.Module, IsAttentionFree):
         return (self.loudness * torch.sin(2 * torch.pi * 10.0 * codes[:, None] * seconds)).flatten()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Returns the one weight."""
+        """Load the one weight. Returns its name."""
         for _, tensor in weights:
             self.loudness.data.copy_(tensor)
         return {"loudness"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -33,17 +33,17 @@ class Started(Generic[_T]):
             raise self._error
         if self._result:
             return self._result[0]
-        try:
-            yield self._waits_for
-        except BaseException as thrown:  # noqa: BLE001 - the coroutine gets it
+        waits_for = self._waits_for
+        while True:
+            thrown: BaseException | None = None
             try:
-                self._waits_for = self._coroutine.throw(thrown)
+                yield waits_for
+            except BaseException as error:  # noqa: BLE001 - the coroutine gets it
+                thrown = error
+            try:
+                waits_for = self._coroutine.send(None) if thrown is None else self._coroutine.throw(thrown)
             except StopIteration as over:
-                value: _T = over.value
-                return value
-            # It caught the cancellation and waits for something else.
-            yield self._waits_for
-        return (yield from self._coroutine.__await__())
+                return cast("_T", over.value)
 
     def close(self) -> None:
         """End the coroutine where it waits, if it has not ended."""

@@ -59,7 +59,7 @@ class Changes:
         return outcome
 
     def switch_revision(self) -> Outcome:
-        """Returns a second set of all stages takes over: the same image under its other name."""
+        """Let a second set of all stages take over: the same image under its other name."""
         self._cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, OTHER_IMAGE)
         revision = serving_revision(self._api, NAME)
         pipeline = self._api.get("OmniPipeline", NAME)

@@ -185,7 +185,7 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = 30.0
     ) -> Manifest:
-        """Returns one request; the decoded answer.
+        """Send one request. Returns the decoded answer.
 
         Raises:
             ApiError: any answer of 400 and above.

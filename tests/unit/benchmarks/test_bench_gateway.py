@@ -11,6 +11,8 @@ from benchmarks.gateway import text
 from benchmarks.gateway.load import Run, send
 from benchmarks.gateway.text import CLIENT, OURS, VLLM, Sample, cpu_rows, find_ratios
 
+from support.answering_entry import serve_entry
+
 DELTAS: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}]
 
 
@@ -102,3 +104,11 @@ def test_ratios_are_of_rounds_and_servers_are_summed_without_engines() -> None:
     assert (first.value, first.at_most, first.met) == (2.0, text.FIRST_BOUND, False)
     sums = {row["side"]: row["us_8_at_once"] for row in cpu_rows(samples) if row["process"] == "servers together"}
     assert sums == {OURS: 100.0, VLLM: 120.0}
+
+
+async def test_the_same_load_asks_by_grpc() -> None:
+    with serve_entry() as (port, starts):
+        (answer,) = (await send(Run(port=port, count=1, tokens=7, prompts=["hi"], kind="grpc", speech=True))).answers
+    assert answer.error == ""
+    assert 0 < answer.first_s <= answer.done_s
+    assert starts[0].sampling["thinker"].max_tokens == 7

@@ -108,6 +108,36 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
     assert (await stage.stub.GetStage(pb.GetStageRequest())).stage == "thinker"
 
 
+async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
+    """Who comes too many is refused at once, on the same port as health and while every place is taken."""
+    places, callers, rounds = 4, 20, 5
+    stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
+    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]
+    reading = [asyncio.create_task(lab.collect(call)) for call in held]
+    await until(lambda: stage.server.admission.requests == places)
+    checks: list[int] = []
+
+    async def ask_often() -> set[grpc.StatusCode]:
+        return {(await lab.ask(stage)).code for _ in range(rounds)}
+
+    async def check_often(channel: grpc.aio.Channel) -> None:
+        health = health_pb2_grpc.HealthStub(channel)
+        while not flood.done():
+            checks.append((await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status)
+
+    flood = asyncio.gather(*(ask_often() for _ in range(callers)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.ports.health}") as apart:
+        await asyncio.gather(flood, check_often(stage.channel), check_often(apart))
+    assert all(codes == {grpc.StatusCode.RESOURCE_EXHAUSTED} for codes in await flood)
+    assert (set(checks), len(checks) >= 2) == ({health_pb2.HealthCheckResponse.SERVING}, True)
+    assert stage.server.admission.requests == places, "those that were let in are still served"
+    for call in held:
+        call.cancel()
+    assert all(
+        isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*reading, return_exceptions=True)
+    )
+
+
 async def test_one_address_has_a_share_of_the_watches(kit: Any, connect: Callable[..., RawConnection]) -> None:
     stage = await kit.serve()
     for port, share in (

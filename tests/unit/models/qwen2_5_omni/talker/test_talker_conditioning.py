@@ -38,7 +38,7 @@ def feed_of(goes_on: bool = False) -> TalkerFeed:
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:
-    """Returns all parts, each asked for as soon as it can be."""
+    """Returns all parts; each is requested as soon as possible."""
     feed, parts = feed_of(), []
     for batch in batches:
         feed.add(batch)
