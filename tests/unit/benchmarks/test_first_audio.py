@@ -63,7 +63,7 @@ def test_what_two_cores_carry() -> None:
         for count, (_, first, _) in made.items()
     ]
     busy = [
-        {"table": ANCHOR, "mode": "Stream", "at once": at, "cores": cores, "text done ms": text, "ideal text ms": 100}
+        {
             "table": ANCHOR,
             "mode": "Stream",
             "at once": count,
