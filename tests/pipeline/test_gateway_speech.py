@@ -39,13 +39,24 @@ class Served:
 
     client: openai.OpenAI
     endpoint: str
+    step: int
+    """By how much a sample may differ: where the edges stream, each call decodes other numbers of frames at once, and a
+    sum in another order may round to the next of 65,536 values."""
+
+    def check(self, heard: bytes, expected: bytes) -> None:
+        """The same speech."""
+        assert len(heard) == len(expected) > 0
+        ours, theirs = (np.frombuffer(pcm, "<i2").astype(np.int32) for pcm in (heard, expected))
+        assert np.abs(ours - theirs).max() <= self.step
+        assert theirs.any()
 
 
-@pytest.fixture(scope="module", params=[("tiny_gateway", "tiny_pipeline"), ("qwen3_gateway", "qwen3_pipeline")])
+@pytest.fixture(scope="module", params=["tiny", "qwen3"])
 def served(request: pytest.FixtureRequest) -> Served:
-    """Of each family, for what depends on it."""
-    gateway, pipeline = map(request.getfixturevalue, request.param)
-    return Served(openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0), pipeline.endpoint)
+    """Of each family, for what depends on it: the first with Full edges, the second with streamed ones."""
+    gateway, pipeline = (request.getfixturevalue(f"{request.param}_{kind}") for kind in ("gateway", "pipeline"))
+    client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
+    return Served(client, pipeline.endpoint, step=int(request.param == "qwen3"))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +85,7 @@ def decode(data: bytes) -> tuple[float, np.ndarray]:
         return len(samples) / (file.streams.audio[0].rate or 1), samples
 
 
-def test_streamed_speech_is_that_of_grpc_bit_for_bit(served: Served) -> None:
+def test_streamed_speech_is_that_of_grpc(served: Served) -> None:
     with OmniClient(served.endpoint) as grpc_client:
         direct = grpc_client.run(text=QUESTION, seed=3, voice="Ethan", sampling=LIMIT)
     pcm, transcript, usage = b"", "", None
@@ -84,8 +95,7 @@ def test_streamed_speech_is_that_of_grpc_bit_for_bit(served: Served) -> None:
         audio: Any = choices[0]["delta"].get("audio", {}) if choices else {}
         transcript += audio.get("transcript", "")
         pcm += base64.b64decode(audio.get("data", ""))
-    assert pcm == direct.audio
-    assert any(pcm)
+    served.check(pcm, direct.audio)
     assert transcript == direct.text
     assert usage.completion_tokens_details.audio_tokens == direct.finished["talker"].usage.completion_tokens > 0
     assert usage.completion_tokens_details.text_tokens == direct.finished["thinker"].usage.completion_tokens
@@ -119,8 +129,7 @@ def test_a_given_text_is_spoken(served: Served, form: str) -> None:
         data = b"".join(answer.iter_bytes())
         assert answer.headers["content-type"] == {"pcm": "audio/pcm", "mp3": "audio/mpeg"}[form]
     if form == "pcm":
-        assert data == spoken.audio
-        assert any(data)
+        served.check(data, spoken.audio)
     else:
         assert decode(data)[0] == pytest.approx(spoken.audio_seconds, abs=0.1)
 
@@ -192,8 +201,7 @@ def test_a_video_is_seen_and_heard(served: Served) -> None:
             )
         message = answer.choices[0].message
         assert message.audio.transcript == direct.text
-        assert base64.b64decode(message.audio.data) == direct.audio
-        assert any(direct.audio)
+        served.check(base64.b64decode(message.audio.data), direct.audio)
         prompts.append(answer.usage.prompt_tokens)
     assert prompts[0] > prompts[1] > 2 * 140
 

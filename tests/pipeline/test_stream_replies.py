@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, audio_part, image_part, system, user
@@ -57,7 +58,8 @@ def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
     return {**job, "sampling": sampling, "reply": reply}
 
 
-def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], *, alone: bool) -> None:
+def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], *, alone: bool, step: int = 0) -> None:
+    """`step`: by how much a sample may differ, in an answer that was alone."""
     assert spoken.prompt_token_ids == answer.prompt_token_ids
     assert spoken.token_ids["thinker"] in (reply, reply[:-1])
     assert answer.text.startswith(spoken.text.rstrip("\ufffd"))  # a character cut in two
@@ -65,7 +67,8 @@ def check(spoken: GenerationResult, answer: GenerationResult, reply: list[int], 
     assert spoken.finished["talker"] is not None
     assert len(spoken.audio) == len(answer.audio) > 0
     if alone:
-        assert spoken.audio == answer.audio
+        ours, theirs = (np.frombuffer(one.audio, "<i2").astype(np.int32) for one in (spoken, answer))
+        assert np.abs(ours - theirs).max() <= step
     usage = spoken.finished["thinker"].usage
     assert usage.prompt_tokens == answer.finished["thinker"].usage.prompt_tokens
     assert usage.completion_tokens == len(spoken.token_ids["thinker"])
@@ -95,7 +98,9 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
         answers = {name: await run(client, job, **family) for name, job in chosen.items()}
         jobs = {name: given(job, answers[name]) for name, job in chosen.items()}
         for name, job in jobs.items():
-            check(await run(client, job, **family), answers[name], job["reply"], alone=True)
+            # code2wav decodes each frame as it comes, in calls of other sizes: a sample may round the other way.
+            step = int(served == "qwen3_pipeline")
+            check(await run(client, job, **family), answers[name], job["reply"], alone=True, step=step)
         # With others, some of which are sampled.
         together = await asyncio.gather(*(run(client, job, **family) for job in [*jobs.values(), *chosen.values()]))
     for (name, job), spoken in zip(jobs.items(), together, strict=False):
