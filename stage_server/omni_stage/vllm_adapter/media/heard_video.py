@@ -95,7 +95,7 @@ class PairedModel:
         """Returns what transformers' get_rope_index does: int64 [3, tokens], and the offset of later positions.
 
         Later positions continue the last one, as in transformers' generate(), not the largest one, as with its
-        rope_deltas: a wide video with a short sound reaches beyond the text behind it.
+        rope_deltas: a wide video with short audio reaches beyond the text behind it.
         """
         by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
         for feature in mm_features:
