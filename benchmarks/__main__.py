@@ -26,7 +26,17 @@ from benchmarks.verdict import find_problems, judge, read_last
 CASES = {
     **{
         name: f"benchmarks.{name}"
-        for name in ("codec", "transport", "tokens", "schedulers", "startup", "pipeline", "diffusion", "predictor")
+        for name in (
+            "codec",
+            "transport",
+            "tokens",
+            "schedulers",
+            "startup",
+            "pipeline",
+            "diffusion",
+            "predictor",
+            "gateway",
+        )
     },
     "first-audio": "benchmarks.first_audio",
     "first-audio-dear": "benchmarks.dear",
@@ -67,7 +77,8 @@ def run_case(name: str, options: Options) -> list[str]:
 
 
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
-    """What `measure` gives, printed and written to a folder with when, on what and for how long; and why it fails, a
+    """Returns what `measure` gives, printed and written to a folder with when, on what and for how long; and why it
+    fails, a
     line each. It is compared with the case's committed result, or against the folder's where none is committed."""
     machine, began = describe_machine(), time.monotonic()
     report = measure()

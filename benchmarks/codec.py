@@ -40,7 +40,7 @@ OWN, CHUNKED = "own codec", "protobuf in chunks"
 
 
 def measure(options: Options) -> Report:
-    """One row a size and side: GB/s and the ratio to message objects in chunks."""
+    """Returns one row a size and side: GB/s and the ratio to message objects in chunks."""
     tune_malloc()  # as the stage server does at start-up; all sides gain
     rows: list[Row] = []
     for megabytes in SIZES_MB:

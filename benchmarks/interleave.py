@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
-    """The sides in the order of a round: each goes first in turn."""
+    """Returns the sides in the order of a round: each goes first in turn."""
     turn = number % len(sides)
     return [*sides[turn:], *sides[:turn]]
 
@@ -19,8 +19,8 @@ def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
 def time_rounds(
     sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of each side by round. One round runs every side once, in an order that turns from round to round; a
-    first, uncounted round warms up."""
+    """Returns the seconds of each side by round. One round runs every side once, in an order that turns from round to
+    round; a first, uncounted round warms up."""
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
@@ -43,7 +43,7 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least share of all values do not exceed."""
+    """Returns the smallest value that at least share of all values do not exceed."""
     if not values or not 0 < share <= 1:
         raise ValueError("a quantile needs values and a share in (0, 1]")
     ordered = sorted(values)

@@ -17,7 +17,7 @@ def find_engines(parent: int) -> list[int]:
 
 
 def is_engine(process: psutil.Process) -> bool:
-    """Whether it is an engine; False if it has ended."""
+    """Returns whether it is an engine; False if it has ended."""
     try:
         return any(_ENGINE in part for part in process.cmdline())
     except psutil.NoSuchProcess:
@@ -35,7 +35,7 @@ def reset_peak(pid: int) -> None:
 
 
 def peak_mib(pid: int) -> float:
-    """The most resident memory since the start or `reset_peak`, in MiB: VmHWM of proc_pid_status(5)."""
+    """Returns the most resident memory since the start or `reset_peak`, in MiB: VmHWM of proc_pid_status(5)."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024

@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def make_report(pipelines: int, rate: float) -> Report:
-    """All figures, in one table."""
+    """Run the bench. Returns its report."""
     # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, rate)
@@ -150,13 +150,13 @@ def make_report(pipelines: int, rate: float) -> Report:
 
 
 def to_row(name: str, value: float) -> Row:
-    """A figure with its budget, where it has one."""
+    """Returns a figure with its budget, where it has one."""
     budget = BUDGETS.get(name)
     return {"figure": name, "value": value, "at most": budget, "met": None if budget is None else value <= budget}
 
 
 def measure(directory: Path, pipelines: int, rate: float) -> dict[str, float]:
-    """All phases, on one control plane."""
+    """Run all phases on one control plane. Returns their figures."""
     crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     with ControlPlane(directory / "control-plane", crds=crds) as plane:
         api = plane.create_namespace(NAMESPACE)
@@ -217,7 +217,7 @@ def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: floa
 
 
 def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, float]:
-    """The API server restarts, every watch is too old, everything is listed again; the most memory it took."""
+    """Restart the API server: every watch is too old, everything is listed again. Returns the peak memory."""
     plane.restart(kill=True)
     peak, until = 0, time.monotonic() + 30
     while time.monotonic() < until:

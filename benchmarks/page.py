@@ -8,7 +8,10 @@ from benchmarks.report import Row
 
 
 def replace_section(page: str, name: str, body: str) -> str:
-    """The page with the text between <!-- NAME --> and <!-- /NAME --> exchanged. Raises ValueError if they lack."""
+    """Returns the page with the text between <!-- NAME --> and <!-- /NAME --> exchanged.
+
+    Raises ValueError if they lack.
+    """
     pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
     if not pattern.search(page):
         raise ValueError(f"the page has no section {name}")
@@ -16,7 +19,7 @@ def replace_section(page: str, name: str, body: str) -> str:
 
 
 def render_result(result: Row) -> str:
-    """A result file as markdown: when and on what, ratios, tables."""
+    """Returns a result file as markdown: when and on what, ratios, tables."""
     machine = result["machine"]
     lines = [
         f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
@@ -31,7 +34,7 @@ def render_result(result: Row) -> str:
 
 
 def _ratio(row: Row) -> Row:
-    """A judged ratio, as the page shows it: a bound that is not kept stands out."""
+    """Returns a judged ratio, as the page shows it: a bound that is not kept stands out."""
     shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
     return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
 

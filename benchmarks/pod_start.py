@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def make_report(rounds: int, *, keep_images: bool) -> Report:
-    """A row for each stage, measured on a node that is up for as long."""
+    """Returns a row for each stage, measured on a node that is up for as long."""
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary, Cluster() as cluster:
         if not keep_images:
             cluster.images.build()
@@ -69,7 +69,7 @@ def make_report(rounds: int, *, keep_images: bool) -> Report:
 
 
 def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
-    """A row for each stage. The first round fills caches and is not counted."""
+    """Returns a row for each stage. The first round fills caches and is not counted."""
     write_tiny_checkpoint(folder / "model", seed=0)
     api = serve_sample(cluster, NAMESPACE, folder / "model")
     outside: dict[str, list[float]] = {stage: [] for stage in STAGES}
@@ -120,7 +120,7 @@ def replace_pod(api: Api, stage: str) -> PodStart:
 
 
 def is_running(pod: Manifest) -> bool:
-    """Whether its container runs."""
+    """Returns whether its container runs."""
     return any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
 
 

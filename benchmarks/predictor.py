@@ -44,7 +44,7 @@ NOTES = [
 
 
 def measure(options: Options) -> Report:
-    """One row a batch and side."""
+    """Returns one row a batch and side."""
     import torch
 
     torch.set_num_threads(1)  # threads that wait for one another spin, and their CPU time says nothing
@@ -91,7 +91,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[str, Callable[[], object]]:
-    """What takes turns. All but the talker's layers make the codes of one frame for each request."""
+    """Returns what takes turns. All but the talker's layers make the codes of one frame for each request."""
     import torch
 
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor

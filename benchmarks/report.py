@@ -42,7 +42,7 @@ Measure = Callable[[Options], Report]
 
 
 def describe_machine() -> Row:
-    """What the figures were measured on, and how busy it is with other things right now."""
+    """Returns what the figures were measured on, and how busy it is with other things right now."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -57,7 +57,7 @@ def describe_machine() -> Row:
 
 
 def load() -> list[float]:
-    """Processes that wanted a core, on average over the last 1, 5 and 15 minutes."""
+    """Returns the processes that wanted a core, on average over the last 1, 5 and 15 minutes."""
     return [round(value, 1) for value in os.getloadavg()]
 
 
@@ -80,7 +80,7 @@ def print_report(name: str, report: Report, verdicts: Sequence[Verdict]) -> None
 
 
 def format_table(rows: list[Row]) -> str:
-    """Rows of one shape, in columns."""
+    """Returns the rows of one shape, in columns."""
     if not rows:
         return "  (nothing)"
     cells = [list(rows[0]), *([_text(row.get(key)) for key in rows[0]] for row in rows)]

@@ -30,7 +30,7 @@ TABLE = "engine"
 
 
 def measure(options: Options) -> Report:
-    """One row a side: tokens a second and the ratio to stock."""
+    """Returns one row a side: tokens a second and the ratio to stock."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from omni_stage.vllm_adapter.process.env import apply_environment
 
@@ -71,7 +71,7 @@ def measure(options: Options) -> Report:
 def run_rounds(
     sides: dict[str, Callable[[], object]], rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of the wall and of the processor, by side and round; two uncounted rounds first."""
+    """Returns the seconds of the wall and of the processor, by side and round; two uncounted rounds first."""
     names = list(sides)
     walls: dict[str, list[float]] = {name: [] for name in names}
     processors: dict[str, list[float]] = {name: [] for name in names}
@@ -115,7 +115,7 @@ def write_model(folder: Path) -> None:
 
 
 def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
-    """An engine of its own, and a function that runs all requests through it."""
+    """Returns an engine of its own, and a function that runs all requests through it."""
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine

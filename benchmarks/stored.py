@@ -15,7 +15,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The result of a case that the folder holds at git's HEAD: results of runs since then are not what a run is held
+    """Returns the result of a case that the folder holds at git's HEAD: results of runs since then are not what a run
+    is held
     against, or a figure could sink a little with each. Without git or a commit: the file as it is. None if there is
     none."""
     file = folder / f"{name}.json"

@@ -79,7 +79,7 @@ class Verdict:
 
 
 def describe_bound(ratio: Ratio) -> str | None:
-    """The bound in words."""
+    """Returns the bound in words."""
     word = "goal: " if ratio.goal else ""
     if ratio.at_least is not None:
         return f"{word}>= {ratio.at_least:g}"
@@ -87,7 +87,7 @@ def describe_bound(ratio: Ratio) -> str | None:
 
 
 def judge(ratios: Sequence[Ratio], last: Mapping[str, float]) -> list[Verdict]:
-    """Each ratio beside the last result's of its name."""
+    """Returns each ratio beside the last result's of its name."""
     return [Verdict(ratio, last.get(ratio.name)) for ratio in ratios]
 
 

@@ -24,7 +24,7 @@ DASHBOARDS = {"pipelines": PIPELINE_DASHBOARD, "operator": OPERATOR_DASHBOARD}
 
 
 def render() -> dict[Path, str]:
-    """The generated files and their contents."""
+    """Returns the generated files and their contents."""
     files = {CHART_FILES / "dashboards" / f"{name}.json": render_dashboard(page) for name, page in DASHBOARDS.items()}
     files[CHART_FILES / "rules" / "omnipipeline.yaml"] = render_rules(GROUPS)
     tables = {
@@ -38,7 +38,7 @@ def render() -> dict[Path, str]:
 
 
 def render_alerts() -> str:
-    """A Markdown table of the alerts."""
+    """Returns a Markdown table of the alerts."""
     rows = [
         f"| [{alert.name}](runbooks/{alert.page}) | {alert.severity} | {alert.wait} | {alert.when} |"
         for alert in list_alerts()

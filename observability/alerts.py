@@ -266,12 +266,12 @@ GROUPS = (PIPELINES, OPERATOR)
 
 
 def list_alerts() -> list[Alert]:
-    """All alerts, in the order of the file."""
+    """Returns all alerts, in the order of the file."""
     return [alert for group in GROUPS for alert in group.alerts]
 
 
 def render_rules(groups: Sequence[Group] = GROUPS, runbooks: str = RUNBOOKS) -> str:
-    """A rules file, as Prometheus reads it."""
+    """Returns a rules file, as Prometheus reads it."""
     document = {
         "groups": [{"name": group.name, "rules": [_rule(a, runbooks) for a in group.alerts]} for group in groups]
     }

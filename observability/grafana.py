@@ -68,12 +68,12 @@ class Dashboard:
     variables: Sequence[Variable] = field(default_factory=tuple)
 
     def panels(self) -> list[Panel]:
-        """All panels, in the order of the page."""
+        """Returns all panels, in the order of the page."""
         return [panel for row in self.rows for panel in row.panels]
 
 
 def render_dashboard(dashboard: Dashboard) -> str:
-    """The file's text."""
+    """Returns the file's text."""
     document = {
         "uid": dashboard.uid,
         "title": dashboard.title,

@@ -50,7 +50,7 @@ def collect_operator_metrics() -> list[Metric]:
 
 
 def sample_name(family: Metric) -> str:
-    """What one writes in a query; a histogram's series add _bucket, _sum and _count."""
+    """Returns what one writes in a query; a histogram's series add _bucket, _sum and _count."""
     return str(family.name) + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
@@ -60,7 +60,7 @@ def labels_of(family: Metric) -> list[str]:
 
 
 def render_tables(families: Iterable[Metric]) -> str:
-    """A Markdown table of our families."""
+    """Returns a Markdown table of our families."""
     rows = [
         f"| `{sample_name(family)}` | {family.type} | {', '.join(f'`{label}`' for label in labels_of(family))} "
         f"| {family.documentation} |"
@@ -71,13 +71,14 @@ def render_tables(families: Iterable[Metric]) -> str:
 
 
 def render_vllm_table() -> str:
-    """A Markdown table of what is used of vLLM's."""
+    """Returns a Markdown table of what is used of vLLM's."""
     rows = [f"| `{name}` | {kind} | {what} |" for name, (kind, what) in VLLM.items()]
     return "\n".join(["| metric | type | what |", "|---|---|---|", *rows])
 
 
 def fill_page(page: str, tables: dict[str, str]) -> str:
-    """The page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced by the table of that name."""
+    """Returns the page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced by the table of that
+    name."""
     for name, table in tables.items():
         between = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not between.search(page):

@@ -88,7 +88,7 @@ def read_notes(text: str) -> dict[str, Notes]:
 
 
 def build_schema(values: dict[str, Any], notes: dict[str, Notes], prefix: str = "") -> dict[str, Any]:
-    """The JSON schema of a map of values: closed where values.yaml names its keys."""
+    """Returns the JSON schema of a map of values: closed where values.yaml names its keys."""
     properties: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
@@ -148,7 +148,7 @@ def build_readme(values: dict[str, Any], notes: dict[str, Notes], chart: dict[st
 
 
 def render() -> dict[Path, str]:
-    """The generated files and their contents."""
+    """Returns the generated files and their contents."""
     text = (CHART / "values.yaml").read_text()
     values, notes = yaml.safe_load(text), read_notes(text)
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -164,7 +164,7 @@ def render() -> dict[Path, str]:
 
 
 def read_operator_rules(manifests: str) -> str:
-    """The rules of the one ClusterRole, with their comments."""
+    """Returns the rules of the one ClusterRole, with their comments."""
     (role,) = (part for part in manifests.split("\n---\n") if "\nkind: ClusterRole\n" in part)
     return (
         "# The rules of manifests/rbac/cluster.yaml, which `make chart` copies here.\n"

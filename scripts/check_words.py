@@ -43,7 +43,7 @@ class Finding:
     use: str
 
     def __str__(self) -> str:
-        """The line that lint prints."""
+        """Returns the line that lint prints."""
         return f'{self.path}:{self.line}: "{self.word}": use {self.use}'
 
 
@@ -70,7 +70,7 @@ def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
-    """Lines outside of fenced code."""
+    """Yields lines outside of fenced code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("```"):

@@ -28,7 +28,7 @@ def render_stage_config_schema() -> str:
 
 
 def render_component_facts() -> str:
-    """The static facts of the built-in components, from their families' manifests."""
+    """Returns the static facts of the built-in components, from their families' manifests."""
     return render_components(built_in_facts())
 
 

@@ -19,7 +19,7 @@ NAMESPACE = "golden"
 
 
 def render_goldens() -> dict[Path, str]:
-    """The text of each golden file."""
+    """Returns the text of each golden file."""
     return {
         GOLDEN / sample.name: format_manifests(render_children(load_checked(sample), NAMESPACE, SETTINGS))
         for sample in sorted(SAMPLES.glob("*.yaml"))
@@ -27,7 +27,7 @@ def render_goldens() -> dict[Path, str]:
 
 
 def list_stale() -> list[str]:
-    """Names of golden files that are missing, differ from what would be written, or belong to no sample."""
+    """Returns the names of golden files that are missing, differ from what would be written, or belong to no sample."""
     wanted = render_goldens()
     stale = [file for file, text in wanted.items() if not file.exists() or file.read_text(encoding="utf-8") != text]
     left_over = [file for file in GOLDEN.glob("*.yaml") if file not in wanted]

@@ -34,19 +34,19 @@ Manifest = dict[str, Any]
 
 
 def render_chart(helm: Path) -> list[Manifest]:
-    """The objects of the chart with its default values, `helm test` included."""
+    """Returns the objects of the chart with its default values, `helm test` included."""
     command = [str(helm), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - our own chart
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def is_hook(manifest: Manifest) -> bool:
-    """Whether Helm alone would run it."""
+    """Returns whether Helm alone would run it."""
     return "helm.sh/hook" in manifest["metadata"].get("annotations", {})
 
 
 def strip_helm(manifest: Manifest) -> Manifest:
-    """The same object without what Helm reads or writes about itself; a pod template's labels too."""
+    """Returns the same object without what Helm reads or writes about itself; a pod template's labels too."""
     stripped = {**manifest, "metadata": _strip_metadata(manifest["metadata"])}
     template = manifest.get("spec", {}).get("template")
     if template:
@@ -65,13 +65,13 @@ def _strip_metadata(metadata: Manifest) -> Manifest:
 
 
 def build_namespace() -> Manifest:
-    """The operator's namespace, which holds to the strictest of the Pod Security Standards."""
+    """Returns the operator's namespace, which holds to the strictest of the Pod Security Standards."""
     labels = {"app.kubernetes.io/part-of": "omnipipeline", "pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
 
 
 def render_install(helm: Path) -> str:
-    """The text of manifests/install.yaml."""
+    """Returns the text of manifests/install.yaml."""
     manifests = [build_namespace(), *(strip_helm(item) for item in render_chart(helm) if not is_hook(item))]
     dumped = (yaml.safe_dump(item, sort_keys=False, width=120, allow_unicode=True) for item in manifests)
     return _HEADER + "".join(f"---\n{text}" for text in dumped)

@@ -85,7 +85,7 @@ class Package:
 
 
 def read_licence(fields: metadata.PackageMetadata) -> str:
-    """The licence of a package's metadata, as SPDX where its words are known."""
+    """Returns the licence of a package's metadata, as SPDX where its words are known."""
     if expression := fields.get("License-Expression"):
         return str(expression)
     lines = [str(line) for line in fields.get_all("Classifier") or ()]
@@ -98,7 +98,7 @@ def read_licence(fields: metadata.PackageMetadata) -> str:
 
 
 def is_permissive(expression: str) -> bool:
-    """Whether every licence that the expression names is permissive."""
+    """Returns whether every licence that the expression names is permissive."""
     names = [name for name in re.split(r"\s+|[()]", expression) if name and name not in ("AND", "OR", "WITH")]
     return bool(names) and all(name in PERMISSIVE for name in names)
 

@@ -59,7 +59,7 @@ class Outcome:
 
 
 def measure(options: Options) -> Report:
-    """A Stream pipeline and transformers, both running, asked in turn."""
+    """Returns a Stream pipeline and transformers, both running, asked in turn."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -97,7 +97,7 @@ async def _ask_all(
 
 
 def heard_row(count: int, outcome: Outcome) -> Row:
-    """The row of the pipeline at one number at once."""
+    """Returns the row of the pipeline at one number at once."""
     first = statistics.median(one.playback.first for one in outcome.heard)
     job = statistics.median(one.done for one in outcome.heard)
     return {

@@ -31,7 +31,7 @@ class Usage:
         return self.cores * self.audio_s / sum(self.cpu_s.values())
 
     def rows(self, at_once: int) -> list[Row]:
-        """One row for each stage."""
+        """Returns one row for each stage."""
         return [
             {
                 "at_once": at_once,

@@ -8,7 +8,7 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Requests and codes a second, latency, and peak memory of the engine's process."""
+    """Returns requests and codes a second, latency, and peak memory of the engine's process."""
     # Imported here: the engine's process imports this package too.
     from benchmarks.diffusion.measure import measure as run
 

@@ -51,12 +51,12 @@ def pick_lengths(side: str) -> list[int]:
 
 
 def split_groups(items: Sequence[_T], at_once: int) -> list[Sequence[_T]]:
-    """The items in order, as many at once as told."""
+    """Returns the items in order, as many at once as told."""
     return [items[start : start + at_once] for start in range(0, len(items), at_once)]
 
 
 def make_rows(sides: Sides) -> list[Row]:
-    """One row for each side and number at once."""
+    """Returns one row for each side and number at once."""
     return [
         {
             "side": name,
@@ -74,8 +74,7 @@ def make_rows(sides: Sides) -> list[Row]:
 
 
 def find_ratios(sides: Sides) -> list[Ratio]:
-    """That a batch of token2wav is not slower than its requests one by one, and how it keeps up with the talker, whose
-    codes it turns into audio."""
+    """Returns the speed of token2wav's batches relative to its requests one by one, and to the talker's codes."""
     batches = [
         Ratio(
             f"{name}, {at_once} at once, x one at once",

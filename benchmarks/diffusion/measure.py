@@ -52,7 +52,7 @@ Ask = Callable[[], Awaitable[object]]
 
 
 def measure(options: Options) -> Report:
-    """One row for each side and number at once."""
+    """Returns one row for each side and number at once."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -92,7 +92,7 @@ async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[
 def run_sides(
     runner: asyncio.Runner, stages: Mapping[str, tuple[StageLLM, int]], rounds: int
 ) -> dict[tuple[str, int], Side]:
-    """Every side, `rounds` times, in turn."""
+    """Run every side `rounds` times, in turn. Returns the samples."""
     sides: dict[tuple[str, int], Side] = {}
     runs: dict[str, Callable[[], object]] = {}
     for name in (EQUAL, MIXED, TALKER):
@@ -156,6 +156,6 @@ def _ask_talker(stage: StageLLM, length: int) -> Ask:
 
 
 def _widen(config: StageConfig) -> StageConfig:
-    """As many requests at once as the widest side has."""
+    """Returns the configuration with room for as many requests at once as the widest side sends."""
     arguments = config.engine_args.model_copy(update={"max_num_seqs": AT_ONCE[-1]})
     return config.model_copy(update={"engine_args": arguments})

@@ -77,7 +77,8 @@ async def _ask_all(locals_: Mapping[str, LocalPipeline], reference: Reference, r
 
 
 def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: list[float]) -> Row:
-    """The row of one side, number at once and length; `spans` are the seconds of each round until all were done."""
+    """Returns the row of one side, number at once and length; `spans` are the seconds of each round until all were
+    done."""
     playbacks = [answer.playback for answer in heard]
     audio = sum(playback.audio for playback in playbacks)
     return {
@@ -95,7 +96,7 @@ def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: 
 
 
 def reference_row(count: int, seconds: float, answers: list[Answer]) -> Row:
-    """The row of transformers, which gives audio when it is whole."""
+    """Returns the row of transformers, which gives audio when it is whole."""
     done = statistics.median(answer.done for answer in answers)
     audio = sum(answer.tokens["talker"] for answer in answers) / CODES_PER_SECOND
     return {
@@ -137,7 +138,7 @@ def find_ratios(rows: list[Row]) -> list[Ratio]:
 
 
 def find_window_ratios(rows: list[Row]) -> list[Ratio]:
-    """The error of windows over the difference between two seeds: -40 dB is .01."""
+    """Returns the error of windows over the difference between two seeds: -40 dB is .01."""
     return [
         Ratio(f"error of windows, {row['shape']}", 10 ** (row["error_db_of_another_seed"] / 20), at_most=0.01)
         for row in rows

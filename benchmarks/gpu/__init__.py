@@ -2,7 +2,7 @@
 
 checks.py       what a check is; catalogue.py: all of them
 environment.py  driver, compilers, limits
-wave.py         token2wav with torch and transformers alone
+wave.py         token2wav with torch and transformers alone; wave_model.py has the model
 rows.py         rows out of the thinker and into the talker
 serving.py      start, speed and faults of stage servers; sharing.py: three on one GPU
 qwen3_omni/     codes, audio and the code predictor of Qwen3-Omni

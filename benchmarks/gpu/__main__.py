@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def choose(part: str, only: Sequence[str]) -> list[Check]:
-    """The checks of a part whose names begin so."""
+    """Returns the checks of a part whose names begin so."""
     return [
         check
         for check in CHECKS
@@ -79,7 +79,7 @@ def choose(part: str, only: Sequence[str]) -> list[Check]:
 
 
 def make_context(out: Path, model: Path | None, family: str) -> Context:
-    """What there is on this machine."""
+    """Returns what there is on this machine."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -88,7 +88,7 @@ def make_context(out: Path, model: Path | None, family: str) -> Context:
 
 
 def run_apart(check: Check, context: Context) -> Iterator[Result]:
-    """The same in a process of its own: one that breaks the GPU's context, or hangs, ends alone."""
+    """Yields the same in a process of its own: one that breaks the GPU's context, or hangs, ends alone."""
     file = context.out / f".{check.name}.json"
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), context.family]
@@ -121,7 +121,7 @@ def write_tables(context: Context, results: list[dict[str, object]]) -> None:
 
 
 def pack_results(context: Context) -> Path:
-    """One archive with the tables, the logs and the audio. Its path."""
+    """Write one archive with the tables, the logs and the audio. Returns its path."""
     archive = context.out / f"gpu-check-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(context.out.rglob("*")):

@@ -118,7 +118,7 @@ def _has(module: str) -> bool:
 
 
 def run_check(check: Check, context: Context) -> Iterator[Result]:
-    """The results of a check; one SKIP if it lacks something, one FAIL if it raises."""
+    """Yields the results of a check; one SKIP if it lacks something, one FAIL if it raises."""
     missing = [reason for need in check.needs for has, reason in [NEEDS[need]] if not has(context)]
     if missing:
         yield Result("SKIP", check.name, "; ".join(missing), "-")

@@ -21,7 +21,8 @@ from omni_proto.pipeline import OmniPipeline, load_pipeline
 from omni_proto.stage_config import EdgeMode
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
-DRAWN_CODE = Path(__file__).parent / "drawn"
+PATCHED = Path(__file__).parent / "patched"
+"""On PYTHONPATH it changes a stage's modules for the checks; see its sitecustomize.py."""
 SHARES = (0.2, 0.15, 0.12)
 """gpuMemoryUtilization of the tiny stages, in the pipeline's order, where they share a GPU."""
 FIRST_FAMILY = "qwen2_5_omni"
@@ -29,7 +30,7 @@ FIRST_FAMILY = "qwen2_5_omni"
 
 @cache
 def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
-    """A family's tiny checkpoint, written once below the folder of results' parent."""
+    """Returns a family's tiny checkpoint, written once below the folder of results' parent."""
     from omni_stage.models.registry import resolve, tiny_checkpoints
 
     tiny, target = tiny_checkpoints()[family], directory / f"tiny-{family}"
@@ -40,7 +41,7 @@ def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
 
 
 def find_sample(family: str) -> OmniPipeline:
-    """The sample of a family's tiny checkpoint whose edges are streamed."""
+    """Returns the sample of a family's tiny checkpoint whose edges are streamed."""
     for file in sorted(SAMPLES.glob("*.yaml")):
         pipeline = load_pipeline(file)
         is_tiny = str(pipeline.spec.model.uri).startswith("file:///models/tiny") and not pipeline.spec.entry.tls
@@ -109,13 +110,13 @@ def poisoned_padding(wanted: bool) -> Iterator[None]:
 
 
 def with_stages(pipeline: OmniPipeline, change: Callable[[Any, int], dict[str, Any]]) -> OmniPipeline:
-    """The pipeline with what `change` gives for each stage and its index put in its place."""
+    """Returns the pipeline with what `change` gives for each stage and its index put in its place."""
     stages = [stage.model_copy(update=change(stage, index)) for index, stage in enumerate(pipeline.spec.stages)]
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
 
 def load_sample(context: Context, *, stream: bool = False) -> tuple[OmniPipeline, Path]:
-    """The pipeline that a check serves, and its checkpoint: the published model if given, else the tiny one."""
+    """Returns the pipeline that a check serves, and its checkpoint: the published model if given, else the tiny one."""
     if context.model is not None:
         return load_pipeline(SAMPLES / f"{find_documented(context.model.name)}.yaml"), context.model
     sample = find_sample(context.family)
@@ -137,7 +138,8 @@ def _full(edge: Any) -> Any:
 
 
 def find_documented(name: str) -> str:
-    """The sample that shares a GPU, of the release whose size a directory's name has; the first if it has none."""
+    """Returns the sample that shares a GPU, of the release whose size a directory's name has; the first if it has
+    none."""
     # "30b-a3b" ends as "3b" does.
     named = [sample for sample, (size, _) in DOCUMENTED.items() if f"-{size}" in f"-{name.lower()}"]
     return max(named, key=lambda sample: len(DOCUMENTED[sample][0]), default=next(iter(DOCUMENTED)))
@@ -162,15 +164,15 @@ class Seconds(PlainProgress):
 def serve(
     context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str, *, drawn: bool = False
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
-    """Stage servers of a pipeline, ready; their logs go to the results.
+    """Yields stage servers of a pipeline, ready; their logs go to the results.
 
-    `drawn`: what a checkpoint of random weights leaves out, its stage draws for itself (benchmarks/gpu/drawn).
+    `drawn`: each stage makes the random weights that the checkpoint leaves out (benchmarks/gpu/patched).
     """
     logs = context.out / "logs" / name
     logs.mkdir(parents=True, exist_ok=True)
     seconds = Seconds()
     options = LocalOptions(model_path=str(checkpoint), log_dir=logs, start_timeout_s=1800)
-    path = {"PYTHONPATH": f"{DRAWN_CODE}:{os.environ.get('PYTHONPATH', '')}"} if drawn else {}
+    path = {"PYTHONPATH": f"{PATCHED}:{os.environ.get('PYTHONPATH', '')}"} if drawn else {}
     with environment(**path), LocalPipeline(pipeline, options) as local:
         local.start(seconds)
         yield local, seconds
@@ -191,13 +193,13 @@ def gpu_memory_by_process() -> dict[int, int]:
 
 
 def gpu_memory_by_stage(local: LocalPipeline) -> dict[str, int]:
-    """Stage -> bytes on GPU 0 of its stage server and all that descends from it."""
+    """Returns stage -> bytes on GPU 0 of its stage server and all that descends from it."""
     used = gpu_memory_by_process()
     return {process.name: sum(used.get(one.pid, 0) for one in process.list_tree()) for process in local._processes}
 
 
 def wait_until(condition: Any, seconds: float) -> bool:
-    """Whether the condition became true in time."""
+    """Returns whether the condition became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -101,7 +101,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> str:
-    """Where two lists part, in words."""
+    """Returns where two lists part, in words."""
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return f"differs at {index} of {len(theirs)}"

@@ -10,11 +10,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.checks import Context, Finding, at_most, equal
 from benchmarks.gpu.engines import (
+    PATCHED,
     environment,
     gpu_memory_by_process,
     gpu_memory_by_stage,
@@ -35,8 +35,6 @@ _DRAWN_SECONDS = 10
 _DRAWN_WORDS = 64
 """Random weights do not tell when to end, so the lengths are fixed."""
 _CODES_A_SECOND = {"qwen2_5_omni": 50.0, "qwen3_omni": 12.5}
-_FAULT = Path(__file__).parent / "fault" / "sitecustomize.py"
-"""Put before every process's modules by PYTHONPATH: it breaks token2wav where a request's seed asks for it."""
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
 
 
@@ -107,7 +105,7 @@ def speed(context: Context) -> Iterator[Finding]:
 
 
 def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
-    """Sampling by stage: so many words, so many seconds of speech."""
+    """Returns sampling by stage: so many words, so many seconds of speech."""
     family = pipeline.spec.stages[0].component.split("/")[0]
     codes = int(_DRAWN_SECONDS * _CODES_A_SECOND[family])
     lengths = (_DRAWN_WORDS, codes)
@@ -187,7 +185,7 @@ class _Busy:
 def faults(context: Context) -> Iterator[Finding]:
     """Too little memory fails one request; a device-side assertion ends the stage with code 70, and it restarts."""
     pipeline, checkpoint = load_sample(context)
-    with environment(PYTHONPATH=f"{_FAULT.parent}:{os.environ.get('PYTHONPATH', '')}"):
+    with environment(PYTHONPATH=f"{PATCHED}:{os.environ.get('PYTHONPATH', '')}"):
         with serve(context, pipeline, checkpoint, "faults") as (local, _):
             yield equal(asyncio.run(_code(local.endpoint, OOM_SEED)), "INTERNAL", name="out_of_memory")
             yield equal(asyncio.run(_code(local.endpoint, 7)), "OK", name="the_next_request")
@@ -203,7 +201,7 @@ def faults(context: Context) -> Iterator[Finding]:
 
 
 async def _code(endpoint: str, seed: int) -> str:
-    """The gRPC code that a request with this seed ends with."""
+    """Returns the gRPC code that a request with this seed ends with."""
     from omni_proto.client import AsyncOmniClient, OmniRequestError
 
     async with AsyncOmniClient(endpoint) as client:

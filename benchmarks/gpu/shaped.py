@@ -86,7 +86,8 @@ def fill_shard(file: Path) -> None:
 
 
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A weight [*shape] of its usual size: norms 1, biases 0, matrices of gain 1; flat, on the GPU if there is one."""
+    """Returns a weight [*shape] of its usual size: norms 1, biases 0, matrices of gain 1; flat, on the GPU if there is
+    one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == ROTARY_TABLE:
         return 1.0 / (10_000 ** (torch.arange(shape[0]).float() / shape[0]))

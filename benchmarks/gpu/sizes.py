@@ -80,7 +80,7 @@ def _head_size(config: Mapping[str, Any]) -> int:
 
 
 def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
-    """The decoder's part of config.json of the thinker, or of the talker."""
+    """Returns the decoder's part of config.json of the thinker, or of the talker."""
     config = release.config
     found: Mapping[str, Any]
     found = config[f"{component}_config"]
@@ -88,7 +88,7 @@ def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
 
 
 def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
-    """The wider of the thinker's two encoders, on the largest image and on the longest audio.
+    """Returns the wider of the thinker's two encoders, on the largest image and on the longest audio.
 
     Per position of a layer: input, residual, normed, queries, keys, values, output, and the feed-forward's tensors.
     """
@@ -103,7 +103,7 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
 
 
 def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
-    """What a stage of this pipeline holds. `weights`: bytes, where they are not the published ones (quantized).
+    """Returns what a stage of this pipeline holds. `weights`: bytes, where they are not the published ones (quantized).
 
     Without kvCacheMemoryMib the KV cache is what the stage's share leaves.
     """
@@ -134,12 +134,13 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
 
 
 def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: int) -> list[StageMemory]:
-    """What each stage holds, in the pipeline's order."""
+    """Returns what each stage holds, in the pipeline's order."""
     return [stage_memory(release, stage, device_bytes=device_bytes) for stage in pipeline.spec.stages]
 
 
 def awq_bytes(release: Release) -> int:
-    """The thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 with a scale and a zero.
+    """Returns the thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 with a scale and a
+    zero.
 
     Embeddings, norms, the output layer and the encoders stay as they are.
     """
@@ -154,7 +155,8 @@ def awq_bytes(release: Release) -> int:
 
 
 def format_row(memory: StageMemory, device_bytes: int) -> str:
-    """One line of a table: weights, KV cache, activations and graphs, CUDA, sum, share asked for, all in GiB."""
+    """Returns one line of a table: weights, KV cache, activations and graphs, CUDA, sum, share asked for, all in
+    GiB."""
     parts = (memory.weights, memory.kv_cache, memory.activations + memory.graphs, memory.context, memory.total)
     cells = " | ".join(f"{part / GIB:.1f}" for part in parts)
     return f"| {memory.name} | {cells} | {memory.share:g} | {memory.share * device_bytes / GIB:.1f} |"

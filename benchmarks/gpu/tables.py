@@ -67,7 +67,7 @@ def _table(release: Release, pipeline: OmniPipeline, stages: list[StageMemory], 
 
 
 def fill(text: str) -> str:
-    """The page with the tables between their marks."""
+    """Returns the page with the tables between their marks."""
     for name, table in render_tables().items():
         mark = re.escape(_MARK.format(name=name))
         text, count = re.subn(

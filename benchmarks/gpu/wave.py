@@ -1,19 +1,13 @@
 """token2wav without vLLM: our block-wise transformer and vocoder against transformers' dense ones, on any device.
 
-On a GPU with the published shapes and random weights; on a CPU with small shapes of the same structure, and the
-published ones on meta tensors where only sizes matter.
+The published shapes on meta tensors are used where only sizes matter.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,178 +15,21 @@ import torch
 from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.peak import PeakMemory
 from benchmarks.gpu.sizes import WAVE_BASE_BYTES, WAVE_BYTES_PER_CODE, WAVE_TENSOR_BYTES_PER_CODE
+from benchmarks.gpu.wave_model import CPU_STEPS, STEPS, Wave, full_precision, load, make_published
+from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import GRAPH_WINDOWS, Speech, graph_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
+from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
+from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 
-PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
 LENGTHS = (12, 72, 750, 4096)
 """Codec tokens: a first window, a later one, 15 seconds, and the longest reply."""
 CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
 """A window has so many at most."""
-STEPS, CPU_STEPS = 10, 3
-"""Time points of the solver: the release's, and as few as still integrate."""
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-5, 1e-4
 """float32 of two orders of the same sums; a GPU picks kernels by the shape, so that batches differ more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Graphs:
-    """A solver's step and a vocoder that replay what was captured for inputs of these shapes."""
-
-    step: Any
-    vocoder: Any
-    step_inputs: tuple[torch.Tensor, ...]
-    vocoder_inputs: tuple[torch.Tensor, ...]
-    captured: tuple[bool, bool]
-
-
-@dataclass(slots=True)
-class Wave:
-    """A token2wav model of transformers, and ours over its weights."""
-
-    model: Any
-    voices: dict[str, Any]
-    codes: int
-    """Size of the codec vocabulary."""
-
-    @property
-    def dit(self) -> Any:
-        """transformers' transformer."""
-        return self.model.code2wav_dit_model
-
-    def prepare(self, utterances: Sequence[Any]) -> tuple[Any, Any, Any, torch.Tensor]:
-        """Transformer, pack, conditions and start noise of utterances."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer
-
-        transformer = BlockTransformer(self.dit)
-        frames = [utterance.codes.shape[0] * self.dit.repeats for utterance in utterances]
-        pack = pack_blocks(frames, self.dit.block_size)
-        rows = [transformer.encode_voice(self.voices[utterance.voice]) for utterance in utterances]
-        conditions = transformer.condition(
-            pack, [item.codes for item in utterances], rows, [item.guidance for item in utterances]
-        )
-        noise = [
-            make_noise(item.seed, count, self.dit.mel_dim)[0] for item, count in zip(utterances, frames, strict=True)
-        ]
-        return transformer, pack, conditions, pack.fill(noise).to(transformer.device)
-
-    @torch.inference_mode()
-    def speak(self, *utterances: Any, graphs: Graphs | None = None) -> list[torch.Tensor]:
-        """Audio float32 [samples] of each, on the device, all through one solver's loop; vocoded one by one."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import time_points
-
-        transformer, pack, conditions, mel = self.prepare(utterances)
-        step, vocoder = (graphs.step, graphs.vocoder) if graphs else (self.step(transformer), self.vocode)
-        for begin, end in pairwise(time_points(utterances[0].steps, transformer.device)):
-            mel = step(mel, begin, end, *conditions)
-        return [vocoder(one.T[None].contiguous())[0] for one in pack.split(mel)]
-
-    def step(self, transformer: Any) -> Callable[..., torch.Tensor]:
-        """One step of the solver, a function of tensors alone."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import Conditions
-
-        def advanced(mel: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
-            conditions = Conditions(*tables)
-            return advance(lambda moment, value: transformer.velocity(moment, value, conditions), mel, begin, end)
-
-        return advanced
-
-    def vocode(self, mel: torch.Tensor) -> torch.Tensor:
-        """Samples [N, samples] of mel [N, bins, frames]."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
-
-        return vocode(self.model.code2wav_bigvgan_model, mel)
-
-    @torch.inference_mode()
-    def capture(self, utterance: Any) -> Graphs:
-        """CUDA graphs for utterances of this one's length, as a stage captures them for its windows."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import time_points
-        from omni_stage.models.shared.graphs import CudaCapture, GraphedFunction
-
-        transformer, pack, conditions, mel = self.prepare([utterance])
-        capture = CudaCapture(transformer.device)
-        times = time_points(utterance.steps, transformer.device)
-        step, vocoder = GraphedFunction(self.step(transformer), capture), GraphedFunction(self.vocode, capture)
-        heard = pack.split(mel)[0].T[None].contiguous()
-        return Graphs(
-            step,
-            vocoder,
-            step_inputs=(mel, times[0], times[1], *conditions),
-            vocoder_inputs=(heard,),
-            captured=(step.warm_up(mel, times[0], times[1], *conditions), vocoder.warm_up(heard)),
-        )
-
-    @torch.inference_mode()
-    def speak_densely(self, utterance: Any) -> torch.Tensor:
-        """transformers' own audio of the same codes from the same noise, float32 [samples]."""
-        voice, device = self.voices[utterance.voice], self.dit.proj_out.weight.device
-        sampled = torch.randn
-        noise = self.prepare([utterance])[3].flatten(0, 1)[None, : utterance.codes.shape[0] * self.dit.repeats]
-
-        def same_noise(*_: Any, **__: Any) -> torch.Tensor:
-            return noise.clone()
-
-        try:
-            # transformers draws its start from the global generator, on the device: not the numbers of the CPU's.
-            torch.randn = same_noise
-            audio: torch.Tensor = self.model(
-                utterance.codes[None].to(device),
-                conditioning=voice.speaker.to(device),
-                reference_mel=voice.reference_mel.to(device),
-                num_steps=utterance.steps,
-                guidance_scale=utterance.guidance,
-            )
-        finally:
-            torch.randn = sampled
-        # transformers' vocoder ends on the CPU.
-        return audio.reshape(-1).to(device)
-
-    def utterance(self, codes: int, seed: int = 0, steps: int = STEPS) -> Any:
-        """Random codes."""
-        from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
-
-        drawn = torch.randint(self.codes, (codes,), generator=torch.Generator().manual_seed(100 + seed))
-        return Utterance(codes=drawn, voice="a", seed=seed, steps=steps, guidance=0.5)
-
-
-@cache
-def load(device: str) -> Wave:
-    """Published shapes on a GPU, small ones on a CPU; random weights that carry a signal through every layer."""
-    from support.wave_models import make_wave_model, make_wave_voices, strength
-
-    if device == "cuda":
-        model = make_published("cuda")
-        generator = torch.Generator("cuda").manual_seed(0)
-        for name, parameter in model.named_parameters():
-            fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
-            parameter.data.normal_(0, strength(name) * fan_in**-0.5, generator=generator)
-    else:
-        # Few layers: a check must take seconds on a CPU; the tests have the published depth.
-        model = make_wave_model("small blocks")
-    return Wave(model, make_wave_voices(model, "a"), model.config.dit_config.num_embeds)
-
-
-def make_published(device: str) -> Any:
-    """transformers' token2wav with the release's shapes, float32, its weights not set."""
-    from transformers import Qwen2_5OmniToken2WavConfig
-    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
-
-    config = json.loads(PUBLISHED.read_text(encoding="utf-8"))["token2wav_config"]
-    with torch.device(device):
-        return Qwen2_5OmniToken2WavModel(Qwen2_5OmniToken2WavConfig(**config)).float().eval().requires_grad_(False)
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Without TF32, which cuDNN uses by default: it would hide what is compared."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def tolerance(context: Context) -> float:
@@ -208,8 +45,8 @@ def velocity(context: Context) -> Iterator[Finding]:
         utterance = wave.utterance(count)
         frames, moment = count * wave.dit.repeats, torch.tensor(0.3, device=device)
         with torch.inference_mode(), full_precision():
-            transformer, pack, conditions, mel = wave.prepare([utterance])
-            (ours,) = pack.split(transformer.velocity(moment, mel, conditions))
+            pack, conditions, mel = wave.speech.prepare([utterance])
+            (ours,) = pack.split(wave.speech.transformer.velocity(moment, mel, conditions))
             given, dropped = wave.dit(
                 hidden_states=pack.split(mel)[0][None],
                 condition_vector=voice.reference_mel.to(device),
@@ -253,8 +90,6 @@ def batch(context: Context) -> Finding:
 
 def windows(context: Context) -> Finding:
     """A later window's audio against transformers' own of the same codes: what a window hears is all that it needs."""
-    from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window
-
     wave = load(context.device)
     block = wave.dit.block_size // wave.dit.repeats
     window = next_window(4 * block, 12 * block, ended=False, block_codes=block)
@@ -292,10 +127,6 @@ def _published_on_meta() -> Any:
 
 def _meta_peak(count: int) -> int:
     """Peak of one evaluation, and of the vocoder, whichever is larger."""
-    from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import pack_blocks
-    from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, VoiceRows
-    from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
-
     model = _published_on_meta()
     dit = model.code2wav_dit_model
     frames = count * dit.repeats
@@ -318,42 +149,53 @@ def speed(context: Context) -> Iterator[Finding]:
     some 40,000 kernels.
     """
     wave = load("cuda")
+    graphed = _graphed(wave)[0]
     for count in LENGTHS:
-        seconds = _seconds(wave, count, None)
+        seconds = _seconds(wave.speech, wave.utterance(count))
         data = {"seconds": seconds}
         if count <= GRAPHED_CODES:
             data = {"eager_seconds": seconds}
-            seconds = data["seconds"] = _seconds(wave, count, wave.capture(wave.utterance(count)))
+            seconds = data["seconds"] = _seconds(graphed, wave.utterance(count))
         context.say(f"{count} codes: {data}")
         yield at_most(seconds / (count / CODES_PER_SECOND), 1.0, name=f"{count}_codes", unit="RTF", data=data)
 
 
-def _seconds(wave: Wave, count: int, graphs: Graphs | None) -> float:
+def _graphed(wave: Wave) -> tuple[Speech, int]:
+    """Returns a Speech with the CUDA graphs that a stage captures at its start, and how many they are.
+
+    It is not cached: the graphs' memory would count against the bound of `out_of_memory`.
+    """
+    speech = Speech(wave.model, wave.voices, use_graphs=True)
+    with torch.inference_mode():
+        return speech, speech.warm_up()
+
+
+@torch.inference_mode()
+def _seconds(speech: Speech, utterance: Utterance) -> float:
+    began = 0.0
     for _ in range(2):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        wave.speak(wave.utterance(count), graphs=graphs)
+        speech.speak([utterance])
         torch.cuda.synchronize()
     return time.perf_counter() - began
 
 
-def graphs(context: Context) -> Iterator[Finding]:
-    """A CUDA graph of a solver's step and of the vocoder, against the functions themselves, and their times."""
+def graphs(_: Context) -> Iterator[Finding]:
+    """The audio of windows from CUDA graphs, compared with the same computation uncaptured."""
     wave = load("cuda")
-    with torch.inference_mode():
-        graphed = wave.capture(wave.utterance(72))
-        transformer = wave.prepare([wave.utterance(72)])[0]
-        for name, function, ours, inputs, captured in (
-            ("step", wave.step(transformer), graphed.step, graphed.step_inputs, graphed.captured[0]),
-            ("vocoder", wave.vocode, graphed.vocoder, graphed.vocoder_inputs, graphed.captured[1]),
-        ):
-            if not captured:
-                yield Finding("not captured", "captured", ok=False, name=name)
-                continue
-            difference = float((ours(*inputs) - function(*inputs)).abs().max())
-            data = {"eager_ms": _milliseconds(function, inputs), "graph_ms": _milliseconds(ours, inputs)}
-            context.say(f"{name}: {data}")
-            yield at_most(difference, GPU_TOLERANCE, name=name, data=data)
+    speech, captured = _graphed(wave)
+    block = wave.dit.block_size // wave.dit.repeats
+    sizes = window_blocks(block)
+    expected = len(graph_blocks(block)) + len(sizes) * len(GRAPH_WINDOWS)
+    yield Finding(f"{captured} captured", f"{expected} captured", ok=captured == expected, name="captured")
+    for blocks in sizes:
+        for count in GRAPH_WINDOWS:
+            windows = [wave.utterance(blocks * block, seed) for seed in range(count)]
+            with torch.inference_mode():
+                pairs = zip(speech.speak(windows), wave.speak(*windows), strict=True)
+                difference = max(float((ours - eager).abs().max()) for ours, eager in pairs)
+            yield at_most(difference, GPU_TOLERANCE, name=f"{count}x{blocks}_blocks")
 
 
 def repeated(_: Context) -> Finding:
@@ -363,23 +205,12 @@ def repeated(_: Context) -> Finding:
     return at_most(float((first - second).abs().max()), 0.0)
 
 
-def _milliseconds(function: Any, inputs: tuple[torch.Tensor, ...], rounds: int = 20) -> float:
-    function(*inputs)
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(rounds):
-        function(*inputs)
-    torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - began) / rounds
-
-
 def syncs(_: Context) -> Finding:
     """An evaluation and the vocoder wait for the device nowhere: torch raises where they would."""
-    from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
-
     wave = load("cuda")
     with torch.inference_mode():
-        transformer, _pack, conditions, mel = wave.prepare([wave.utterance(72)])
+        transformer = wave.speech.transformer
+        _, conditions, mel = wave.speech.prepare([wave.utterance(72)])
         moment = torch.tensor(0.3, device=transformer.device)
         heard = torch.zeros(1, wave.dit.mel_dim, 144, device=transformer.device)
         torch.cuda.synchronize()

@@ -38,7 +38,7 @@ TABLE, BUSY = "first audio", "processor time"
 
 
 def measure(options: Options) -> Report:
-    """A row for each table, mode and number at once."""
+    """Returns a row for each table, mode and number at once."""
     rows: list[Row] = []
     busy: list[Row] = []
     ratios: list[Ratio] = []
@@ -122,7 +122,7 @@ def _median_first(outcomes: Sequence[Outcome]) -> float:
 
 
 def _silence(outcomes: Sequence[Outcome]) -> tuple[int, float]:
-    """How many listeners hear silence, and for how long all of them together."""
+    """Returns how many listeners hear silence, and for how long all of them together."""
     heard = [[length for _, length in gaps(outcome.chunks) if length > AUDIBLE_S] for outcome in outcomes]
     return sum(bool(lengths) for lengths in heard), sum(sum(lengths) for lengths in heard)
 

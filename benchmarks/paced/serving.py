@@ -1,4 +1,4 @@
-"""Paced pipelines as processes here, and requests to them; each process's own processor time beside."""
+"""Paced pipelines as processes here, requests to them, and each process's processor time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Group:
 
 @contextmanager
 def serve(table: Path, mode: EdgeMode) -> Iterator[LocalPipeline]:
-    """A paced pipeline whose edges have this mode, ready; ended with the block."""
+    """Yields a paced pipeline that is ready and whose edges have this mode; ends it with the block."""
     pipeline = load_pipeline(SAMPLE)
     for stage in pipeline.spec.stages:
         stage.inputs[:] = [edge.model_copy(update={"mode": mode}) for edge in stage.inputs]
@@ -56,7 +56,7 @@ def serve(table: Path, mode: EdgeMode) -> Iterator[LocalPipeline]:
 
 
 async def send(pipeline: Pipeline, count: int, frames: int) -> Group:
-    """As many equal requests, all at once."""
+    """Send `count` equal requests at once. Returns their outcomes and each process's processor time."""
     processes = {stage: psutil.Process(pid) for stage, pid in pipeline.pids.items()}
     processes["client"] = psutil.Process(os.getpid())
     before = {name: _cpu(process) for name, process in processes.items()}

@@ -33,7 +33,7 @@ def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
 
 
 def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, float]]]) -> list[Row]:
-    """One row for each (side, at once, stage): the median of each part, in ms."""
+    """Returns one row for each (side, at once, stage): the median of each part, in ms."""
     return [
         {
             "side": side,
@@ -48,5 +48,5 @@ def stage_rows(samples: Mapping[tuple[str, int, str], Sequence[Mapping[str, floa
 
 
 def first_row_unix_ns(upstream: StageTimings) -> int:
-    """When a stage had its first rows to send, on the wall clock: then it calls the stage below."""
+    """Returns when a stage had its first rows to send, on the wall clock: then it calls the stage below."""
     return upstream.accepted_unix_ns + (upstream.first_output_ns or upstream.finished_ns)

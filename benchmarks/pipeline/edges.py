@@ -20,7 +20,7 @@ class EdgeTotals:
     bytes: float = 0.0
 
     def since(self, earlier: EdgeTotals) -> EdgeTotals:
-        """What came on top."""
+        """Returns what came on top."""
         return EdgeTotals(self.messages - earlier.messages, self.wire_s - earlier.wire_s, self.bytes - earlier.bytes)
 
 
@@ -34,7 +34,7 @@ def read_edges(ports: Mapping[str, int]) -> dict[str, EdgeTotals]:
 
 
 def parse_edges(text: str) -> EdgeTotals:
-    """The counters in the text of /metrics."""
+    """Returns the counters in the text of /metrics."""
     chunks = StageMetric.EDGE_CHUNK_SECONDS
     values = {f"{chunks}_count": 0.0, f"{chunks}_sum": 0.0, str(StageMetric.EDGE_BYTES): 0.0}
     for family in text_string_to_metric_families(text):

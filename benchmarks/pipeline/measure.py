@@ -44,11 +44,11 @@ class Outcome:
         return [getattr(answer, key) for answers in self.rounds for answer in answers]
 
     def medians(self, key: str) -> list[float]:
-        """Its median in each round."""
+        """Returns its median in each round."""
         return [statistics.median(getattr(answer, key) for answer in answers) for answers in self.rounds]
 
     def makespans(self) -> list[float]:
-        """Seconds of each round until all were done."""
+        """Returns the seconds of each round until all were done."""
         return [max(answer.done for answer in answers) for answers in self.rounds]
 
 
@@ -120,7 +120,7 @@ def write_checkpoint(directory: Path) -> None:
 
 
 def job_rows(outcomes: Outcomes) -> list[Row]:
-    """One row for each side and number at once."""
+    """Returns one row for each side and number at once."""
     return [
         {
             "side": name,
@@ -208,7 +208,7 @@ def _hide_folders(picture: Path) -> None:
 
 
 def _tokens(outcome: Outcome, stage: str) -> float:
-    """Tokens of a request on average."""
+    """Returns tokens of a request on average."""
     return round(statistics.mean(answer.tokens[stage] for answers in outcome.rounds for answer in answers), 1)
 
 

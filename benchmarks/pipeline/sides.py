@@ -48,7 +48,7 @@ class Pipeline:
     """Stage servers' process ids by stage."""
 
     async def ask(self, prompts: Sequence[str]) -> list[Answer]:
-        """All at once."""
+        """Send all at once. Returns their answers."""
         start, start_unix = time.perf_counter(), time.time_ns()
 
         async def one(prompt: str) -> Answer:
@@ -69,7 +69,7 @@ class Pipeline:
 
 @contextmanager
 def start_pipeline(sample: str, checkpoint: Path, step_tokens: int | None = None) -> Iterator[LocalPipeline]:
-    """Stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block.
+    """Yields stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block.
 
     `step_tokens`: maxNumBatchedTokens of the stages with a KV cache; None leaves it to the sample.
     """
@@ -91,7 +91,7 @@ def _limit_step(stage: Stage, tokens: int) -> Stage:
 
 
 def connect(local: LocalPipeline) -> Pipeline:
-    """A client of a running pipeline. Call it in the event loop that uses it."""
+    """Returns a client of a running pipeline. Call it in the event loop that uses it."""
     pids = {}
     for one in local.list_processes():
         command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
@@ -118,7 +118,7 @@ class Reference:
         self._read()
 
     async def ask(self, prompts: Sequence[str], talker_tokens: int = TALKER_TOKENS) -> list[Answer]:
-        """All at once; they are answered one by one."""
+        """Send all at once; they are answered one by one. Returns their answers."""
         return await asyncio.to_thread(self._ask, prompts, talker_tokens)
 
     def close(self) -> None:

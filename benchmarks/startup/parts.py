@@ -35,7 +35,7 @@ LAST_PART = "ports and address file"
 
 
 def split_start(marks: Sequence[Mark], launched: float, ready: float) -> dict[str, float]:
-    """Seconds of each part of a start. Raises ValueError if a mark is missing."""
+    """Returns the seconds of each part of a start. Raises ValueError if a mark is missing."""
     server = next((mark.pid for mark in marks if mark.label == PARTS[0][2]), None)
     cores = {mark.pid for mark in marks if mark.label == "EngineCore.__init__ begins"} - {server}
     parts: dict[str, float] = {}

@@ -52,7 +52,7 @@ class Callers:
 
 
 async def run(port: int, count: int, tokens: int, spread_s: float) -> Callers:
-    """All calls, on one channel."""
+    """Make all calls on one channel. Returns what they received."""
     callers = Callers()
     async with open_aio_channel(f"127.0.0.1:{port}", options=()) as channel:
         method = channel.stream_stream(

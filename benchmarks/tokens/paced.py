@@ -22,6 +22,7 @@ from omni_stage.arrays import Array, to_torch
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeStream
 from omni_stage.models.manifest import describe
+from omni_stage.step_order import order_step
 
 STEP_S = 0.01
 ROW = 3584
@@ -84,11 +85,12 @@ class PacedEngine:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self.last_step_monotonic = time.monotonic()
             due_us = int(due * 1e6)
-            for number, request in enumerate(list(self._running.values())):
+            # In the product's order, as OmniOutputProcessor hands out a batch's outputs.
+            for number, request in enumerate(order_step(list(self._running.values()), _Running.count)):
                 request.put(due_us, self._rows[number])
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
+        """Yields tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
         self.unfinished_requests += 1
         try:
             source = request.source
@@ -118,12 +120,16 @@ class _Running:
     """One request: steps that its reader has not taken are merged, as vLLM's RequestOutputCollector merges them."""
 
     def __init__(self, tokens: int, has_rows: bool) -> None:
-        self._left = tokens
+        self._tokens = self._left = tokens
         self._has_rows = has_rows
         self._first = True
         self._due: list[int] = []
         self._rows: list[torch.Tensor] = []
         self._ready = asyncio.Event()
+
+    def count(self) -> int:
+        """Returns how many tokens it has had."""
+        return self._tokens - self._left
 
     @property
     def over(self) -> bool:

@@ -30,8 +30,7 @@ class Server:
     port: int
 
     def cpu_s(self) -> float:
-        """Seconds of the processor so far, of all threads of its own process; engines in processes apart are not
-        in it."""
+        """Returns the processor time of all its threads so far, in seconds, without engines in other processes."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * _TICK_S
 
@@ -50,13 +49,14 @@ class Callers:
         self.process.stdin.flush()
 
     def finish(self) -> dict[str, Any]:
-        """What the run brought, once it is over."""
+        """Returns what the run brought, once it is over."""
         return dict(json.loads(_read(self.process)))
 
 
 @contextmanager
 def serve(folder: Path, module: str, stage: dict[str, Any]) -> Iterator[Server]:
-    """A stage server in a process: `python -m MODULE FILE`, or `python -m omni_stage serve` for an empty module."""
+    """Yields a stage server in a process: `python -m MODULE FILE`, or `python -m omni_stage serve` for an empty
+    module."""
     file = folder / f"{stage['stage']}-{len(list(folder.iterdir()))}.yaml"
     (port,) = pick_ports(1)
     listen = {"host": "127.0.0.1", "grpcPort": port, "healthPort": 0, "metricsPort": 0}
@@ -87,9 +87,9 @@ def _real(file: Path, address: Path) -> list[str]:
 
 
 @contextmanager
-def serve_bare(module: str) -> Iterator[Server]:
-    """The bare server, which says its port."""
-    process = subprocess.Popen([sys.executable, "-m", module, "bare"], stdout=subprocess.PIPE, text=True)
+def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
+    """Yields the bare server, which says its port."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process.pid, json.loads(_read(process))["grpc"])
     finally:
@@ -99,7 +99,7 @@ def serve_bare(module: str) -> Iterator[Server]:
 
 @contextmanager
 def start_callers(module: str) -> Iterator[Callers]:
-    """A process of callers."""
+    """Yields a process of callers."""
     process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield Callers(process)

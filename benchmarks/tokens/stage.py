@@ -1,7 +1,8 @@
-"""One process of the case: `python -m benchmarks.tokens.stage STAGE.yaml`, or `... bare`.
+"""One process of the case: `python -m benchmarks.tokens.stage STAGE.yaml`, or `... bare [PORT]`, or `... sink`.
 
 A stage server as `python -m omni_stage serve` runs it, with the paced engine; or a bare grpc.aio server that writes
-messages made beforehand at the same pace: what gRPC itself costs. Ports go to STAGE.yaml.address.json, or to stdout.
+messages made beforehand at the same pace: what gRPC itself costs. With the port of a sink it writes rows there as well.
+Ports go to STAGE.yaml.address.json, or to stdout.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import logging
 import sys
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
-from benchmarks.tokens.paced import STEP_S, PacedEngine
+from benchmarks.tokens.paced import ROW, STEP_S, PacedEngine
+from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.options import server_options
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_proto.stage_config import load_stage_config
@@ -28,16 +31,19 @@ from omni_stage.process.stage_log import configure_stage_logging
 from omni_stage.service.server.stage_server import run_stage
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
-BARE = "bare"
+BARE, SINK = "bare", "sink"
+ROW_STEPS = 4
+"""Steps whose rows a bare server sends in one message: what 40 ms of company allow."""
+_ROWS = bytes(ROW * 2 * ROW_STEPS)
 
 
-def main(name: str) -> int:
+def main(name: str, sink: str = "") -> int:
     tune_malloc()
     # As the stage server does: what was imported is not gone through again and again.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if name == BARE:
-            runner.run(_serve_bare())
+        if name in (BARE, SINK):
+            runner.run(_serve_bare(name, sink))
             return 0
         file = Path(name)
         config = load_stage_config(file)
@@ -46,12 +52,17 @@ def main(name: str) -> int:
         return int(runner.run(run_stage(config, PacedEngine, file.with_suffix(".address.json"))))
 
 
-async def _serve_bare() -> None:
+async def _serve_bare(name: str, sink: str) -> None:
     """Until the process ends. max_tokens of Start says how many texts a call gets."""
     server = grpc.aio.server(options=server_options())
-    handler = grpc.stream_stream_rpc_method_handler(
-        _write_paced, request_deserializer=stage_service_pb2.GenerateRequest.FromString
-    )
+    if name == SINK:
+        handler = grpc.stream_stream_rpc_method_handler(_read_all)
+    else:
+        channel = open_aio_channel(f"127.0.0.1:{sink}") if sink else None
+        method = None if channel is None else channel.stream_stream(f"/{SERVICE_NAME}/{GENERATE}")
+        handler = grpc.stream_stream_rpc_method_handler(
+            partial(_write_paced, method), request_deserializer=stage_service_pb2.GenerateRequest.FromString
+        )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {GENERATE: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -90,11 +101,21 @@ class _Clock:
 clock = _Clock()
 
 
-async def _write_paced(messages: AsyncIterator[stage_service_pb2.GenerateRequest], context: Any) -> None:
+async def _write_paced(sink: Any, messages: AsyncIterator[stage_service_pb2.GenerateRequest], context: Any) -> None:
     start = (await anext(messages)).start
-    for _ in range(start.sampling["thinker"].max_tokens):
+    rows = None if sink is None else sink()
+    for number in range(start.sampling["thinker"].max_tokens):
         await context.write(await clock.wait())
+        if rows is not None and number % ROW_STEPS == ROW_STEPS - 1:
+            await rows.write(_ROWS)
+    if rows is not None:
+        await rows.done_writing()
+
+
+async def _read_all(messages: AsyncIterator[bytes], context: Any) -> None:
+    async for _ in messages:
+        pass
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -49,7 +49,7 @@ def serve(announce: Callable[[int], None]) -> None:
 
 
 def connect(port: int, *, batch_rows: int) -> Client:
-    """One client for all lanes; batch_rows in a batch, 0 for all of the tensor's."""
+    """Returns one client for all lanes; batch_rows in a batch, 0 for all of the tensor's."""
     client = flight.connect(f"grpc://127.0.0.1:{port}")
 
     def open_lane() -> Lane:

@@ -33,7 +33,8 @@ class Client(Protocol):
         """[Seconds a tensor, when count of them are sent one behind the other until the last has arrived]."""
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
-        """Seconds of each of count rows, from sent to answered; meanwhile bulk, if given, is sent over and over."""
+        """Returns the seconds of each of count rows, from sent to answered; meanwhile bulk, if given, is sent over and
+        over."""
 
 
 class BlockingClient:

@@ -48,14 +48,14 @@ class Peers:
     behind_bulk: list[float] = field(default_factory=list)
 
     def transfer(self, size: Size) -> Sample:
-        """One round: size.transfers tensors, one behind the other."""
+        """Send size.transfers tensors, one after another."""
         before = ask(self.server, {})
         done = ask(self.sender, {"do": "transfers", "rows": size.rows, "count": size.transfers})
         cpu = ask(self.server, {}) - before + done["cpu"]
         return Sample(size.bytes / done["seconds"][0] / 1e9, cpu / (size.bytes * size.transfers / 1e9))
 
     def round_trips(self, bulk: bool) -> list[float]:
-        """Seconds of each row."""
+        """Returns the seconds of each row."""
         rows = BULK.rows if bulk else 1
         done = ask(self.sender, {"do": "round_trips", "rows": rows, "count": ROUND_TRIPS})
         return list(done["seconds"])
@@ -90,7 +90,7 @@ NOTES = [
 
 
 def streamed_rows(peers: Mapping[str, Peers]) -> list[Row]:
-    """One row a size and side."""
+    """Returns one row a size and side."""
     return [
         {
             "size": size.name,
@@ -106,7 +106,7 @@ def streamed_rows(peers: Mapping[str, Peers]) -> list[Row]:
 
 
 def latency_rows(peers: Mapping[str, Peers]) -> list[Row]:
-    """One row a side, in microseconds."""
+    """Returns one row a side, in microseconds."""
     return [
         {
             "side": name,
@@ -140,7 +140,7 @@ def find_ratios(peers: Mapping[str, Peers]) -> list[Ratio]:
 
 @contextmanager
 def start_side(name: str) -> Iterator[Peers]:
-    """A side's processes, connected; ended with the block."""
+    """Yields a side's processes, connected; ended with the block."""
     command = [sys.executable, "-m", "benchmarks.transport.peer", name]
     with ExitStack() as stack:
         server = stack.enter_context(_process([*command, "serve"]))
@@ -160,7 +160,7 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(process: subprocess.Popen[str], command: Row) -> Any:
-    """Its answer to a command."""
+    """Returns its answer to a command."""
     if process.stdin is None:
         raise RuntimeError("a peer without stdin")
     process.stdin.write(json.dumps(command) + "\n")

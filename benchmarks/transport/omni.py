@@ -134,7 +134,7 @@ class _AsyncClient:
 
 
 def connect(port: int) -> Client:
-    """One channel for all lanes."""
+    """Returns one channel for all lanes."""
     return _AsyncClient(port)
 
 
@@ -143,7 +143,7 @@ def _to_tensor(data: np.ndarray) -> torch.Tensor:
 
 
 def _options() -> list[tuple[str, int | str]]:
-    """The stages' channel options, without their health check: nothing answers it here."""
+    """Returns the stages' channel options, without their health check: nothing answers it here."""
     return [
         option for option in channel_options() if option[0] not in ("grpc.service_config", "grpc.enable_http_proxy")
     ] + [("grpc.enable_http_proxy", 0)]

@@ -29,7 +29,7 @@ def serve(announce: Callable[[int], None], *, checked: bool) -> None:
 
 
 def connect(port: int, *, checked: bool) -> Client:
-    """A connection a lane."""
+    """Returns a connection a lane."""
 
     def open_lane() -> Lane:
         connection = socket.create_connection(("127.0.0.1", port))

@@ -24,7 +24,7 @@ def serve(announce: Callable[[int], None]) -> None:
 
 
 def connect(port: int) -> Client:
-    """A socket a lane: sockets belong to one thread."""
+    """Returns a socket a lane: sockets belong to one thread."""
     context = zmq.Context()
 
     def open_lane() -> Lane:

@@ -21,7 +21,7 @@ class SamplingOptionError(ValueError):
 
 
 def parse_sampling(options: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Sampling parameters by stage, with the types of the contract. Lists are comma-separated or JSON.
+    """Returns the sampling parameters by stage, with the types of the contract. Lists are comma-separated or JSON.
 
     Raises SamplingOptionError naming the option, what is wrong and what is known.
     """

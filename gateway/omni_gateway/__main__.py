@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from omni_gateway.app import Running
 from omni_gateway.clock import unix_seconds
 from omni_gateway.entry_tls import entry_tls
-from omni_gateway.pipelines import ServedPipeline, StaticPipelines
+from omni_gateway.pipelines import Pipelines, ServedPipeline, StaticPipelines
+from omni_gateway.replicas import ReadyReplicas
 from omni_gateway.server import Listen, serve
 from omni_gateway.settings import GatewaySettings, load_settings
 from omni_proto.logs import LineFormatter, configure_logging
@@ -42,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--replicas", type=int, default=1, metavar="N", help="Replicas of this gateway, which share the limits of keys."
     )
+    parser.add_argument(
+        "--replicas-of",
+        metavar="NAME",
+        help="DNS name with an address of each ready replica, as a headless Service's: counted every few seconds.",
+    )
     parser.add_argument("--config", type=Path, metavar="YAML", help="Settings; see docs/gateway.md.")
     parser.add_argument("--host", default="0.0.0.0", help="Address to listen on.")
     parser.add_argument("--port", type=int, default=8000, help="Port to listen on; 0 takes a free one.")
@@ -65,14 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             "pipelines of a cluster have theirs in spec.aliases.models"
         )
     listen = Listen(options.host, options.port, options.tls_dir, options.address_file)
+    found: Pipelines = StaticPipelines(pipelines)
+    running: list[Running] = []
     if options.cluster:
         # Here, since a gateway of named entries needs no client of an API server.
         from omni_gateway.cluster.watch import ClusterPipelines
 
-        found = ClusterPipelines(options.namespace, options.kubeconfig, settings)
-        serve(found, settings, listen, replicas=lambda: options.replicas, running=found.run)
-    else:
-        serve(StaticPipelines(pipelines), settings, listen, replicas=lambda: options.replicas)
+        found = watched = ClusterPipelines(options.namespace, options.kubeconfig, settings)
+        running.append(watched.run)
+    replicas = ReadyReplicas(options.replicas_of, options.replicas)
+    if options.replicas_of:
+        running.append(replicas.run)
+    serve(found, settings, listen, replicas=replicas.count, running=running)
     return 0
 
 

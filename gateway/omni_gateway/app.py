@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -28,19 +28,21 @@ LIMIT_HEADERS = tuple(
     f"x-ratelimit-{part}-{what}" for part in ("limit", "remaining", "reset") for what in ("requests", "audio-seconds")
 )
 
+Running = Callable[[GatewayMetrics], AbstractAsyncContextManager[None]]
+"""Works while the block that it gives is open."""
+
 
 def create_app(
     pipelines: Pipelines,
     settings: GatewaySettings | None = None,
     *,
     replicas: Callable[[], int] = lambda: 1,
-    running: Callable[[GatewayMetrics], AbstractAsyncContextManager[None]] | None = None,
+    running: Sequence[Running] = (),
 ) -> FastAPI:
     """Returns the app that serves what pipelines lists, which may change at any time.
 
-    running: what keeps pipelines up to date while the app serves. replicas: the gateway's ready replicas now, which
-    share the limits of keys. Raises KeyFileError, OSError for a file
-    of keys that cannot be used.
+    running: what keeps pipelines and replicas up to date while the app serves. replicas: the gateway's ready replicas
+    now, which share the limits of keys. Raises KeyFileError, OSError for a file of keys that cannot be used.
     """
     settings = settings or GatewaySettings()
     gateway = Gateway(
@@ -50,7 +52,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        async with running(gateway.metrics) if running else nullcontext():
+        async with AsyncExitStack() as stack:
+            for one in running:
+                await stack.enter_async_context(one(gateway.metrics))
             yield
         await gateway.entries.close()
         await asyncio.to_thread(gateway.tracing.close)

@@ -50,7 +50,7 @@ class Certificate:
             await asyncio.to_thread(self.renew, context)
 
     def _times(self) -> tuple[int, ...]:
-        """When the files were written, in ns; empty while one is missing."""
+        """Returns when the files were written, in ns; empty while one is missing."""
         try:
             return tuple(file.stat().st_mtime_ns for file in (self.certificate, self.key))
         except OSError:

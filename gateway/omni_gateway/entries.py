@@ -14,6 +14,7 @@ from omni_gateway.entry_tls import file_times
 from omni_gateway.errors import to_error
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import ArgumentError, AsyncOmniClient, ClientTls, Event, GenerateArguments, OmniRequestError
+from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 FACTS_S: Final = 30.0
@@ -21,6 +22,10 @@ FACTS_S: Final = 30.0
 DESCRIBE_TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 0.2
 """Pause before an entry stage that was not reached is asked again."""
+
+AHEAD_BYTES: Final = 64 << 10
+"""Read of an answer before it is taken. A channel's own 4 MiB, for tensors, would be held for each reader that stalls;
+and gRPC, left to itself, raises the bound with the speed of the connection."""
 
 _Key = tuple[str, ClientTls | None, tuple[int, ...]]
 """Endpoint, how to connect to it, and when the files that say so were written."""
@@ -87,7 +92,9 @@ class Entries:
         client = self._clients.get(key)
         if client is None:
             try:
-                client = self._clients[key] = AsyncOmniClient(pipeline.endpoint, tls=pipeline.tls)
+                client = self._clients[key] = AsyncOmniClient(
+                    pipeline.endpoint, tls=pipeline.tls, options=entry_options()
+                )
             except ArgumentError as error:
                 raise to_error(error) from error
             self._retire(key)
@@ -104,6 +111,12 @@ class Entries:
         for client in ended:
             self._closing.append(asyncio.ensure_future(client.close()))
         self._closing = [task for task in self._closing if not task.done()]
+
+
+def entry_options() -> Options:
+    """Returns the options of a channel to an entry stage."""
+    own = {"grpc.http2.lookahead_bytes": AHEAD_BYTES, "grpc.http2.bdp_probe": 0}
+    return (*((name, value) for name, value in channel_options() if name not in own), *own.items())
 
 
 def _key(pipeline: ServedPipeline) -> _Key:

@@ -43,6 +43,11 @@ class GatewayMetrics:
         self.left = Counter(
             "omni_gateway_clients_left", "Requests whose client left before their end.", registry=self.registry
         )
+        self.replicas = Gauge(
+            "omni_gateway_counted_replicas",
+            "Ready replicas of this gateway, as --replicas-of counts them; they share the limits of keys.",
+            registry=self.registry,
+        )
         self.api_calls = Counter(
             "omni_gateway_api_server_calls", "Calls of the Kubernetes API.", ["verb", "code"], registry=self.registry
         )

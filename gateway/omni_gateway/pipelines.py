@@ -43,7 +43,7 @@ class Pipelines(Protocol):
         ...
 
     def is_synced(self) -> bool:
-        """Whether the list is known yet; /ready fails until then."""
+        """Returns whether the list is known yet; /ready fails until then."""
         ...
 
 
@@ -58,7 +58,7 @@ class StaticPipelines:
         return self._pipelines
 
     def is_synced(self) -> bool:
-        """True."""
+        """Returns True."""
         return True
 
 

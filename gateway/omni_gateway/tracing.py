@@ -70,7 +70,7 @@ class Tracing:
     """The traces of one gateway; this one is off."""
 
     def begin(self, method: str, traceparent: str | None) -> RequestSpan:
-        """A request came; `traceparent` is the client's."""
+        """Begin the span of a request; `traceparent` is the client's."""
         return RequestSpan()
 
     def close(self) -> None:

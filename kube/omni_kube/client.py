@@ -109,9 +109,8 @@ class ApiClient:
             "resourceVersion": version,
             "timeoutSeconds": str(int(timeout_s)),
         } | ({"labelSelector": selector} if selector else {})
-        timeout = aiohttp.ClientTimeout(
-            total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=timeout_s + WATCH_SLACK_S
-        )
+        # No sock_read: the total ends a silent watch no later, and aiohttp sets that timer again for each chunk.
+        timeout = aiohttp.ClientTimeout(total=timeout_s + WATCH_SLACK_S, sock_connect=CONNECT_TIMEOUT_S)
         path = kind.path(namespace)
         headers = {"Accept": _METADATA if kind.metadata_only else JSON}
         async with self.transport.request(

@@ -11,7 +11,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
+
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -108,7 +110,7 @@ def parse_time(text: str) -> datetime:
 
 def canonical_json(value: Any) -> str:
     """Returns JSON text that is equal for equal values: keys sorted, no spaces, ASCII."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def content_hash(value: Any, length: int) -> str:

@@ -32,8 +32,12 @@ class _Metadata(msgspec.Struct):
     ownerReferences: list[_Owner] | None = None
 
 
+class _Object(msgspec.Struct):
+    metadata: _Metadata
+
+
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_METADATA = msgspec.json.Decoder(_Metadata)
+_OBJECT = msgspec.json.Decoder(_Object)
 
 
 class Controller(NamedTuple):
@@ -65,9 +69,7 @@ class Seen:
     @classmethod
     def read(cls, raw: msgspec.Raw, kind: ObjectKind) -> Self:
         """Returns an object from JSON. kind is given because items of lists omit it. Raises msgspec.DecodeError."""
-        members = _MEMBERS.decode(raw)
-        metadata = _METADATA.decode(_metadata_of(members))
-        return cls._of(kind.kind, metadata, partial(_decode_members, kind, members))
+        return cls._of(kind.kind, _OBJECT.decode(raw).metadata, partial(_decode, kind, raw))
 
     @classmethod
     def _of(cls, kind: str, metadata: _Metadata, decode: Callable[[], Manifest]) -> Self:
@@ -103,16 +105,11 @@ class Root:
 
 def read_version(raw: msgspec.Raw) -> str:
     """Returns the resource version of a bookmark's object. Raises msgspec.DecodeError."""
-    return _METADATA.decode(_metadata_of(_MEMBERS.decode(raw))).resourceVersion
+    return _OBJECT.decode(raw).metadata.resourceVersion
 
 
-def _metadata_of(members: Mapping[str, msgspec.Raw]) -> msgspec.Raw:
-    if "metadata" not in members:
-        raise msgspec.ValidationError("an object without metadata")
-    return members["metadata"]
-
-
-def _decode_members(kind: ObjectKind, members: Mapping[str, msgspec.Raw]) -> Manifest:
+def _decode(kind: ObjectKind, raw: msgspec.Raw) -> Manifest:
+    members = _MEMBERS.decode(raw)
     # Items of lists omit the kind, and responses with only metadata have another kind (PartialObjectMetadata).
     manifest = {name: msgspec.json.decode(member) for name, member in members.items() if name != "metadata"}
     metadata = _MEMBERS.decode(members["metadata"])

@@ -6,6 +6,7 @@ Exit codes: 0 stopped, 70 internal error, 78 wrong settings or unreadable creden
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -26,6 +27,9 @@ from omni_operator.process.settings import OperatorSettings, SettingsError, pars
 EXIT_STOPPED: Final = 0
 EXIT_INTERNAL: Final = 70
 EXIT_SETTINGS: Final = 78
+
+GC_THRESHOLDS: Final = (10_000, 20, 20)
+"""Net allocations until a collection, and collections of a generation until one of the next (Python: 700, 10, 10)."""
 
 _log = logging.getLogger("omni_operator")
 
@@ -65,11 +69,23 @@ async def _start(controller: Controller, stop: asyncio.Event) -> bool:
     return True
 
 
+def spare_collections() -> None:
+    """Let the garbage collector run less often, and never over what is imported.
+
+    An event makes hundreds of objects that live as long as the event. With Python's thresholds the start of a pipeline
+    took a sixth more CPU time. Almost nothing here is in a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator from the command line. Returns the exit code."""
     try:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
         configure_operator_logging(settings.log_format, settings.log_level)
+        spare_collections()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_operator(settings))
     except (SettingsError, CredentialsError) as error:

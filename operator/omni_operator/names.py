@@ -44,7 +44,7 @@ def headless_service_name(pipeline: str) -> str:
 def service_account_name(pipeline: str) -> str:
     """Returns the name of the ServiceAccount of a pipeline's pods.
 
-    The suffix prevents that a pipeline named `default` uses the namespace's default ServiceAccount.
+    The suffix keeps a pipeline named `default` from using the namespace's default ServiceAccount.
     """
     return f"{pipeline}-stages"
 

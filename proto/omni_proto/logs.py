@@ -24,6 +24,8 @@ NOISY: Final = ("aiohttp", "asyncio", "httpx", "kopf", "urllib3")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # Attributes that kopf adds to its records: reference and settings of the object that it handles.
 _FOREIGN = frozenset({"k8s_skip", "k8s_ref", "settings"})
+_NOT_EXTRA: Final = _STANDARD | _FOREIGN
+_ENCODER: Final = json.JSONEncoder(default=str, ensure_ascii=False)
 
 
 def no_fields() -> Mapping[str, object]:
@@ -76,13 +78,13 @@ class LineFormatter(logging.Formatter):
             **self._lead(),
             "logger": record.name,
         }
-        extras = {key: value for key, value in vars(record).items() if key not in _STANDARD | _FOREIGN}
+        extras = {key: value for key, value in vars(record).items() if key not in _NOT_EXTRA}
         tail = {**self._about(), **extras}
         if record.exc_info and record.exc_info[1] is not None:
             tail["error"] = self._describe_error(record.exc_info[1], record.exc_info[2])
         if self._log_format == "json":
             fields = {**head, "message": record.getMessage(), **tail}
-            return json.dumps(fields, default=str, ensure_ascii=False)
+            return _ENCODER.encode(fields)
         words = " ".join(str(value or "-") for value in head.values())
         return f"{words}: {record.getMessage()}" + "".join(f" {key}={value}" for key, value in tail.items())
 

@@ -20,8 +20,9 @@ from operator import attrgetter
 from typing import Final
 
 YIELDING_SHARE: Final = 0.75
-"""Share of the blocks and of the places that sessions with a priority above 0 may fill. The rest is kept for urgent
-sessions, because a session inside cannot be preempted for them. An empty engine admits any session."""
+"""Share of the blocks and of the places that sessions with a priority above 0 may fill, and of a stage's requests and
+bytes that such requests may fill (service/request/admission.py). The rest is kept for urgent ones, because a session
+inside cannot be preempted for them. An empty engine admits any session."""
 
 
 @dataclass(frozen=True, slots=True)

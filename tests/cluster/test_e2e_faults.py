@@ -131,7 +131,7 @@ def test_pipelines_serve_and_heal_without_the_operator(
 
 
 def _other_ready(api: Api, old: Manifest) -> bool:
-    """Whether a pod of the stage other than this one is ready; between the two there may be none."""
+    """Returns whether a pod of the stage other than this one is ready; between the two there may be none."""
     return any(
         condition_of(pod, "Ready").get("status") == "True" and pod["metadata"]["uid"] != old["metadata"]["uid"]
         for pod in api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage=token2wav")

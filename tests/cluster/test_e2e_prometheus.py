@@ -40,7 +40,7 @@ SPEECH = (
 
 
 def targets_of(api: Api, selector: str) -> list[PodTarget]:
-    """Metrics ports of the pods, as service discovery tells them."""
+    """Returns metrics ports of the pods, as service discovery tells them."""
     return [
         PodTarget(
             f"{pod['status']['podIP']}:{METRICS_PORT}",

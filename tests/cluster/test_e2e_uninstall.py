@@ -51,7 +51,7 @@ def test_helm_test(cluster: Cluster, operator: str) -> None:
 
 
 def log_level(cluster: Cluster, namespace: str) -> str:
-    """What the operator's Deployment sets."""
+    """Returns what the operator's Deployment sets."""
     (deployment,) = cluster.admin.in_namespace(namespace).list("Deployment", OURS[0])
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return next(str(entry["value"]) for entry in container["env"] if entry["name"] == "OMNI_OPERATOR_LOG_LEVEL")

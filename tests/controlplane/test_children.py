@@ -107,7 +107,7 @@ def namespace(server: ApiServer) -> Iterator[Api]:
 
 
 def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
-    """The children, moved to the namespace. Nothing here collects what has no owner."""
+    """Returns the children, moved to the namespace. Nothing here collects what has no owner."""
     children = copy.deepcopy(build_all(pipeline, SETTINGS))
     for child in children:
         child["metadata"]["namespace"] = api.namespace

@@ -94,7 +94,7 @@ def undisturbed(
     first: Callable[[], Manifest] | None,
     second: Callable[[], Manifest],
 ) -> dict[tuple[str, str], Manifest]:
-    """What the children come to without crashes; leaves an empty namespace."""
+    """Returns what the children come to without crashes; leaves an empty namespace."""
     with make_operator():
         for manifest in (first, second):
             if manifest is not None:
@@ -108,7 +108,7 @@ def undisturbed(
 
 
 def live_once(api: Api, proxy: FaultProxy, operator: OperatorProcess) -> bool:
-    """One life of the operator, ended by its first write; False if it has nothing to write any more."""
+    """Run the operator until its first write. Returns False if it has nothing to write any more."""
     proxy.stop_after_write(1)
     operator.start(ready=False)
     try:

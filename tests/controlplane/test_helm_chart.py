@@ -202,7 +202,7 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
 
 
 def role_rules(file: str, kind: str) -> list[Any]:
-    """The rules for pipelines and their children, and those for the Lease, of the plain manifests."""
+    """Returns the rules for pipelines and their children, and those for the Lease, of the plain manifests."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
     return [
         pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
@@ -239,7 +239,7 @@ def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
 
 
 def settings_of(manifests: list[Manifest]) -> OperatorSettings:
-    """What the operator makes of the pod's command and environment."""
+    """Returns what the operator makes of the pod's command and environment."""
     command, environment = operator_process(pick_operators(manifests, "Deployment"))
     assert command[:3] == ["python", "-m", "omni_operator"]
     return parse_settings(command[3:], environment)
@@ -337,8 +337,15 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     secrets = ("keys", "ca", "tls", "client")
     assert {f"/etc/omnipipeline-{name}" for name in secrets} <= mounted
     assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
-    assert container["args"][-4:] == [
+    counted = pick_one([item for item in manifests if item["metadata"]["name"].endswith("-replicas")], "Service")
+    assert counted["spec"]["clusterIP"] == "None"
+    # Ready pods alone, and all that the Deployment has.
+    assert not counted["spec"].get("publishNotReadyAddresses")
+    labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert counted["spec"]["selector"].items() <= labels.items()
+    assert container["args"][-5:] == [
         "--replicas=8",
+        f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
         "--namespace=team-a",
         "--namespace=team-b",
         "--tls-dir=/etc/omnipipeline-tls",

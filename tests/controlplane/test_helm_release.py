@@ -88,7 +88,7 @@ def old_chart(tmp_path: Path) -> Path:
 
 
 def without_image(name: str) -> Manifest:
-    """A pipeline that runs on the operator's default image."""
+    """Returns a pipeline that runs on the operator's default image."""
     manifest = build_pipeline(name)
     del manifest["spec"]["defaults"]
     return manifest
@@ -225,7 +225,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
 
 
 def owner_of(plane: ControlPlane) -> str:
-    """The release that the CRD belongs to, which keeps it for good."""
+    """Returns the release that the CRD belongs to, which keeps it for good."""
     annotations = plane.admin.get("CustomResourceDefinition", CRD)["metadata"]["annotations"]
     assert annotations["helm.sh/resource-policy"] == "keep"
     return str(annotations["meta.helm.sh/release-name"])

@@ -62,7 +62,7 @@ def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
 
 
 def without_metadata(manifest: Manifest) -> Any:
-    """The object without metadata, a pod template's included."""
+    """Returns the object without metadata, a pod template's included."""
     if isinstance(manifest, dict):
         return {key: without_metadata(value) for key, value in manifest.items() if key != "metadata"}
     return manifest

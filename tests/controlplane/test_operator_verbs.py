@@ -119,7 +119,7 @@ def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[.
 
 
 def blocked_owner_is_refused(api: Api) -> bool:
-    """Whether the operator's account may no longer do it, asked of the API server."""
+    """Returns whether the operator's account may no longer do it, asked of the API server."""
     attributes = {
         "namespace": api.namespace,
         "verb": "update",

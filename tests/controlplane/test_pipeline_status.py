@@ -169,5 +169,5 @@ def test_no_flapping_and_events_on_transitions(api: Api, operator: OperatorProce
 
 
 def last(seen: list[tuple[str, str]]) -> set[tuple[str, str]]:
-    """The latest entry of each kind."""
+    """Returns the latest entry of each kind."""
     return set(dict(seen).items())

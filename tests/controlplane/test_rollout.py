@@ -32,7 +32,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 
 def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> Manifest:
-    """Three stages of one GPU each on one node; starting and ending take a while, as in life."""
+    """Returns three stages of one GPU each on one node; starting and ending take a while, as in life."""
     gpu = {"resources": {"limits": {GPU: 1}}}
     stages = [
         build_stage("thinker", outputs=["Text"], **gpu),
@@ -109,7 +109,7 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def downstream_target(pod: Manifest, config_maps: dict[str, Manifest]) -> str | None:
-    """The address that a pod's stage file names, if its stage has a downstream."""
+    """Returns the address that a pod's stage file names, if its stage has a downstream."""
     for volume in pod["spec"]["volumes"]:
         name = volume.get("configMap", {}).get("name")
         if name in config_maps:
@@ -122,7 +122,7 @@ def downstream_target(pod: Manifest, config_maps: dict[str, Manifest]) -> str | 
 
 @contextmanager
 def watching_chains(api: Api, *, complete: bool = True) -> Iterator[ChainWatcher]:
-    """A ChainWatcher that looks until the end of the block, which fails if it saw anything wrong.
+    """Yields a ChainWatcher that looks until the end of the block, which fails if it saw anything wrong.
 
     It looks before the block begins, all the time meanwhile, and once more after the block has ended.
     """

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from vllm import PoolingParams
 from vllm.engine.arg_utils import EngineArgs
 
+from omni_stage.engine_step import FinishReason
 from omni_stage.errors import ConfigurationError, InvalidTensorError, ModelExecutionError, OmniStageError
 from omni_stage.payloads import OMNI_PAYLOAD_KEY, AdditionalInformationPayload
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
@@ -87,7 +88,7 @@ def run(core: InprocEngineCore, shapes: dict[str, str]) -> dict[str, Any]:
         payload = AdditionalInformationPayload.from_mapping({"x": torch.tensor([1.0, 2.0, 3.0]), "shape": [shape]})
         params = PoolingParams(extra_kwargs={OMNI_PAYLOAD_KEY: payload.to_bytes()})
         outputs = [output async for output in core.stream(name, {"prompt_token_ids": [0]}, params)]
-        assert [output.finish_reason for output in outputs] == ["diffusion_done"]
+        assert [output.finish_reason for output in outputs] == [FinishReason.DIFFUSION_DONE]
         return outputs[0].tensors
 
     async def all_of_them() -> list[Any]:

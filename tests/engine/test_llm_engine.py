@@ -90,7 +90,7 @@ def token_ids(steps: list[StageStep]) -> list[int]:
 
 
 async def scheduler_requests(engine: VllmStageEngine) -> int:
-    """Requests in the tables of the engine: the output processor's and, in this process, the scheduler's."""
+    """Returns requests in the tables of the engine: the output processor's and, in this process, the scheduler's."""
     core = engine._core
     llm = core._llm
     count = len(llm.output_processor.request_states) + len(llm.output_processor._captures)
@@ -100,7 +100,7 @@ async def scheduler_requests(engine: VllmStageEngine) -> int:
 
 
 async def until_empty(engine: VllmStageEngine) -> int:
-    """What is left in the tables, after the engine had time to take the aborts in."""
+    """Returns what is left in the tables, after the engine had time to take the aborts in."""
     for _ in range(100):
         if not await scheduler_requests(engine):
             return 0

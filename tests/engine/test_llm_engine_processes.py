@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_engine(pid: int) -> bool:
-    """Whether this is a process of vLLM's (it names itself), not a helper of multiprocessing's."""
+    """Returns whether this is a process of vLLM's (it names itself), not a helper of multiprocessing's."""
     title = Path(f"/proc/{pid}/cmdline").read_bytes()
     return b"EngineCore" in title or b"Worker" in title
 

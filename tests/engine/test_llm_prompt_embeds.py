@@ -133,7 +133,7 @@ async def check_embeddings(engine: VllmStageEngine, checkpoint: Path) -> None:
 
 
 async def vllm_tokens(engine: VllmStageEngine, rows: torch.Tensor) -> list[int]:
-    """What vLLM makes of its own EmbedsPrompt, past our requests and their lowering."""
+    """Returns what vLLM makes of its own EmbedsPrompt, past our requests and their lowering."""
     from vllm import SamplingParams
     from vllm.inputs import EmbedsPrompt
     from vllm.sampling_params import RequestOutputKind

@@ -24,7 +24,7 @@ BFLOAT16_TOLERANCE = 0.1
 
 
 def link_part(whole: Path, component: str, directory: Path) -> set[str]:
-    """What fetch makes of a checkpoint for a component, by links. Names of the shards."""
+    """Link what fetch would make of a checkpoint for a component. Returns the names of the shards."""
     directory.mkdir()
     selected = select_weights(json.loads((whole / INDEX).read_text()), weight_prefixes(component))
     shards = set(selected.values())

@@ -19,9 +19,10 @@ from vllm.model_executor.model_loader import get_model_loader
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.fetch.weights import select_weights
-from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_embedding_rows, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.token2wav.model import IGNORED_TENSORS
 from omni_stage.models.registry import weight_prefixes
+from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.published import (
     INDEX,
@@ -148,8 +149,9 @@ def test_readers_take_the_published_files(checkpoint: tuple[str, Path]) -> None:
     facts = read_checkpoint(directory)
     assert (facts.dtype, facts.code_limit, facts.max_codes, facts.block_codes) == ("bfloat16", 8194, 16384, 12)
     assert facts.codec.stop_ids == (8292, 8294)
-    rows = read_embedding_rows(directory, [facts.text_end_id, facts.text_padding_id])
-    assert (rows.shape, rows.dtype) == ((2, facts.hidden_size), torch.bfloat16)
+    table = EmbeddingTable(directory, THINKER_EMBEDDING, torch.bfloat16)
+    assert table.width == facts.hidden_size
+    assert table.read(torch.tensor([facts.text_end_id, facts.text_padding_id])).shape == (2, facts.hidden_size)
     assert {name: voice.text_start_id for name, voice in read_voices(directory).items()} == VOICES
 
 

@@ -85,7 +85,7 @@ async def test_preempted_stages_equal_transformers(tmp_path: Path) -> None:
 
 
 async def speak(stages: OmniStages, tensors: Mapping[str, torch.Tensor], seed: int) -> list[list[int]]:
-    """What the talker samples, as published, with a seed; its end does not count, so that it is long."""
+    """Returns what the talker samples, as published, with a seed; its end does not count, so that it is long."""
     spoken = await stages.ask("talker", tensors, "Ethan", seed=seed, max_tokens=FRAMES, ignore_eos=True)
     codes: list[list[int]] = spoken.tensors["codes"].tolist()
     return codes

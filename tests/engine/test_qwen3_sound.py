@@ -54,7 +54,7 @@ def whole(reference: Any, codes: torch.Tensor) -> torch.Tensor:
 
 
 async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: bool = True) -> tuple[Collected, int]:
-    """The sound of codes that come `size` frames at a time, and in how many steps with audio it came."""
+    """Returns the sound of codes that come `size` frames at a time, and in how many steps with audio it came."""
     engine, stream = stages.engines[STAGE], EdgeStream()
     collected, steps = Collected(), 0
 
@@ -75,7 +75,7 @@ async def say(stages: OmniStages, codes: torch.Tensor, size: int, *, end_late: b
 
 
 def open_sounds(stages: OmniStages) -> int:
-    """How many sounds the model remembers, read in the engine itself."""
+    """Returns how many sounds the model remembers, read in the engine itself."""
     engine: Any = stages.engines[STAGE]
     llm = engine._core.llm
     return len(llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model().pool)

@@ -96,7 +96,8 @@ async def test_more_sessions_than_kv_end(checkpoint: Path) -> None:
         preempted = count_preemptions(talker)
 
         async def crowd(longest: list[int], inside: int) -> list[list[int]]:
-            """The tokens of sessions with so many at most, of which so many are inside while all are half-fed."""
+            """Returns the tokens of sessions with so many at most, of which so many are inside while all are
+            half-fed."""
             streams = [EdgeStream() for _ in longest]
             requests = [
                 stage_request(talker, stream, **GREEDY, max_tokens=most, ignore_eos=True)

@@ -15,6 +15,7 @@ import torch
 from omni_stage.models.component import FinishReason
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from support.omni_stages import Collected, OmniStages, run_omni_stages
+from support.polling import until
 from support.reference import ReferencePrompt
 from support.streams import collect, stage_request
 
@@ -39,7 +40,7 @@ def codes_of(count: int, seed: int = 0) -> torch.Tensor:
 
 
 async def sound(stages: OmniStages, codes: torch.Tensor, sizes: list[int], **sampling: Any) -> tuple[Collected, int]:
-    """The sound of codes that come in pieces of these sizes, and in how many steps it came."""
+    """Returns the sound of codes that come in pieces of these sizes, and in how many steps it came."""
     engine, stream = stages.engines["token2wav"], EdgeStream()
     collected, steps = Collected(), 0
 
@@ -149,12 +150,7 @@ async def test_leaving_between_windows_ends_it(stages: OmniStages) -> None:
         await task
     assert engine.unfinished_requests == 0
     llm = engine._core.llm  # type: ignore[attr-defined]
-    for _ in range(100):
-        left = len(llm.engine_core.engine_core.scheduler.requests) + len(llm.output_processor.request_states)
-        if not left:
-            break
-        await asyncio.sleep(0.01)
-    assert left == 0
+    await until(lambda: not llm.engine_core.engine_core.scheduler.requests and not llm.output_processor.request_states)
 
 
 async def test_windows_of_several_requests_share_batches(stages: OmniStages) -> None:

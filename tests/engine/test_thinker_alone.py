@@ -25,7 +25,7 @@ CACHE_MIB = 64
 
 
 def embeddings_of(checkpoint: Path, ids: list[int]) -> torch.Tensor:
-    """Rows of the thinker's table."""
+    """Returns the rows of the thinker's table."""
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
             if "thinker.model.embed_tokens.weight" in weights.keys():  # noqa: SIM118 - not a mapping

@@ -63,7 +63,7 @@ def seeds(*, kind: MediaKind) -> tuple[bytes, ...]:
 
 
 def mutate(data: bytes, *, kind: MediaKind) -> bytes:
-    """A seed, cut off and written over as the input says: 1 byte picks, 2 cut, then 3 each: where and what."""
+    """Returns a seed, cut off and written over as the input says: 1 byte picks, 2 cut, then 3 each: where and what."""
     known = seeds(kind=kind)
     if not data:
         return b""

@@ -117,7 +117,8 @@ def write_questions(folder: Path, stop_ids: Sequence[int], seed: int) -> Path:
 async def ask_us(
     checkpoint: Path, reports: Mapping[str, Mapping[str, Any]], seed: int
 ) -> dict[str, tuple[Collected, Collected, dict[str, np.ndarray]]]:
-    """Every question through our stages, with the components' defaults; the audio of each peer's codes by ours."""
+    """Returns every question through our stages, with the components' defaults; the audio of each peer's codes by
+    ours."""
     answers = {}
     async with run_omni_stages(checkpoint) as stages:
         for name, prompt in QUESTIONS.items():
@@ -133,7 +134,7 @@ async def ask_us(
 
 
 def judge(ours: tuple[Collected, Collected, dict[str, np.ndarray]], peer: str, theirs: Mapping[str, Any]) -> Verdict:
-    """One question's answers of one peer and of us."""
+    """Returns one question's answers of one peer and of us."""
     thinker, talker, audio = ours
     return compare(
         Answer(thinker.prompt_token_ids or (), thinker.token_ids, talker.token_ids, audio[peer]),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -25,6 +24,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.tensors import EncodedChunk, encode_rows, schema_hash, tensor_prompt
 from omni_stage.service.request.places import FEWEST_START_PLACES
 from support.cheap_stages import EDGE_A, ROW, WORD
+from support.polling import until
 from support.scripted_stages import END, Answer, collect
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
@@ -120,12 +120,13 @@ class Watch:
 
 
 async def wait_until_idle(process: StageProcess, seconds: float = 60) -> None:
-    """No request, byte or task is left in any stage of the process."""
-    deadline = time.monotonic() + seconds
+    """Return once no request, byte or task is left in any stage of the process."""
     names = ("omni_stage_inflight_requests", "omni_stage_inflight_bytes", "cheap_unfinished")
-    while left := [(s, n) for s in process.ports for n in names if process.metric(s, n) != 0]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        await asyncio.sleep(0.05)
+
+    def left() -> list[tuple[str, str]]:
+        return [(stage, name) for stage in process.ports for name in names if process.metric(stage, name) != 0]
+
+    await until(lambda: not left(), seconds, left)
 
 
 def sampling(**stages: dict[str, int]) -> dict[str, sampling_pb2.SamplingParams]:

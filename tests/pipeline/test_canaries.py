@@ -56,7 +56,7 @@ def read_metrics(port: int) -> str:
 
 
 def told(error: OmniRequestError) -> str:
-    """All that an error says."""
+    """Returns all that an error says."""
     return " ".join([str(error), repr(error), error.message, error.field, error.limit, error.reason])
 
 

@@ -34,7 +34,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StageProcess]:
 
 
 async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) -> int:
-    """How many of the calls had already ended when they were to be cancelled."""
+    """Returns how many of the calls had already ended when they were to be cancelled."""
     ended = 0
     numbers = iter(range(count))
 
@@ -63,10 +63,10 @@ async def cancel_calls(client: AsyncOmniClient, count: int, rng: random.Random) 
 
 
 async def settle(process: StageProcess) -> None:
-    deadline = time.monotonic() + 60
-    while left := [(s, name) for s in process.ports for name in GAUGES if process.metric(s, name) != 0]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        await asyncio.sleep(0.05)
+    def left() -> list[tuple[str, str]]:
+        return [(stage, name) for stage in process.ports for name in GAUGES if process.metric(stage, name) != 0]
+
+    await until(lambda: not left(), why=left)
 
 
 async def count_tasks(process: StageProcess, at_most: float) -> float:

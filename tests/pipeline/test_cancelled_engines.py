@@ -36,7 +36,7 @@ SHORT = {"thinker": {"max_tokens": 4}, "talker": {"max_tokens": 8}}
 
 @asynccontextmanager
 async def serving(stages: OmniStages, family: str) -> AsyncIterator[AsyncOmniClient]:
-    """A server for each engine, and a client of the first."""
+    """Yields a server for each engine, and a client of the first."""
     configs: dict[str, StageConfig] = chain_configs(pick_chain_ports(family), family=family)
     async with AsyncExitStack() as stack:
         for name, config in configs.items():
@@ -48,7 +48,7 @@ async def serving(stages: OmniStages, family: str) -> AsyncIterator[AsyncOmniCli
 
 
 def held(stages: OmniStages) -> dict[str, list[str]]:
-    """Requests by the tables of vLLM's schedulers and output processors, where there are any."""
+    """Returns the requests by the tables of vLLM's schedulers and output processors, where there are any."""
     found = {}
     for name, engine in stages.engines.items():
         llm = engine._core.llm  # type: ignore[attr-defined]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from omni_cli.local.guard import ProcessId, list_running, list_tree
 from support.pipelines import OMNIPIPE, OmnipipeRun, run_pipeline
+from support.polling import wait_until
 
 pytestmark = pytest.mark.pipeline
 
@@ -38,18 +38,14 @@ def one_stage(tmp_path: Path) -> Path:
 
 
 def list_stage_processes(running: OmnipipeRun) -> set[ProcessId]:
-    """Stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
+    """Returns stage servers, engines and helpers: the tree below `omnipipe` in other sessions than its own."""
     own = os.getsid(running.process.pid)
     everything = list_tree(own)
     return {one for one in everything if os.getsid(one.pid) != own}
 
 
 def wait_until_gone(processes: set[ProcessId]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while left := list_running(processes):
-        if time.monotonic() > deadline:
-            pytest.fail(f"{len(left)} of {len(processes)} processes are still there")
-        time.sleep(0.1)
+    wait_until(lambda: not list_running(processes), PATIENCE_S, lambda: f"still there: {list_running(processes)}")
 
 
 def test_sigkill_of_omnipipe_leaves_neither_stage_nor_engine(

@@ -11,6 +11,7 @@ import pytest
 
 from omni_proto.client import Accepted, AsyncOmniClient, OmniRequestError
 from support.cheap_stages import WORD
+from support.polling import wait_until
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
@@ -62,7 +63,4 @@ async def test_a_second_sigterm_aborts(entry: StageProcess) -> None:
 
 
 def wait_until_draining(entry: StageProcess) -> None:
-    for _ in range(200):
-        if entry.health("thinker", "readiness") == "NOT_SERVING":
-            return
-    pytest.fail("SIGTERM had no effect")
+    wait_until(lambda: entry.health("thinker", "readiness") == "NOT_SERVING", why=lambda: "SIGTERM had no effect")

@@ -38,7 +38,7 @@ ROWS = 20_000
 
 
 async def write_much(request: StageRequest) -> AsyncIterator[StageStep]:
-    """A few words, and rows enough for several flow control windows of a slow network."""
+    """Yields a few words, and rows enough for several flow control windows of a slow network."""
     yield StageStep(text="Hel", token_ids=[7], prompt_token_ids=[1, 2, 3])
     tensors = {"x": rows(ROWS), "ids": torch.arange(ROWS)} if request.want_tensors else {}
     yield StageStep(text="lo", token_ids=[8], tensors=tensors)
@@ -73,7 +73,10 @@ class Bench:
     stages: dict[str, Stage]
 
     async def ask(self, timeout_s: float) -> OmniRequestError | None:
-        """One request: its error, or None after a complete answer. Never longer than its deadline and some slack."""
+        """Send one request. Returns its error, or None after a complete answer.
+
+        Never longer than its deadline and some slack.
+        """
         began = time.monotonic()
         try:
             result = await self.client.run(raw_text="hello", timeout=timeout_s)

@@ -20,6 +20,7 @@ import pytest
 
 from omni_cli.local.guard import list_running
 from omni_proto.client import AsyncOmniClient, GenerationResult, OmniRequestError, TokenDelta
+from support.polling import wait_until
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(600)]
@@ -68,7 +69,7 @@ class Chain:
         assert len(result.audio) > 0
 
     async def begin_long(self) -> tuple[asyncio.Task[OmniRequestError], asyncio.Event]:
-        """A request that the talker is working on, and that must fail."""
+        """Returns a request that the talker is working on, and that must fail."""
         begun = asyncio.Event()
 
         async def consume() -> OmniRequestError:
@@ -127,10 +128,7 @@ async def chain(processes: dict[str, StageProcess]) -> AsyncIterator[Chain]:
 
 
 def wait_until_gone(known: set[Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while left := list_running(known):
-        assert time.monotonic() < deadline, f"{len(left)} of {len(known)} processes are still there"
-        time.sleep(0.05)
+    wait_until(lambda: not list_running(known), seconds, lambda: f"still there: {list_running(known)}")
 
 
 async def test_killed_engine_ends_calls_and_the_stage_and_it_can_come_back(chain: Chain) -> None:

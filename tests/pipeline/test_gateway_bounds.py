@@ -35,7 +35,7 @@ SPEECH: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "E
 
 
 def requests_in(pipeline: RunningPipeline) -> float:
-    """Requests that all stages hold together."""
+    """Returns the requests that all stages hold together."""
     total = 0.0
     for ports in pipeline.stages.values():
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=10) as answer:

@@ -79,7 +79,7 @@ def ask(client: openai.OpenAI, form: str, *, stream: bool = False, **changed: An
 
 
 def decode(data: bytes) -> tuple[float, np.ndarray]:
-    """Seconds and samples of a file, by FFmpeg."""
+    """Returns seconds and samples of a file, by FFmpeg."""
     with av.open(io.BytesIO(data)) as file:
         samples = np.concatenate([frame.to_ndarray()[0] for frame in file.decode(audio=0)])
         return len(samples) / (file.streams.audio[0].rate or 1), samples

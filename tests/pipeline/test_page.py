@@ -109,7 +109,7 @@ def send(page: Page, text: str) -> dict[str, object]:
 
 
 def pcm_of(gateway: str, body: dict[str, object]) -> tuple[str, bytes]:
-    """Text and samples that openai-python gets for the same body, one at a time."""
+    """Returns text and samples that openai-python gets for the same body, one at a time."""
     client = openai.OpenAI(base_url=f"{gateway}/v1", api_key="none", max_retries=0)
     text, sound = "", b""
     for chunk in client.chat.completions.create(**body):  # type: ignore[call-overload]

@@ -19,6 +19,7 @@ from support.certificates import DAY, Authority, MountedSecret, tls_files
 from support.metric_rules import find_bad_metrics, scrape, series_of
 from support.operator_pipelines import build_all, labels_of_pods, pick
 from support.pipelines import SAMPLES, RunningPipeline
+from support.polling import wait_until
 from support.prometheus import (
     PodTarget,
     PrometheusProcess,
@@ -96,10 +97,11 @@ def value_of(prometheus: PrometheusProcess, expr: str) -> float:
 
 
 def wait_for(prometheus: PrometheusProcess, expr: str, least: float) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := prometheus.query(expr)) or float(found[0]["value"][1]) < least:
-        assert time.monotonic() < deadline, f"{expr} is {found}, not {least}: {prometheus.targets()}"
-        time.sleep(0.2)
+    def has_come() -> bool:
+        found = prometheus.query(expr)
+        return bool(found) and float(found[0]["value"][1]) >= least
+
+    wait_until(has_come, PATIENCE_S, lambda: f"{expr} is {prometheus.query(expr)}: {prometheus.targets()}")
 
 
 def test_every_panel_has_an_answer(prometheus: PrometheusProcess) -> None:

@@ -109,7 +109,7 @@ def check(peer: FaultyPeer, outcomes: dict[str, str], faults: int) -> None:
 
 
 async def run_until_enough(peer: FaultyPeer, clients: list[AsyncOmniClient], faults: int) -> dict[str, str]:
-    """Requests until there were enough faults: request id -> code."""
+    """Returns the requests until there were enough faults: request id -> code."""
     outcomes: dict[str, str] = {}
 
     async def worker(number: int) -> None:

@@ -51,7 +51,7 @@ async def run(client: AsyncOmniClient, job: dict[str, Any], *, diffuses: bool = 
 
 
 def given(job: dict[str, Any], answer: GenerationResult) -> dict[str, Any]:
-    """The same request with its own reply. What max_tokens cut off behind its last token was never spoken."""
+    """Returns the same request with its own reply. What max_tokens cut off behind its last token was never spoken."""
     ids = answer.token_ids["thinker"]
     reply = ids if answer.finished["thinker"].finish_reason == "stop" else ids[:-1]
     sampling = {stage: values for stage, values in job.get("sampling", {}).items() if stage != "thinker"}

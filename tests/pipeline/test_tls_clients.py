@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from omni_proto.client import ClientTls, OmniClient
 from omni_proto.stage_config import ServerTls, StageConfig
 from support.certificates import DAY, Authority, MountedSecret, tls_files
 from support.pipelines import OMNIPIPE
+from support.polling import wait_until
 from support.stage_processes import CHEAP, StageProcess, chain_configs, pick_chain_ports
 
 pytestmark = pytest.mark.pipeline
@@ -54,10 +54,7 @@ class Entry:
         )
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, self.process.read_log()[-3000:]
-            time.sleep(0.1)
+        wait_until(condition, why=lambda: self.process.read_log()[-3000:])
 
 
 def grpcurl() -> str:

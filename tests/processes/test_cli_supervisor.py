@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from omni_cli.local.guard import list_tree
 from omni_cli.local.processes import Guard, StageFiles, StageProcess
 from omni_proto.pod_contract import Termination, TerminationReason
+from support.polling import wait_until
 
 HERE = Path(__file__).parent
 PIPELINE = HERE.parents[1] / "manifests" / "samples" / "tiny-omni.yaml"
@@ -39,11 +39,11 @@ class Run:
         )
 
     def wait_ready(self) -> dict[str, object]:
-        wait_for(lambda: (self.directory / "address.json").exists() or self.process.poll() is not None)
+        wait_until(lambda: (self.directory / "address.json").exists() or self.process.poll() is not None)
         return dict(json.loads((self.directory / "address.json").read_text()))
 
     def pids(self) -> list[int]:
-        """Stage servers and their children."""
+        """Returns stage servers and their children."""
         files = [self.directory / f"{stage}.pids" for stage in STAGES]
         return [int(pid) for file in files if file.exists() for pid in file.read_text().split()]
 
@@ -53,14 +53,6 @@ class Run:
     def finish(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out, err
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail("waited in vain")
-        time.sleep(0.05)
 
 
 def is_alive(pid: int) -> bool:
@@ -83,7 +75,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         if run.process.poll() is None:
             run.process.kill()
             run.process.communicate()
-        wait_for(lambda run=run: not any(is_alive(pid) for pid in run.pids()))  # type: ignore[misc]
+        wait_until(lambda run=run: not any(is_alive(pid) for pid in run.pids()))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
@@ -116,21 +108,21 @@ def test_sigkill_of_omnipipe_leaves_no_process(launch: Callable[..., Run]) -> No
     pids = run.pids()
     run.process.kill()
     run.process.communicate(timeout=PATIENCE_S)
-    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_sigkill_while_stages_load_leaves_no_process(launch: Callable[..., Run]) -> None:
     run = launch(thinker="loading", talker="loading", token2wav="loading")
-    wait_for(lambda: len(run.pids()) == 6)
+    wait_until(lambda: len(run.pids()) == 6)
     pids = run.pids()
     run.process.kill()
     run.process.communicate(timeout=PATIENCE_S)
-    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 def test_stop_while_stages_load(launch: Callable[..., Run]) -> None:
     run = launch(talker="loading")
-    wait_for(lambda: len(run.pids()) == 6)
+    wait_until(lambda: len(run.pids()) == 6)
     run.process.send_signal(signal.SIGINT)
     status, out, _ = run.finish()
     assert (status, out) == (0, "")
@@ -153,7 +145,7 @@ def test_what_a_stage_leaves_for_kubelet_is_told(reason: TerminationReason, tmp_
     files.termination.write_text(Termination(reason, "said so", "model.path").encode())
     guard = Guard()
     stage = StageProcess("talker", ["sh", "-c", "exit 70"], files, guard)
-    wait_for(lambda: stage.poll() is not None)
+    wait_until(lambda: stage.poll() is not None)
     assert stage.describe_end() == f"ended with exit code 70: {reason} (model.path) said so"
     stage.finish()
     guard.close()
@@ -215,11 +207,11 @@ def test_second_stop_signal_does_not_wait(launch: Callable[..., Run]) -> None:
     run = launch(grace_s=1000, talker="deaf")
     run.wait_ready()
     run.process.send_signal(signal.SIGINT)
-    wait_for(lambda: not list_tree(run.sessions()[0]))
+    wait_until(lambda: not list_tree(run.sessions()[0]))
     run.process.send_signal(signal.SIGINT)
     status, _, _ = run.finish()
     assert status == 130
-    wait_for(lambda: not any(is_alive(pid) for pid in run.pids()))
+    wait_until(lambda: not any(is_alive(pid) for pid in run.pids()))
 
 
 def test_port_taken_meanwhile_starts_again_on_others(launch: Callable[..., Run]) -> None:

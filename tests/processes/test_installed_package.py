@@ -146,7 +146,7 @@ def test_a_wrong_argument_is_a_type_error(bare: Path, tmp_path: Path) -> None:
 
 
 def _silence() -> bytes:
-    """A WAV of a hundredth of a second."""
+    """Returns a WAV of a hundredth of a second."""
     file = io.BytesIO()
     with wave.open(file, "wb") as audio:
         audio.setnchannels(1)

@@ -98,7 +98,7 @@ def test_a_process_left_behind_is_named_and_ended(outcomes: dict[str, Outcome]) 
 
 
 def sleepers() -> list[int]:
-    """Processes of TESTS that still run."""
+    """Returns the processes of TESTS that still run."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():

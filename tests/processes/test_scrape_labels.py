@@ -16,7 +16,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 
 def read_jobs(targets: list[PodTarget]) -> list[dict[str, Any]]:
-    """The jobs of the page, with targets in the place of service discovery."""
+    """Returns the jobs of the page, with targets in the place of service discovery."""
     jobs = yaml.safe_load(PAGE.read_text().split("```yaml\n", 1)[1].split("```", 1)[0])["scrape_configs"]
     for job in jobs:
         assert job.pop("kubernetes_sd_configs") == [{"role": "pod"}]

@@ -44,7 +44,7 @@ def stages(clock: WallClock, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def ask(
     stages: StageProcess, clock: WallClock, sampling: dict[str, Any], jump_s: int, *, first_s: int = 0
 ) -> list[Event]:
-    """A request that sees the clock jump after its first word."""
+    """Returns a request that sees the clock jump after its first word."""
     clock.set(first_s)
     events: list[Event] = []
     async with AsyncOmniClient(f"grpc://127.0.0.1:{stages.ports['thinker']['grpc']}") as client:
@@ -56,7 +56,7 @@ async def ask(
 
 
 def accepted_s(events: list[Event]) -> float:
-    """When the first stage took the request, by its own wall clock."""
+    """Returns when the first stage took the request, by its own wall clock."""
     return next(event.accepted_unix_ns for event in events if isinstance(event, Accepted)) / 1e9
 
 

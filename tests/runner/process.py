@@ -109,7 +109,7 @@ class GroupProcess:
         return commands if self._over_bound_s is None else ()
 
     def _list_marked(self) -> set[ProcessId]:
-        """Processes that carry the group's token in their environment, or belong to its session."""
+        """Returns the processes that carry the group's token in their environment, or belong to its session."""
         token = f"{TOKEN_VARIABLE}={self._token}".encode()
         marked = list_tree(self.session)
         for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""32 callers that mean harm, in a process of their own: `python -m soak.callers TARGET SECONDS`.
+"""32 callers that mean harm, in a process of their own: `python -m soak.callers TARGET` (attackers.py starts it).
 
 Bombs, lies and damage inside of Start and in chunks, announced and not; more parts than a chat has; silence by the
 minute; and half of them leave before they are answered. What they got is written to stdout as JSON.
@@ -50,7 +50,7 @@ def media_request(media: list[tuple[str, bytes]], *, chunked: bool, announced: i
 
 
 def requests() -> list[Request]:
-    """What callers send, in turns."""
+    """Returns what callers send, in turns."""
     made = [(medium.kind, medium.make()) for medium in CORPUS]
     found = [media_request([one], chunked=False) for one in made if len(one[1]) <= 4 << 20]
     found += [media_request([one], chunked=True, announced=announced) for one in made for announced in (0, 1000)]
@@ -101,16 +101,28 @@ async def harm(target: str, number: int, pool: list[Request], until: float, code
                 codes[error.code().name if told else "ended while sending"] += 1
 
 
-async def main(target: str, seconds: float) -> None:
-    """All of them at once."""
+async def attack(target: str, pool: list[Request], seconds: float) -> Counter[str]:
+    """All of them at once. How their calls ended."""
     codes: Counter[str] = Counter()
-    pool = requests()
     until = time.monotonic() + seconds
     await asyncio.gather(*(harm(target, number, pool, until, codes) for number in range(CALLERS)))
-    sys.stdout.write(json.dumps(dict(sorted(codes.items()))))
+    return codes
+
+
+def main(target: str) -> None:
+    """Attack for as many seconds as each line of stdin says, until it ends; a line of JSON answers each."""
+    pool = requests()
+    say("ready")
+    for line in sys.stdin:
+        say(json.dumps(asyncio.run(attack(target, pool, float(line)))))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
-    # Their own work is not the stage's: it must not take its cores.
-    os.nice(19)
-    asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+    # Their own work is not the stage's: it takes only time that is left.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    main(sys.argv[1])

@@ -56,13 +56,13 @@ def main() -> int:
 
 
 def prepare(cluster: Cluster, checkpoint: Path) -> Changes:
-    """The operator, the sample and a client's pod on a node."""
+    """Returns the operator, the sample and a client's pod on a node."""
     api = serve_sample(cluster, NAMESPACE, checkpoint)
     return Changes(cluster, api, start_client(cluster, NAMESPACE))
 
 
 def run_all(changes: Changes, times: int, only: str = "") -> tuple[list[dict[str, object]], list[str]]:
-    """A row for each kind of change whose name has `only` in it, and what went wrong. Kinds take turns."""
+    """Returns a row for each kind of change whose name has `only` in it, and what went wrong. Kinds take turns."""
     kinds: Mapping[str, Callable[[], Outcome]] = {
         **{f"rolling update of {stage}": lambda stage=stage: changes.roll(stage) for stage in STAGES},
         "new revision": changes.switch_revision,

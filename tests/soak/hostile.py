@@ -8,12 +8,12 @@ ends with INTERNAL, or if a stage dies or holds anything afterwards.
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 import os
 import statistics
-import sys
 import time
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from benchmarks.pipeline.breakdown import PARTS, split
 
 from omni_proto.client import AsyncOmniClient, OmniRequestError
 from omni_proto.pod_contract import StageMetric
+from soak.attackers import Attackers
 from soak.load import KINDS
 from support.stage_processes import StageProcess, chain_configs, pick_chain_ports
 
@@ -33,8 +34,9 @@ SLOWER = 2.0
 MODEL = {"maxModelLen": 2048, "maxNumSeqs": 8, "dtype": "float32", "kvCacheMemoryMib": 64, "enforceEager": True}
 SETTINGS = {"limits": {"maxInflightBytes": BUDGET}, "timeouts": {"step": 10.0, "drainNotice": 0.5, "request": 60.0}}
 SAMPLE_S = 0.25
-TESTS = Path(__file__).parents[1]
 IDLE_S = 20.0
+ATTACK_S = 20.0
+"""A round: honest callers alone for a third of it, then the attack."""
 
 
 @dataclass
@@ -47,11 +49,11 @@ class Honest:
     problems: list[str] = field(default_factory=list)
 
     def p95(self, phase: str) -> float:
-        """Seconds; nearest rank."""
-        return find_p95(self.seconds[phase])
+        """Returns seconds, by nearest rank; infinite if no call of the phase succeeded."""
+        return find_p95(self.seconds.get(phase) or [math.inf])
 
     def p95_parts_ms(self, phase: str) -> dict[str, int]:
-        """The p95 of each part by itself: where calls wait, if they do."""
+        """Returns the p95 of each part by itself: where calls wait, if they do."""
         return {part: round(find_p95([one[part] for one in self.parts[phase]])) for part in PARTS}
 
 
@@ -105,11 +107,22 @@ class CpuLog:
     def __init__(self, stages: dict[str, StageProcess], callers: int) -> None:
         self._roots = {name: stage.pid for name, stage in stages.items()} | {"honest": os.getpid()}
         self._callers = callers
-        self._seen: dict[tuple[str, int], float] = {}
-        self._first: dict[tuple[str, int], float] = {}
+        self._last: dict[tuple[str, int], float] = {}
+        self._used: Counter[str] = Counter()
+        self._seconds = 0.0
+        self._sampled: float | None = None
+
+    def begin(self) -> None:
+        """Begin a stretch: what was used before its first sample does not count."""
+        self._last.clear()
+        self._sampled = None
 
     def sample(self) -> None:
         """Look at every process; one that ends between two samples is counted up to the former."""
+        at = time.monotonic()
+        first = self._sampled is None
+        self._seconds += 0.0 if self._sampled is None else at - self._sampled
+        self._sampled = at
         now = [(name, psutil.Process(pid)) for name, pid in self._roots.items()]
         with suppress(psutil.NoSuchProcess):
             now.append(("hostile", psutil.Process(self._callers)))
@@ -124,15 +137,13 @@ class CpuLog:
         for name, one in now:
             with suppress(psutil.NoSuchProcess):
                 spent = sum(psutil.cpu_times()[:3]) if name == "machine" else sum(one.cpu_times()[:2])
-                self._first.setdefault((name, one.pid), 0.0 if name == "decoders" and self._seen else spent)
-                self._seen[name, one.pid] = spent
+                # A process that is new since the last sample counts from its start.
+                self._used[name] += 0.0 if first else spent - self._last.get((name, one.pid), 0.0)
+                self._last[name, one.pid] = spent
 
-    def shares(self, seconds: float) -> dict[str, float]:
+    def shares(self) -> dict[str, float]:
         """Cores that each used on average, of os.cpu_count(); `machine`: all processes, whoever's."""
-        used: Counter[str] = Counter()
-        for key, spent in self._seen.items():
-            used[key[0]] += spent - self._first[key]
-        return {name: round(spent / seconds, 2) for name, spent in used.items()}
+        return {name: round(spent / max(self._seconds, SAMPLE_S), 2) for name, spent in self._used.items()}
 
 
 async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
@@ -151,42 +162,40 @@ async def run_hostile(minutes: float, folder: Path) -> dict[str, object]:
 
 
 async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, object]:
-    """The honest alone for a third of the time, then with the others."""
+    """Returns the report on the honest alone and with the others, in turns, so that other load meets both."""
     entry = stages["thinker"]
     target = f"127.0.0.1:{entry.ports['thinker']['grpc']}"
     honest = {kind: Honest() for kind in HONEST}
-    async with AsyncOmniClient(target) as client:
+    rounds = max(1, round(minutes * 60 / ATTACK_S))
+    seconds = minutes * 60 / rounds
+    left: list[str] = []
+    async with AsyncOmniClient(target) as client, Attackers(target) as attackers:
 
         async def phase(name: str, seconds: float) -> None:
             until = time.monotonic() + seconds
             await asyncio.gather(*(call(client, kind, name, until, honest[kind]) for kind in HONEST))
 
+        async def sample_beside(name: str, *work: Coroutine[None, None, None]) -> None:
+            nonlocal peak
+            cores[name].begin()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one) for one in work]
+                while not all(task.done() for task in tasks):
+                    peak = max(peak, await asyncio.to_thread(rss_mib, entry))
+                    await asyncio.to_thread(cores[name].sample)
+                    await asyncio.sleep(SAMPLE_S)
+
         await phase("first", 5)
-        await phase("alone", minutes * 20)
         before = peak = rss_mib(entry)
-        callers = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "soak.callers",
-            target,
-            str(minutes * 60),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, TESTS.parent)))},
-        )
-        told = asyncio.create_task(callers.communicate())
-        load = asyncio.create_task(phase("attacked", minutes * 60))
-        cores = CpuLog(stages, callers.pid)
-        began = time.monotonic()
-        while not load.done():
-            peak = max(peak, await asyncio.to_thread(rss_mib, entry))
-            await asyncio.to_thread(cores.sample)
-            await asyncio.sleep(SAMPLE_S)
-        shares = cores.shares(time.monotonic() - began)
-        await load
-        output, _ = await told
+        cores = {name: CpuLog(stages, attackers.pid) for name in ("alone", "attacked")}
+        for _ in range(rounds):
+            # The samples cost time themselves: they are taken in both phases.
+            await sample_beside("alone", phase("alone", seconds / 3))
+            await sample_beside("attacked", phase("attacked", seconds), attackers.attack(seconds))
+            left += await asyncio.to_thread(leftovers, stages)
         await phase("afterwards", 3)
-    outcomes = json.loads(output or b"{}")
     problems = [problem for one in honest.values() for problem in one.problems]
+    outcomes = dict(sorted(attackers.outcomes.items()))
     problems += [f"{count} hostile calls ended with {code}" for code, count in outcomes.items() if "INTERNAL" in code]
     slow = [
         f"{kind}: p95 {one.p95('attacked'):.3f} s, alone {one.p95('alone'):.3f} s"
@@ -197,7 +206,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
     if peak - before > 1.1 * budget_mib:
         problems.append(f"the entry grew by {peak - before:.0f} MiB; its budget is {budget_mib:.0f} MiB")
     problems += [f"stage {name} ended" for name, stage in stages.items() if stage.poll() is not None]
-    problems += await asyncio.to_thread(leftovers, stages)
+    problems += left
     return {
         "minutes": minutes,
         "hostile": outcomes,
@@ -213,7 +222,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
             }
             for kind, one in honest.items()
         },
-        "cores_while_attacked": shares,
+        "cores": {name: log.shares() for name, log in cores.items()},
         "entry_rss_mib": {"before": round(before), "peak": round(peak), "budget": round(budget_mib)},
         "slow": slow,
         "problems": problems[:50],
@@ -221,7 +230,7 @@ async def judge(minutes: float, stages: dict[str, StageProcess]) -> dict[str, ob
 
 
 def leftovers(stages: dict[str, StageProcess]) -> list[str]:
-    """What a stage still holds though nobody asks for anything."""
+    """Returns what a stage still holds though nobody asks for anything."""
     deadline = time.monotonic() + IDLE_S
     names = (StageMetric.INFLIGHT_REQUESTS, StageMetric.INFLIGHT_BYTES)
     while True:

@@ -77,7 +77,7 @@ class Load:
             await self._one(self._rng.choice(list(KINDS)))
 
     async def is_served(self, within_s: float) -> bool:
-        """Whether a request for speech succeeds soon."""
+        """Returns whether a request for speech succeeds soon."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             try:
@@ -132,5 +132,5 @@ class Load:
 
 
 def _answer(result: GenerationResult) -> tuple[str, int]:
-    """Text and length of the sound: batches round differently, so samples may differ in their last bits."""
+    """Returns text and length of the sound: batches round differently, so samples may differ in their last bits."""
     return result.text, len(result.audio)

@@ -47,8 +47,8 @@ class Growth:
 
 
 def sample_tree(pid: int, now: float) -> list[Sample]:
-    """The stage server `pid` and all processes below it; those that end meanwhile are left out. `now`: seconds since
-    the epoch."""
+    """Returns the stage server `pid` and all processes below it; those that end meanwhile are left out. `now`: seconds
+    since the epoch."""
     try:
         server = psutil.Process(pid)
         tree = [server, *server.children(recursive=True)]
@@ -88,7 +88,7 @@ class MemoryLog:
         return found
 
     def problems(self) -> list[str]:
-        """Processes that grew by more than the limit."""
+        """Returns the processes that grew by more than the limit."""
         return [
             f"{growth.stage}'s {growth.role} grew by {growth.mib:g} MiB in {growth.minutes:g} minutes; the limit is "
             f"{GROWTH_LIMIT_MIB:g}"
@@ -97,8 +97,8 @@ class MemoryLog:
         ]
 
     def report(self) -> dict[str, dict[str, dict[str, float | None]]]:
-        """Stage -> role -> processes seen, most MiB of one, and the longest watched life with the growth in it (None:
-        no life was long enough)."""
+        """Returns stage -> role -> processes seen, most MiB of one, and the longest watched life with the growth in it
+        (None: no life was long enough)."""
         table: dict[str, dict[str, dict[str, float | None]]] = defaultdict(dict)
         growths = self.growths()
         for stage, role in sorted({key[:2] for key in self._lives}):

@@ -65,7 +65,7 @@ class SoakPipeline:
             log.add(stage, sample_tree(process.pid, time.time()))
 
     def leftovers(self) -> list[str]:
-        """What a stage still holds though nobody asks for anything."""
+        """Returns what a stage still holds though nobody asks for anything."""
         deadline = time.monotonic() + IDLE_S
         while True:
             left = [

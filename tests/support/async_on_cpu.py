@@ -252,7 +252,7 @@ def scheduling(kind: str) -> Iterator[dict[str, bool]]:
 def text_engine(
     checkpoint: Path, kind: str, omni: dict[str, Any] | None = None, **overrides: Any
 ) -> Iterator[TextEngine]:
-    """A TextEngine that schedules as `kind` of SCHEDULING says."""
+    """Yields a TextEngine that schedules as `kind` of SCHEDULING says."""
     with scheduling(kind) as arguments:
         engine = TextEngine(checkpoint, omni, **arguments, **overrides)
         yield engine
@@ -261,7 +261,7 @@ def text_engine(
 
 @contextmanager
 def stage_scheduling(kind: str) -> Iterator[None]:
-    """The same for stages: their autoregressive engines, built meanwhile, schedule as `kind` says."""
+    """Yields the same for stages: their autoregressive engines, built meanwhile, schedule as `kind` says."""
 
     def build(*args: Any, **kwargs: Any) -> OmniEngineArgs:
         engine_args = build_engine_args(*args, **kwargs)

@@ -56,7 +56,7 @@ class Authority:
         key: Key | None = None,
         lasts: datetime.timedelta = 5 * DAY,
     ) -> Pair:
-        """A certificate for these DNS names; lasts may be in the past."""
+        """Returns a certificate for these DNS names; lasts may be in the past."""
         own = key or ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = (
@@ -98,7 +98,7 @@ class MountedSecret:
 
 
 def tls_files(pair: Pair, ca: bytes | None = None) -> dict[str, bytes]:
-    """A Secret's content, in cert-manager's shape."""
+    """Returns a Secret's content, in cert-manager's shape."""
     return {"tls.crt": pair.certificate, "tls.key": pair.key, **({"ca.crt": ca} if ca else {})}
 
 

@@ -54,7 +54,7 @@ async def _steps(request: StageRequest) -> AsyncIterator[int]:
 
 
 async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-    """A word of 1 KiB and a row a step."""
+    """Yields a word of 1 KiB and a row a step."""
     async for number in _steps(request):
         tensors = {}
         if request.want_tensors:
@@ -65,7 +65,7 @@ async def think(request: StageRequest) -> AsyncIterator[StageStep]:
 
 
 async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
-    """A code a step."""
+    """Yields a code a step."""
     async for number in _steps(request):
         yield StageStep(token_ids=[number], tensors={"codes": np.array([number])} if request.want_tensors else {})
     yield StageStep(finish_reason=FinishReason.LENGTH)
@@ -119,7 +119,7 @@ class CheapEngine:
 
 
 def make_engine(config: StageConfig) -> CheapEngine:
-    """The engine for a stage, by its name."""
+    """Returns the engine for a stage, by its name."""
     if config.stage == "token2wav":
         nothing = SamplingDefaults()
         component = ScriptedComponent(kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=nothing)

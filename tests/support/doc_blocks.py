@@ -104,19 +104,19 @@ USES = (
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Returns the fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     name = page.relative_to(ROOT).as_posix()
     return [Block(name, text.count("\n", 0, m.start()) + 1, m[1], m[2]) for m in FENCE.finditer(text)]
 
 
 def all_blocks() -> list[Block]:
-    """Those of README and of every page of docs."""
+    """Returns those of README and of every page of docs."""
     return [block for page in PAGES for block in blocks_of(page)]
 
 
 def find_use(block: Block) -> Use | None:
-    """The first use that fits a block."""
+    """Returns the first use that fits a block."""
     for use in USES:
         if (
             fnmatch(block.page, use.page)
@@ -128,7 +128,7 @@ def find_use(block: Block) -> Use | None:
 
 
 def render_list() -> str:
-    """One line a block: where it is, what it is, and its test or reason."""
+    """Returns one line a block: where it is, what it is, and its test or reason."""
     lines = []
     for block in all_blocks():
         use = find_use(block)

@@ -9,16 +9,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def code_spans(page: Path) -> list[str]:
-    """Every text between single backticks, outside of blocks of code."""
+    """Returns every text between single backticks, outside of blocks of code."""
     return re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
 
 
 def named_tests(page: Path) -> set[str]:
-    """Names of test functions on the page."""
+    """Returns the names of test functions on the page."""
     return {span for span in code_spans(page) if re.fullmatch(r"test_\w+", span)}
 
 
 def missing_tests(page: Path) -> list[str]:
-    """Those of them that no test file defines."""
+    """Returns those of them that no test file defines."""
     source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     return sorted(name for name in named_tests(page) if f"def {name}(" not in source)

@@ -9,7 +9,7 @@ NO_MANIFEST = {"name": "n"}
 
 
 def make_entry(component_id: str, factory: str = "omni_stage.models.generic.llm:build_component") -> ComponentEntry:
-    """An autoregressive component that reads a prompt."""
+    """Returns an autoregressive component that reads a prompt."""
     return ComponentEntry(facts=describe(id=component_id, kind=EngineKind.AUTOREGRESSIVE), factory=factory)
 
 

@@ -1,12 +1,18 @@
-"""A gateway on a thread of this process, listening on a free port of the loopback interface."""
+"""A gateway on a thread of this process, or in a process of its own, on a free port of the loopback interface."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from omni_gateway.app import create_app
 from omni_gateway.pipelines import ServedPipeline, StaticPipelines
@@ -35,3 +41,35 @@ def serve_gateway(
     finally:
         server.should_exit = True
         thread.join(30)
+
+
+@dataclass(frozen=True)
+class GatewayProcess:
+    """A gateway in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def rss_bytes(self) -> int:
+        """Returns the memory that it holds."""
+        return psutil.Process(self.process.pid).memory_info().rss
+
+
+@contextmanager
+def run_gateway(folder: Path, endpoint: str, config: str = "") -> Iterator[GatewayProcess]:
+    """`python -m omni_gateway` with NAME=URL and the text of a config file, inside the block."""
+    settings, address, log = folder / "gateway.yaml", folder / "gateway.address.json", folder / "gateway.log"
+    settings.write_text(config)
+    command = [sys.executable, "-m", "omni_gateway", "--host", "127.0.0.1", "--port", "0", "--config", str(settings)]
+    command += ["--endpoint", endpoint, "--address-file", str(address)]
+    with log.open("wb") as output, subprocess.Popen(command, stderr=output) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not address.exists():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"the gateway did not start: {log.read_text()}")
+                time.sleep(0.05)
+            yield GatewayProcess(process, json.loads(address.read_text())["http"], log)
+        finally:
+            process.kill()

@@ -48,7 +48,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 def flat_png(
     width: int, height: int, *, bits: int = 1, colour: int = 0, before: bytes = b"", rows: int | None = None
 ) -> bytes:
-    """A PNG of one colour: a deflate stream of zeros, however large it says it is."""
+    """Returns a PNG of one colour: a deflate stream of zeros, however large it says it is."""
     line = 1 + -(-width * bits * {0: 1, 2: 3, 3: 1, 6: 4}[colour] // 8)
     packer = zlib.compressobj(9)
     packed = b"".join(packer.compress(bytes(line)) for _ in range(height if rows is None else rows)) + packer.flush()
@@ -63,14 +63,14 @@ def save(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def many_scans(scans: int, side: int = 2048) -> bytes:
-    """A progressive JPEG whose scans refine nothing: about 20 bytes each, a pass over the picture each."""
+    """Returns a progressive JPEG whose scans refine nothing: about 20 bytes each, a pass over the picture each."""
     base = save(Image.new("L", (side, side)), "JPEG", progressive=True)
     scan = b"\xff\xda" + struct.pack(">HBBBBBB", 8, 1, 1, 0, 1, 5, 0) + b"\x00" * 4
     return base[:-2] + scan * scans + b"\xff\xd9"
 
 
 def resized_jpeg(width: int, height: int) -> bytes:
-    """A JPEG of 8 x 8 pixels that says that it has others."""
+    """Returns a JPEG of 8 x 8 pixels that says that it has others."""
     data = bytearray(save(Image.new("RGB", (8, 8)), "JPEG"))
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = struct.pack(">HH", height, width)
@@ -105,7 +105,7 @@ def flac(seconds: float, rate_hz: int = 48_000, channels: int = 1) -> bytes:
 
 
 def with_frames(data: bytes, frames: int) -> bytes:
-    """A FLAC whose header says so many samples."""
+    """Returns a FLAC whose header says so many samples."""
     (packed,) = struct.unpack_from(">Q", data, 18)
     return data[:18] + struct.pack(">Q", packed >> 36 << 36 | frames) + data[26:]
 
@@ -140,13 +140,13 @@ def deep(colour: int, bits: int = 16) -> Callable[[], bytes]:
 
 
 def patched(data: bytes, mark: bytes, at: int, value: bytes) -> bytes:
-    """A file with bytes written over it, `at` behind the first mark."""
+    """Returns a file with bytes written over it, `at` behind the first mark."""
     place = data.index(mark) + len(mark) + at
     return data[:place] + value + data[place + len(value) :]
 
 
 def lasting(seconds: float, *, said: float) -> bytes:
-    """An MP4 of another length than it says in all its clocks."""
+    """Returns an MP4 of another length than it says in all its clocks."""
     data = encode_video(frames=int(seconds * 10), sound=None)
     for mark in (b"mvhd", b"mdhd"):
         scale = int.from_bytes(data[data.index(mark) + 16 : data.index(mark) + 20], "big")
@@ -159,7 +159,7 @@ def many_boxes() -> bytes:
 
 
 def sized_mp4(width: int, height: int) -> bytes:
-    """An MP4 of 160 x 120 whose sample description says otherwise."""
+    """Returns an MP4 of 160 x 120 whose sample description says otherwise."""
     return patched(encode_video(sound=None), b"stsd", 40, struct.pack(">HH", width, height))
 
 
@@ -322,5 +322,5 @@ CORPUS: tuple[Hostile, ...] = (
 
 
 def taken() -> Iterator[Hostile]:
-    """Those that pass their header: what the decoder has to bear."""
+    """Yields those that pass their header: what the decoder has to bear."""
     return (medium for medium in CORPUS if medium.fate != REFUSED)

@@ -42,7 +42,7 @@ class Hub(ThreadingHTTPServer):
         """Paths that were asked for with a wrong token."""
 
     def names_sent(self) -> list[str]:
-        """Files that were asked for, HEAD requests not counted."""
+        """Returns the files that were asked for, HEAD requests not counted."""
         return [name for name, _ in self.sent]
 
     def __enter__(self) -> Self:
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(path.rsplit("/", 1)[-1], body)
 
     def _commit(self) -> str:
-        """The one that the path names, else the branch's."""
+        """Returns the one that the path names, else the branch's."""
         named = re.search(r"/(?:revision|tree|resolve)/([0-9a-f]{40})\b", self.path)
         return named[1] if named else self.server.commit
 

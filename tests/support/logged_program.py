@@ -34,5 +34,5 @@ class LoggedProgram:
             time.sleep(0.05)
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its output."""
+        """Returns the last lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""

@@ -10,7 +10,7 @@ from PIL import Image
 
 
 def make_image(seed: int = 0, width: int = 112, height: int = 84) -> Image.Image:
-    """An RGB image of coloured noise over a gradient."""
+    """Returns an RGB image of coloured noise over a gradient."""
     generator = np.random.default_rng(seed)
     noise = generator.integers(0, 128, (height, width, 3))
     gradient = np.linspace(0, 127, width)[None, :, None]
@@ -27,14 +27,14 @@ def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """The image as a PNG file, without loss."""
+    """Returns the image as a PNG file, without loss."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def encode_wav(samples: np.ndarray, rate_hz: int = 16_000) -> bytes:
-    """The sound as a WAV file of 16 bits, without loss for what make_sound gives."""
+    """Returns the sound as a WAV file of 16 bits, without loss for what make_sound gives."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="PCM_16")
     return buffer.getvalue()

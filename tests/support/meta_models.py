@@ -43,12 +43,12 @@ class AddedTokens:
         self._tokens = {token_id: token for token, token_id in read_added_tokens().items()}
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
-        """The text of a special token."""
+        """Returns the text of a special token."""
         return self._tokens.get(token_id)
 
 
 def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omni") -> Component:
-    """The component of a checkpoint without tokenizer, as the registry makes it of one with."""
+    """Returns the component of a checkpoint without tokenizer, as the registry makes it of one with."""
     if stage != "thinker":
         return installed_families().factory(f"{family}/{stage}")(stage_config(stage, checkpoint, family=family))
     facts = read_checkpoint(checkpoint)
@@ -75,7 +75,7 @@ def create_vllm_config(stage: str, checkpoint: Path, component: Component, **eng
 
 @contextmanager
 def one_rank(folder: Path) -> Iterator[None]:
-    """The process groups that vLLM's layers ask for when they are built: of one process."""
+    """Yields the process groups that vLLM's layers ask for when they are built: of one process."""
     init_distributed_environment(1, 0, (folder / "rendezvous").as_uri(), 0, "gloo")
     try:
         yield
@@ -86,7 +86,7 @@ def one_rank(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def meta_model(config: VllmConfig) -> Iterator[nn.Module]:
-    """The model of a configuration, on the meta device; load weights within the block. Needs `one_rank`."""
+    """Yields the model of a configuration, on the meta device; load weights within the block. Needs `one_rank`."""
     with set_current_vllm_config(config):
         ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):

@@ -49,7 +49,7 @@ def parse_metrics(text: str, content_type: str) -> list[Metric]:
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
-    """What is against the rules. vLLM's names are vLLM's; its help and labels are looked at all the same."""
+    """Returns what is against the rules. vLLM's names are vLLM's; its help and labels are looked at all the same."""
     return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
 
 
@@ -98,5 +98,5 @@ def _look_at_ours(family: Metric) -> list[str]:
 
 
 def series_of(families: Iterable[Metric]) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Names and labels of all samples."""
+    """Returns names and labels of all samples."""
     return {(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples}

@@ -39,7 +39,7 @@ Peer = PodPeer | AddressPeer
 
 
 def is_allowed(policies: Iterable[Manifest], source: Peer, destination: Peer, port: int, protocol: str = "TCP") -> bool:
-    """Whether the policies let the source open a connection to a port of the destination."""
+    """Returns whether the policies let the source open a connection to a port of the destination."""
     every = list(policies)
     return _passes(every, "Egress", source, destination, port, protocol) and _passes(
         every, "Ingress", destination, source, port, protocol
@@ -111,7 +111,7 @@ def _in_block(block: Manifest, address: str) -> bool:
 
 
 def matches_selector(selector: Manifest, labels: Mapping[str, str]) -> bool:
-    """Whether labels satisfy a label selector; the empty one is satisfied by all."""
+    """Returns whether labels satisfy a label selector; the empty one is satisfied by all."""
     exact: Mapping[str, str] = selector.get("matchLabels", {})
     return all(labels.get(key) == value for key, value in exact.items()) and all(
         _satisfies(expression, labels) for expression in selector.get("matchExpressions", [])

@@ -13,7 +13,7 @@ _EDGES = "qwen2_5_omni/talker reads qwen2_5_omni/thinker; qwen2_5_omni/token2wav
 
 
 def _chain(*components: str) -> Edit:
-    """Stages a, b, c of these components, each of which reads the one before."""
+    """Returns stages a, b, c of these components, each of which reads the one before."""
     names = "abc"[: len(components)]
     made: list[dict[str, Any]] = [
         {"name": name, "component": component, "inputs": [{"from": above}] if above else []}

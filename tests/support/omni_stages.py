@@ -43,7 +43,7 @@ def stage_config(
     family: str = "qwen2_5_omni",
     **engine_args: Any,
 ) -> StageConfig:
-    """The configuration of one stage of the pipeline, small and eager."""
+    """Returns the configuration of one stage of the pipeline, small and eager."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
     sound_stage = SOUND_STAGES[family]
     if stage != sound_stage:
@@ -96,7 +96,7 @@ class OmniStages:
     engines: dict[str, StageEngine]
 
     async def run_chain(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
-        """One prompt through all three stages, greedy, as the reference is."""
+        """Returns one prompt through all three stages, greedy, as the reference is."""
         voice = settings.voice
         greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
         thinker = await self.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)

@@ -38,7 +38,7 @@ def make_stages() -> list[Spec]:
 def make_pipeline(
     stages: Sequence[Spec] | None = None, *, name: str = OWNER.name, generation: int = 1, **spec: Any
 ) -> OmniPipeline:
-    """A valid pipeline; spec fields are laid over a file:// model and three stages."""
+    """Returns a valid pipeline; spec fields are laid over a file:// model and three stages."""
     document = {
         "apiVersion": "omnipipeline.io/v1alpha1",
         "kind": "OmniPipeline",
@@ -49,7 +49,7 @@ def make_pipeline(
 
 
 def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
-    """A pipeline of one stage `llm`; `spec` holds what is not the stage's."""
+    """Returns a pipeline of one stage `llm`; `spec` holds what is not the stage's."""
     spec = stage.pop("spec", {})
     return make_pipeline([{"name": "llm", "component": "generic/llm", "outputs": ["Text"], **stage}], name=name, **spec)
 
@@ -57,21 +57,21 @@ def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
 def build_set(
     pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, replicas: Mapping[str, int] | None = None
 ) -> list[Manifest]:
-    """The children of the pipeline's own revision; replicas: by default as nothing of it exists yet."""
+    """Returns the children of the pipeline's own revision; replicas: by default as nothing of it exists yet."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
     return build_revision_set(pipeline, revision, replicas or first_replicas(pipeline), owner, settings)
 
 
 def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS) -> list[Manifest]:
-    """Every child once the pipeline's revision serves."""
+    """Returns every child once the pipeline's revision serves."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
     return [*build_shared(owner, revision), *build_set(pipeline, settings)]
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:
-    """The one child of a kind, and of a stage if one is named."""
+    """Returns the one child of a kind, and of a stage if one is named."""
     found = [
         child
         for child in children
@@ -84,7 +84,7 @@ def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> M
 
 
 def pod_spec(children: Sequence[Manifest], stage: str = "llm") -> Manifest:
-    """The pod spec of a stage's Deployment."""
+    """Returns the pod spec of a stage's Deployment."""
     spec: Manifest = pick(children, "Deployment", stage)["spec"]["template"]["spec"]
     return spec
 

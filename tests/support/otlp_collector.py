@@ -37,7 +37,7 @@ class Collector:
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """A receiver that this process's environment names while the block runs."""
+    """Yields a receiver that this process's environment names while the block runs."""
     collector = Collector()
     monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
     try:

@@ -37,7 +37,7 @@ class RunningPipeline:
         return find_engine_core(self.servers[stage])
 
     def list_processes(self) -> set[ProcessId]:
-        """The stage servers and all that descends from them."""
+        """Returns the stage servers and all that descends from them."""
         return {one for server in self.servers.values() for one in list_tree(server)}
 
     def logs(self) -> str:

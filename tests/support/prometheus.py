@@ -40,7 +40,7 @@ def prometheus_program(name: str) -> str:
 
 
 def run_promtool(*arguments: str | Path) -> str:
-    """What promtool says; fails if it fails."""
+    """Returns what promtool says; fails if it fails."""
     command = [prometheus_program("promtool"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
@@ -54,7 +54,7 @@ class PrometheusApi:
         self.url = url
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Samples of an instant query, now. Raises ValueError with the server's words."""
+        """Returns the samples of an instant query, now. Raises ValueError with the server's words."""
         found: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return found
 
@@ -65,7 +65,7 @@ class PrometheusApi:
         return found
 
     def label_values(self, label: str, series: str) -> list[str]:
-        """Values of a label of the series that match."""
+        """Returns the values of a label of the series that match."""
         return list(self._get(f"label/{label}/values", **{"match[]": series}))
 
     def targets(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class PrometheusApi:
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def is_ready(self) -> bool:
-        """Whether it answers queries."""
+        """Returns whether it answers queries."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:  # noqa: S310 - http, ours
                 return bool(answer.status == 200)
@@ -167,7 +167,7 @@ def list_targets(
 
 
 def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:
-    """What the Prometheus operator makes of a PodMonitor, for targets that are known already."""
+    """Returns what the Prometheus operator makes of a PodMonitor, for targets that are known already."""
     (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
     own = [
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"], "action": rule["action"]}
@@ -205,7 +205,7 @@ _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 
 
 def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
-    """The query with Grafana's variables filled in, as `All` where nothing is given."""
+    """Returns the query with Grafana's variables filled in, as `All` where nothing is given."""
     chosen = {**_FIXED, **(variables or {})}
     return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
 
@@ -220,7 +220,8 @@ def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = No
 
 
 def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[Asked]:
-    """What alerts look at, without their comparisons; alerts about what the targets do not have are left out."""
+    """Returns what alerts look at, without their comparisons; alerts about what the targets do not have are left
+    out."""
     return [
         Asked(f"alert {alert.name}", alert.signal)
         for alert in alerts
@@ -229,7 +230,7 @@ def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[
 
 
 def runbook_queries(**places: str) -> list[Asked]:
-    """The queries that runbooks show, with their capital placeholders filled in (NAMESPACE="models")."""
+    """Returns the queries that runbooks show, with their capital placeholders filled in (NAMESPACE="models")."""
     pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
     found = [
         (page, expr) for page in pages for expr in re.findall(r"^```promql\n(.*?)^```$", page.read_text(), re.M | re.S)
@@ -241,12 +242,12 @@ def runbook_queries(**places: str) -> list[Asked]:
 
 
 def is_about_operator(expr: str) -> bool:
-    """Whether the operator's metrics answer it, rather than a stage's."""
+    """Returns whether the operator's metrics answer it, rather than a stage's."""
     return _OPERATOR_SERIES.search(expr) is not None
 
 
 def find_unanswered(prometheus: PrometheusApi, questions: Iterable[Asked]) -> list[str]:
-    """What is wrong with the answers: errors, no series, or nothing but NaN. Empty if all is well."""
+    """Returns what is wrong with the answers: errors, no series, or nothing but NaN. Empty if all is well."""
     problems = []
     for asked in questions:
         try:

@@ -55,7 +55,7 @@ class PublishedTensor:
 
 
 def read_table(size: str) -> dict[str, Any]:
-    """All that is known of the checkpoint's shards; see the README beside the files."""
+    """Returns all that is known of the checkpoint's shards; see the README beside the files."""
     table: dict[str, Any] = json.loads((DATA / f"{_FILES[size]}_tensors.json").read_text())
     return table
 
@@ -67,7 +67,7 @@ def read_added_tokens() -> dict[str, int]:
 
 
 def published_tensors(size: str) -> list[PublishedTensor]:
-    """Every tensor of the checkpoint, in the order of its modules, which is that of the shards."""
+    """Returns every tensor of the checkpoint, in the order of its modules, which is that of the shards."""
     rows = read_table(size)["tensors"]
     # Neighbouring rows with the same beginning are those of one kind of layer: all of layer 0, all of layer 1 ...
     return [
@@ -78,13 +78,13 @@ def published_tensors(size: str) -> list[PublishedTensor]:
 
 
 def meta_weights(size: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the whole checkpoint, on the meta device: they take no memory."""
+    """Yields names and tensors of the whole checkpoint, on the meta device: they take no memory."""
     for tensor in published_tensors(size):
         yield tensor.name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta")
 
 
 def write_published(directory: Path, size: str) -> Path:
-    """The published config.json, generation_config.json and speakers of the published shapes; no weights."""
+    """Returns the published config.json, generation_config.json and speakers of the published shapes; no weights."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(DATA / f"qwen25_omni_{size}.config.json", directory / "config.json")
     shutil.copy(DATA / "qwen25_omni.generation_config.json", directory / "generation_config.json")
@@ -98,7 +98,8 @@ def write_published(directory: Path, size: str) -> Path:
 
 
 def write_published_qwen3(directory: Path) -> Path:
-    """The published config.json, generation_config.json and preprocessor_config.json of Qwen3-Omni; no weights."""
+    """Returns the published config.json, generation_config.json and preprocessor_config.json of Qwen3-Omni; no
+    weights."""
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("config", "generation_config", "preprocessor_config"):
         shutil.copy(DATA / f"{_FILES[QWEN3]}.{name}.json", directory / f"{name}.json")
@@ -124,7 +125,7 @@ def write_sparse_shards(directory: Path, size: str) -> dict[str, list[PublishedT
 
 
 def _expand(pattern: str) -> Iterator[str]:
-    """The names that a pattern such as layers.{0-31}.bias stands for."""
+    """Yields the names that a pattern such as layers.{0-31}.bias stands for."""
     found = _RANGES.search(pattern)
     if found is None:
         yield pattern

@@ -45,7 +45,7 @@ GPTQ_CONFIG: dict[str, Any] = {
 
 
 def write_quantized(dense: Path, directory: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """A quantized copy of a tiny checkpoint; what its quantized weights mean, float32 [out, in] by name."""
+    """Returns a quantized copy of a tiny checkpoint; what its quantized weights mean, float32 [out, in] by name."""
     shutil.copytree(dense, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     settings = json.loads((directory / "config.json").read_text())
     _name_dtype(settings, "float16")
@@ -70,7 +70,7 @@ def write_quantized(dense: Path, directory: Path, config: dict[str, Any]) -> dic
 
 
 def quantize(weight: torch.Tensor, config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The stored tensors of a float32 weight [out, in], and the weight that they mean."""
+    """Returns the stored tensors of a float32 weight [out, in], and the weight that they mean."""
     outputs, inputs = weight.shape
     groups = weight.T.reshape(inputs // GROUP, GROUP, outputs)
     if config["quant_method"] == "gptq":

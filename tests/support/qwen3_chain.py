@@ -18,7 +18,7 @@ from support.streams import stage_request
 
 
 async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """One prompt through all three stages, each complete before the next."""
+    """Returns one prompt through all three stages, each complete before the next."""
     greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
     thinker = await stages.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
     talker = await stages.ask("talker", thinker.tensors, settings.voice, **talking(settings))
@@ -26,7 +26,7 @@ async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3
 
 
 async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """The same with both edges streamed: the stages run side by side."""
+    """Returns the same with both edges streamed: the stages run side by side."""
     edges = {"thinker": EdgeStream(), "talker": EdgeStream()}
     sampling = {
         "thinker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.thinker_tokens},
@@ -52,7 +52,7 @@ async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qw
 
 
 def talking(settings: Qwen3Settings) -> dict[str, Any]:
-    """The talker's sampling: greedy."""
+    """Returns the talker's sampling: greedy."""
     return {
         "temperature": 0.0,
         "repetition_penalty": settings.repetition_penalty,

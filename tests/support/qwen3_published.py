@@ -25,12 +25,12 @@ class MediaTokens:
     eos_token_id = 151_645
 
     def convert_ids_to_tokens(self, token_id: int) -> str:
-        """The published names."""
+        """Returns the published names."""
         return {151_675: "<|audio_pad|>", 151_655: "<|image_pad|>", 151_656: "<|video_pad|>"}[token_id]
 
 
 def thinker_of(checkpoint: Path) -> Thinker:
-    """The thinker's component, without a tokenizer."""
+    """Returns the thinker's component, without a tokenizer."""
     facts = read_checkpoint(checkpoint)
     settings = ThinkerSettings(
         feeds=True,

@@ -18,7 +18,7 @@ _FRAME = 16_384
 
 
 def grpc_message(body: bytes, announced: int | None = None, *, compressed: bool = False) -> bytes:
-    """A message with gRPC's prefix, which may announce more than there is, and that the body is compressed."""
+    """Returns a message with gRPC's prefix, which may announce more than there is, and that the body is compressed."""
     return struct.pack(">BI", compressed, len(body) if announced is None else announced) + body
 
 

@@ -50,7 +50,7 @@ class ReferencePrompt:
     """None: the user sends no system message, and gets the one that speech needs."""
 
     def to_user_prompt(self) -> UserPrompt:
-        """The same question as our stages take it."""
+        """Returns the same question as our stages take it."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
         parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
         for index, frames in enumerate(self.videos):
@@ -124,7 +124,7 @@ class ReferenceModel:
         )
 
     def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
-        """The processor's tensors."""
+        """Returns the processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
         content += [{"type": "audio"} for _ in prompt.sounds]
         content += [{"type": "video"} for _ in prompt.videos]
@@ -138,7 +138,7 @@ class ReferenceModel:
 
     @torch.no_grad()
     def speak(self, codes: Sequence[int], settings: ReferenceSettings) -> torch.Tensor:
-        """The sound of codec tokens, with torch.manual_seed just before."""
+        """Returns the sound of codec tokens, with torch.manual_seed just before."""
         if not codes:
             return torch.empty(0)
         speaker = self.model.speaker_map[settings.voice]
@@ -232,7 +232,7 @@ class ReferenceModel:
 
 
 def describe_media(prompt: ReferencePrompt) -> dict[str, Any]:
-    """What a processor takes of a prompt's media."""
+    """Returns what a processor takes of a prompt's media."""
     media: dict[str, Any] = {}
     if prompt.images:
         media["images"] = list(prompt.images)

@@ -95,7 +95,7 @@ class Qwen3ReferenceModel:
         )
 
     def encode(self, prompt: ReferencePrompt) -> dict[str, Any]:
-        """The processor's tensors."""
+        """Returns the processor's tensors."""
         content: list[dict[str, str]] = [{"type": "image"} for _ in prompt.images]
         content += [{"type": "audio"} for _ in prompt.sounds]
         content += [{"type": "video"} for _ in prompt.videos]

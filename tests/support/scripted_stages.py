@@ -164,7 +164,7 @@ async def ask(
 
 
 async def collect(call: Any) -> Answer:
-    """All that a call brings, and what it truly ended with."""
+    """Returns all that a call brings, and what it truly ended with."""
     responses: list[pb.GenerateResponse] = []
     keeper = StatusKeeper(call)
     try:
@@ -190,7 +190,7 @@ def rows(count: int, offset: int = 0) -> torch.Tensor:
 
 
 async def say_hello(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Three prompt tokens, two words, and rows if somebody reads them."""
+    """Yields three prompt tokens, two words, and rows if somebody reads them."""
 
     def tensors(count: int, offset: int) -> dict[str, torch.Tensor]:
         if not request.want_tensors:
@@ -290,8 +290,8 @@ class Kit:
         mode: EdgeMode = EdgeMode.FULL,
         **config: Any,
     ) -> tuple[Stage, Stage, Stage]:
-        """Three stages, started from the last to the first. config goes to the thinker; via(stage, target) gives the
-        target by which the stage above reaches a stage; mode is that of the edge from thinker to talker."""
+        """Returns three stages, started from the last to the first. config goes to the thinker; via(stage, target)
+        gives the target by which the stage above reaches a stage; mode is that of the edge from thinker to talker."""
         sampling = SamplingDefaults(max_tokens=max_tokens)
         last = await self.serve(
             token2wav,

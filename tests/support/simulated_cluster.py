@@ -115,7 +115,10 @@ class SimulatedCluster:
     # --- the operator
 
     def observe(self) -> Observed:
-        """What the operator sees: as much of the objects as its store keeps. No copies: decisions change nothing."""
+        """Returns what the operator sees: as much of the objects as its store keeps.
+
+        No copies: decisions change nothing.
+        """
         return Observed(
             pipeline=self.pipeline,
             children={
@@ -128,7 +131,7 @@ class SimulatedCluster:
         )
 
     def decide(self, settings: BuildSettings = BuildSettings()) -> Decision:  # noqa: B008 - frozen
-        """The operator's decision on the present state."""
+        """Returns the operator's decision on the present state."""
         return decide(parse_live_pipeline(self.pipeline), self.observe(), settings, self.now)
 
     def reconcile(self, most_writes: int | None = None) -> int:
@@ -231,7 +234,7 @@ class SimulatedCluster:
         return replica_set
 
     def run_replica_sets(self) -> bool:
-        """Each ReplicaSet makes or ends the pods that it lacks or has too many."""
+        """Let each ReplicaSet make the pods that it lacks, and end those that it has too many."""
         return sum(self._run_replica_set(item) for item in list(self.replica_sets.values())) > 0
 
     def _run_replica_set(self, replica_set: Manifest) -> bool:
@@ -288,7 +291,7 @@ class SimulatedCluster:
         set_ready(pod, False)
 
     def collect_garbage(self) -> bool:
-        """What has lost its owner goes: ReplicaSets at once, pods by being told to end."""
+        """Remove what has lost its owner: ReplicaSets at once; pods are asked to end."""
         deployments = {child["metadata"]["uid"] for key, child in self.children.items() if key.kind == "Deployment"}
         orphans = [name for name, item in self.replica_sets.items() if owner_of(item) not in deployments]
         for name in orphans:
@@ -385,7 +388,7 @@ class SimulatedCluster:
         return found["status"], found["reason"]
 
     def selected(self) -> str | None:
-        """The revision that the entry Service selects."""
+        """Returns the revision that the entry Service selects."""
         service = self.children.get(ChildKey("Service", self.pipeline["metadata"]["name"]))
         return None if service is None else service["spec"]["selector"][REVISION_LABEL]
 
@@ -399,7 +402,7 @@ class SimulatedCluster:
 
 
 def member_of(manifest: Manifest) -> tuple[str, str]:
-    """Stage and revision by label."""
+    """Returns stage and revision by label."""
     labels = manifest["metadata"]["labels"]
     return labels[STAGE_LABEL], labels[REVISION_LABEL]
 
@@ -429,7 +432,7 @@ def _count(replica_set: Manifest, name: str) -> int:
 
 
 def _default(manifest: Manifest) -> Manifest:
-    """A few of the values that the API server fills in."""
+    """Returns a few of the values that the API server fills in."""
     if manifest["kind"] == "Service":
         manifest["spec"].setdefault("sessionAffinity", "None")
         for port in manifest["spec"]["ports"]:

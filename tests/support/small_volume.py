@@ -15,7 +15,8 @@ class VolumeNotMountedError(RuntimeError):
 
 @contextmanager
 def small_volume(place: Path, mib: int) -> Iterator[Path]:
-    """A tmpfs of so many MiB over an empty directory, in a mount namespace of its own. Where this process finds it.
+    """Yields a tmpfs of so many MiB over an empty directory, in a mount namespace of its own. Where this process finds
+    it.
 
     Raises VolumeNotMountedError.
     """

@@ -30,7 +30,7 @@ class Listener:
 
 
 def list_listeners(pids: Iterable[int]) -> set[Listener]:
-    """What the processes listen on; a socket that several of them share counts once, for the first."""
+    """Returns what the processes listen on; a socket that several of them share counts once, for the first."""
     found: dict[str, Listener] = {}
     for pid in sorted(pids):
         sockets = _socket_inodes(pid)

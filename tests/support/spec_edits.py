@@ -61,7 +61,7 @@ def edit(path: str, value: Any) -> Edit:
 
 
 def make(*edits: Edit) -> Document:
-    """The base with these edits."""
+    """Returns the base with these edits."""
     document = copy.deepcopy(BASE)
     for change in edits:
         change(document)
@@ -104,7 +104,7 @@ def stages(*chains: str) -> Edit:
 
 
 def node_affinity(term: Document) -> Edit:
-    """A node selector term that pods of every stage need."""
+    """Returns a node selector term that pods of every stage need."""
     required = {"nodeSelectorTerms": [term]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return edit("spec/defaults/affinity", affinity)

@@ -53,7 +53,7 @@ def _mutate(spec: Any, choose: random.Random, others: list[tuple[Any, Any]]) -> 
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with every key in it, from the top down."""
+    """Yields every container with every key in it, from the top down."""
     if isinstance(node, dict | list):
         for key in list(node) if isinstance(node, dict) else range(len(node)):
             yield node, key

@@ -73,7 +73,7 @@ def chain_configs(
 
 
 def pick_chain_ports(family: str = "qwen2_5_omni") -> dict[str, int]:
-    """A free gRPC port for each stage."""
+    """Returns a free gRPC port for each stage."""
     stages = STAGES[family]
     return dict(zip(stages, pick_ports(len(stages)), strict=True))
 
@@ -163,7 +163,7 @@ class StageProcess:
         os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit code."""
+        """Returns its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
@@ -193,7 +193,7 @@ class StageProcess:
             return str(answer.read().decode())
 
     def metric(self, stage: str, name: str) -> float:
-        """The first sample of a metric."""
+        """Returns the first sample of a metric."""
         for line in self.metrics(stage).splitlines():
             if line.startswith((f"{name} ", f"{name}{{")):
                 return float(line.rsplit(" ", 1)[1])
@@ -207,7 +207,7 @@ class StageProcess:
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def list_tree(self) -> set[ProcessId]:
-        """The process and all that descends from it."""
+        """Returns the process and all that descends from it."""
         return list_tree(self.pid)
 
     def engine_core(self) -> int:

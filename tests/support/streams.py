@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import count, pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from omni_stage.engine.requests.sampling import resolve_sampling
 from omni_stage.models.component import StageRequest, UserPrompt
 from omni_stage.models.edge_stream import EdgeStream
 from support.omni_stages import Collected
+from support.polling import until
 
 _ids = count()
 HEAD = ("mrope_positions", "mrope_delta")
@@ -24,7 +25,7 @@ HEAD = ("mrope_positions", "mrope_delta")
 def stage_request(
     engine: StageEngine, source: UserPrompt | EdgeStream, voice: str = "", **sampling: Any
 ) -> StageRequest:
-    """A request with the component's defaults."""
+    """Returns a request with the component's defaults."""
     resolved = resolve_sampling(
         SamplingDefaults(**sampling),
         seed=None,
@@ -35,7 +36,7 @@ def stage_request(
 
 
 async def collect(engine: StageEngine, request: StageRequest) -> Collected:
-    """All that a stage gives for one request."""
+    """Returns all that a stage gives for one request."""
     collected = Collected()
     async with aclosing(engine.generate(request)) as steps:
         async for step in steps:
@@ -116,13 +117,14 @@ def table_sizes(engine: Any) -> dict[str, int]:
 
 
 async def until_empty(engine: Any) -> dict[str, int]:
-    """What is left in the tables once the requests have ended; {} if nothing is."""
-    for _ in range(500):
-        left = {name: number for name, number in table_sizes(engine).items() if number}
-        if not left:
-            return {}
-        await asyncio.sleep(0.01)
-    return left
+    """Returns what is left in the tables once the requests have ended; {} if nothing is."""
+
+    def left() -> dict[str, int]:
+        return {name: number for name, number in table_sizes(engine).items() if number}
+
+    with suppress(TimeoutError):
+        await until(lambda: not left(), 5)
+    return left()
 
 
 def count_preemptions(engine: Any) -> list[str]:

@@ -24,7 +24,7 @@ BLOCK_TOKENS = 32
 
 
 def write_text_checkpoint(directory: Path, seed: int = 0, architecture: str = "Qwen2ForCausalLM") -> Path:
-    """A Qwen2 checkpoint (grouped-query attention, 2 layers, 512 tokens) that vLLM loads as `architecture`."""
+    """Returns a Qwen2 checkpoint (grouped-query attention, 2 layers, 512 tokens) that vLLM loads as `architecture`."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=512,
@@ -72,7 +72,7 @@ class Reference:
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """A prompt of ordinary tokens."""
+    """Returns a prompt of ordinary tokens."""
     return [(seed * 37 + index * 7) % 500 + 3 for index in range(length)]
 
 
@@ -84,7 +84,7 @@ class Run:
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
 
     def rows(self) -> torch.Tensor:
-        """All rows of the request, in order."""
+        """Returns all rows of the request, in order."""
         return torch.cat(self.tensors["rows"])
 
 

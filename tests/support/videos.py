@@ -26,7 +26,7 @@ def encode_video(
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """A video of a square that moves, with a tone of 440 Hz as long as the picture.
+    """Returns a video of a square that moves, with a tone of 440 Hz as long as the picture.
 
     times: of each frame in milliseconds, instead of a steady rate.
     """
@@ -50,7 +50,7 @@ def encode_video(
 
 
 def encode_tracks(count: int) -> bytes:
-    """A Matroska file of so many sound tracks, and no picture."""
+    """Returns a Matroska file of so many sound tracks, and no picture."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="matroska") as container:
         tracks: list[Any] = [container.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(count)]

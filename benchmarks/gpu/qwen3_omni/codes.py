@@ -107,7 +107,7 @@ def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> li
 
 
 def _first_frame(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """Where two tables of frames [frames, groups] part, in words."""
+    """Returns where two tables of frames [frames, groups] part, in words."""
     for index in range(min(len(ours), len(theirs))):
         differing = (ours[index] != theirs[index]).nonzero().flatten().tolist()
         if differing:

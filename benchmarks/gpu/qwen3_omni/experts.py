@@ -115,13 +115,13 @@ def compare(values: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
 
 
 def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> float:
-    """The share of (token, layer) pairs at which not the same set of experts was chosen."""
+    """Returns the share of (token, layer) pairs at which not the same set of experts was chosen."""
     same = (chosen.sort(dim=-1).values == reference.sort(dim=-1).values).all(dim=-1)
     return 1.0 - float(same.float().mean())
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Figures by way and by whose choice of experts it took."""
+    """Returns the figures by way and by whose choice of experts it took."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.gpu.checks import DRAWN
 from benchmarks.gpu.shaped import fill_shard
-from omni_stage.models.qwen3_omni.checkpoint import EMBEDDING
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.tiny.release import write_tokenizer
+from omni_stage.models.shared.embedding import THINKER_EMBEDDING
 from support.published import INDEX, QWEN3, PublishedTensor, published_tensors, write_header, write_published_qwen3
 
 LEFT_OUT = "left-out.json"
@@ -46,7 +46,9 @@ def write_shaped(directory: Path) -> Path:
     """Write what of the checkpoint is read from files; return its directory."""
     write_published_qwen3(directory)
     write_tokenizer(directory, make_tokenizer())
-    parts = [item for item in published_tensors(QWEN3) if item.name.startswith(("talker.", "code2wav.", EMBEDDING))]
+    parts = [
+        item for item in published_tensors(QWEN3) if item.name.startswith(("talker.", "code2wav.", THINKER_EMBEDDING))
+    ]
     shards: list[list[PublishedTensor]] = [[]]
     for tensor in parts:
         if sum(item.nbytes for item in shards[-1]) > SHARD_BYTES:

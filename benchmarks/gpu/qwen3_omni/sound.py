@@ -57,7 +57,7 @@ def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tenso
 
 def chunks(context: Context) -> Iterator[Finding]:
     """Chunks of 1, 4 and 25 frames against one forward; silence would prove nothing."""
-    from benchmarks.gpu.wave import full_precision
+    from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)
@@ -84,7 +84,7 @@ def chunks(context: Context) -> Iterator[Finding]:
 
 def together(context: Context) -> Finding:
     """Streams that are at different frames, in one forward, against each alone."""
-    from benchmarks.gpu.wave import full_precision
+    from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load(context.device, context.out.parent)

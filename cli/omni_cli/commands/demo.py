@@ -180,7 +180,7 @@ def ask_one(endpoint: str, prompt: DemoPrompt, directory: Path) -> GenerationRes
 
 
 def make_table(answers: dict[str, GenerationResult]) -> Table:
-    """What came back, one row a prompt."""
+    """Returns what came back, one row a prompt."""
     table = Table(title="answers")
     for heading in ("prompt", "text", "speech", "total"):
         table.add_column(heading, justify="right" if heading in ("speech", "total") else "left")

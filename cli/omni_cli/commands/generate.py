@@ -93,7 +93,10 @@ def run_generate(options: GenerateOptions) -> int:
 
 
 def read_prompt(options: GenerateOptions) -> dict[str, Any]:
-    """The prompt, as keyword arguments of the client: embeddings, text as it is, or a chat. Raises InputFileError."""
+    """Returns the prompt, as keyword arguments of the client: embeddings, text as it is, or a chat.
+
+    Raises InputFileError.
+    """
     if options.prompt_embeds is not None:
         return {"prompt_embeds": read_embeds(options.prompt_embeds)}
     text = options.text if options.prompt_file is None else _read_text(options.prompt_file)
@@ -113,7 +116,7 @@ def read_prompt(options: GenerateOptions) -> dict[str, Any]:
 
 
 def read_embeds(path: Path) -> Any:
-    """The array [rows, hidden size] of a .npy file. Raises InputFileError."""
+    """Returns the array [rows, hidden size] of a .npy file. Raises InputFileError."""
     try:
         import numpy
     except ImportError as error:
@@ -189,13 +192,13 @@ def save_answer(answer: GenerationResult, options: GenerateOptions) -> list[str]
 
 
 def list_finished(answer: GenerationResult) -> list[StageFinished]:
-    """The stages that ended well, in the order of the graph."""
+    """Returns the stages that ended well, in the order of the graph."""
     order = [outcome.stage for outcome in answer.summary.stages] if answer.summary else []
     return [answer.finished[stage] for stage in order if stage in answer.finished]
 
 
 def describe_answer(answer: GenerationResult) -> dict[str, Any]:
-    """The answer without its samples, as JSON can hold it."""
+    """Returns the answer without its samples, as JSON can hold it."""
     return {
         "request_id": answer.request_id,
         "total_ns": answer.summary.total_ns if answer.summary else 0,

@@ -15,7 +15,7 @@ from omni_proto.pipeline import OmniPipeline
 
 
 def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSettings) -> list[Manifest]:
-    """Every child of the pipeline once its first revision serves. No ownerReference: there is no live owner."""
+    """Returns every child of the pipeline once its first revision serves. No ownerReference: there is no live owner."""
     owner = Owner(pipeline.metadata.name, namespace)
     revision = compute_revision(pipeline, settings.default_image)
     return [
@@ -25,7 +25,7 @@ def render_children(pipeline: OmniPipeline, namespace: str, settings: BuildSetti
 
 
 def format_manifests(manifests: Iterable[Manifest]) -> str:
-    """The manifests as YAML documents; text of several lines stays readable."""
+    """Returns the manifests as YAML documents; text of several lines stays readable."""
     return yaml.dump_all(
         manifests, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True
     )

@@ -26,7 +26,7 @@ class StatusError(Exception):
 
 
 def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[str], Document], str]:
-    """A function that reads the pipeline of a name, and the namespace that it reads from.
+    """Returns a function that reads the pipeline of a name, and the namespace that it reads from.
 
     Without kubeconfig the default one, else a pod's own credentials; without namespace that of the kubeconfig's
     context. Raises StatusError.
@@ -89,7 +89,10 @@ def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch
 
 
 def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
-    """The document whenever it is another one than before. Raises StatusError if the first read fails or it is gone."""
+    """Yields the document whenever it is another one than before.
+
+    Raises StatusError if the first read fails or it is gone.
+    """
     version = None
     for number in count():
         if number:

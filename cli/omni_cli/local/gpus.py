@@ -18,7 +18,8 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them: what that variable has, else one number per device file.
+    """Returns the machine's GPUs as CUDA_VISIBLE_DEVICES names them: what that variable has, else one number per
+    device file.
 
     Empty where none can be seen this way (no NVIDIA driver, or WSL, which has no such files).
     """
@@ -30,7 +31,8 @@ def list_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> list[
 
 
 def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, dict[str, str]]:
-    """What each stage's environment says of its GPUs; nothing for stages without any, or where none can be seen.
+    """Returns what each stage's environment says of its GPUs; nothing for stages without any, or where none can be
+    seen.
 
     Raises ValueError if the stages do not fit the GPUs, naming the stage and the remedy.
     """
@@ -65,7 +67,7 @@ class GpuDemand:
 
 
 def assign_gpus(demands: Iterable[GpuDemand], count: int) -> dict[str, tuple[int, ...]]:
-    """The GPUs, by number, of each stage that asks for some, on a machine with `count` of them.
+    """Returns the GPUs, by number, of each stage that asks for some, on a machine with `count` of them.
 
     A GPU each where there are enough; else stages of one GPU share by their gpuMemoryUtilization, first fit, and those
     of several GPUs get theirs first. Raises ValueError naming the stage and the remedy.

@@ -30,7 +30,8 @@ class ProcessId:
 
 
 def list_tree(session: int) -> set[ProcessId]:
-    """Processes of a session and all that descend from them, in whatever session, without those that have ended."""
+    """Returns the processes of a session and all that descend from them, in whatever session, without those that have
+    ended."""
     table = _read_process_table()
     tree = {pid for pid, entry in table.items() if entry.session == session}
     while found := {pid for pid, entry in table.items() if entry.parent in tree} - tree:
@@ -39,7 +40,7 @@ def list_tree(session: int) -> set[ProcessId]:
 
 
 def list_running(processes: Iterable[ProcessId]) -> set[ProcessId]:
-    """Those of the processes that have not ended."""
+    """Returns those of the processes that have not ended."""
     table = _read_process_table()
     return {one for one in processes if one.pid in table and table[one.pid].start_ticks == one.start_ticks}
 

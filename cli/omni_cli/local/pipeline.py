@@ -68,7 +68,8 @@ class LocalOptions:
 def compile_local(
     pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
 ) -> list[StageConfig]:
-    """Stage configurations for one machine: loopback only, health and metrics on free ports, no wait before a drain."""
+    """Returns stage configurations for one machine: loopback only, health and metrics on free ports, no wait before a
+    drain."""
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
@@ -137,7 +138,7 @@ class LocalPipeline:
         return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
     def list_processes(self) -> set[ProcessId]:
-        """The stage servers and all that descends from them."""
+        """Returns the stage servers and all that descends from them."""
         return {one for process in self._processes for one in process.list_tree()}
 
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:

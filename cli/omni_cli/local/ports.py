@@ -22,7 +22,7 @@ class NoFreePortError(RuntimeError):
 
 
 def port_range() -> range:
-    """What OMNIPIPE_PORTS says, or 20000-31999. Raises NoFreePortError if it is not FIRST-LAST."""
+    """Returns what OMNIPIPE_PORTS says, or 20000-31999. Raises NoFreePortError if it is not FIRST-LAST."""
     text = os.environ.get(RANGE_VARIABLE, "")
     if not text:
         return DEFAULT_RANGE
@@ -33,7 +33,7 @@ def port_range() -> range:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on that loopback port now."""
+    """Returns whether a server could listen on that loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As a gRPC server does: connections of an earlier server in TIME_WAIT do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,7 +45,10 @@ def is_free(port: int) -> bool:
 
 
 def pick_ports(count: int) -> list[int]:
-    """That many different free ports. Another program may take one before it is used. Raises NoFreePortError."""
+    """Returns `count` different free ports. Another program may take one before it is used.
+
+    Raises NoFreePortError.
+    """
     among = port_range()
     ports: list[int] = []
     for port in _random.sample(among, len(among)):

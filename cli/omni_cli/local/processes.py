@@ -125,7 +125,7 @@ class StageProcess:
         return self._popen.poll()
 
     def read_address(self) -> StageAddress | None:
-        """Its ports, None until it is ready."""
+        """Returns its ports, None until it is ready."""
         try:
             data = json.loads(self.files.address.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -133,11 +133,11 @@ class StageProcess:
         return StageAddress(grpc=int(data["grpc"]), health=int(data["health"]), metrics=int(data["metrics"]))
 
     def has_given_up(self) -> bool:
-        """Whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
+        """Returns whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
         return self.poll() is None and self._read_termination().reason == TerminationReason.STEP_TIMEOUT
 
     def describe_end(self) -> str:
-        """How the stage server ended, in words, with what its termination message says."""
+        """Returns how the stage server ended, in words, with what its termination message says."""
         status = self.poll()
         if status is None:
             text = "cannot continue" if self.has_given_up() else "is running"
@@ -150,7 +150,7 @@ class StageProcess:
         return f"{text}: {' '.join(part for part in parts if part)}"
 
     def read_log_tail(self, lines: int) -> list[str]:
-        """The last lines of its log."""
+        """Returns the last lines of its log."""
         with self.files.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             return log.read().decode(errors="replace").splitlines()[-lines:]
@@ -161,11 +161,11 @@ class StageProcess:
             self._popen.send_signal(number)
 
     def list_tree(self) -> set[ProcessId]:
-        """The stage server and all that descends from it."""
+        """Returns the stage server and all that descends from it."""
         return list_tree(self.session)
 
     def _read_termination(self) -> Termination:
-        """What it left for kubelet; empty if it left nothing, or has not written all of it."""
+        """Returns what it left for kubelet; empty if it left nothing, or has not written all of it."""
         try:
             text = self.files.termination.read_text(encoding="utf-8")
         except (OSError, ValueError):

@@ -85,5 +85,5 @@ class TerminalProgress:
 
 
 def make_progress(console: Console, stages: Sequence[str]) -> StartProgress:
-    """The progress that fits the console."""
+    """Returns the progress that fits the console."""
     return TerminalProgress(console, stages) if console.is_terminal else PlainProgress(console)

@@ -17,7 +17,7 @@ _BAD_STYLES = {"Ready": "red", "Progressing": "yellow", "Degraded": "red"}
 
 
 def draw_status(document: Json) -> RenderableType:
-    """An OmniPipeline as the API server gives it, with its status."""
+    """Returns an OmniPipeline as the API server gives it, with its status."""
     metadata, status = document["metadata"], document.get("status") or {}
     head = Text.assemble((metadata["name"], "bold"), f"  namespace {metadata['namespace']}")
     if status.get("url"):

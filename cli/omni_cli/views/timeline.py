@@ -67,7 +67,7 @@ class Timeline:
 
 
 def compute_timeline(timings: Mapping[str, StageTimings]) -> Timeline:
-    """Lanes of the stages, in the order given, on one axis that begins at the earliest Accepted."""
+    """Returns the lanes of the stages, in the order given, on one axis that begins at the earliest Accepted."""
     origin = min((timing.accepted_unix_ns for timing in timings.values()), default=0)
     return Timeline(tuple(_compute_lane(stage, timing, origin) for stage, timing in timings.items()))
 

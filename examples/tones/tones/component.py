@@ -30,7 +30,7 @@ class Player:
         self._path = path
 
     def engine_kwargs(self) -> dict[str, Any]:
-        """A request is as many tokens to vLLM's scheduler as it has characters."""
+        """Returns the engine's input: to vLLM's scheduler a request has as many tokens as characters."""
         return {
             "model": self._path,
             "dtype": "float32",
@@ -42,7 +42,7 @@ class Player:
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
-        """The characters' codes, for ToneModel.generate. Raises InvalidRequestError."""
+        """Returns the characters' codes, for ToneModel.generate. Raises InvalidRequestError."""
         if not isinstance(request.source, UserPrompt) or not request.source.text:
             raise InvalidRequestError("start.text: component tones/player plays a text; send one", field="start.text")
         codes = torch.tensor(list(request.source.text.encode()))
@@ -56,11 +56,11 @@ class Player:
         )
 
     def emitter(self, request: StageRequest, prepared: StageInput) -> PlayerEmitter:
-        """One that passes the audio on."""
+        """Returns an emitter that passes the audio on."""
         return PlayerEmitter()
 
     def warmup_request(self) -> StageRequest:
-        """One tone."""
+        """Returns a request for one tone."""
         return StageRequest(request_id="warmup", source=UserPrompt(text="a"), sampling=SamplingDefaults())
 
 
@@ -68,15 +68,10 @@ class PlayerEmitter:
     """Passes the audio on; holds nothing."""
 
     def emit(self, step: EngineStep) -> StageStep:
-        """One engine step is one stage step."""
-        return StageStep(
-            audio=step.tensors.get("output"),
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        """Returns one stage step for one engine step."""
+        return StageStep.of_audio(step, step.tensors.get("output"))
 
 
 def build_component(config: StageConfig) -> Player:
-    """The player of config.model.path."""
+    """Returns the player of config.model.path."""
     return Player(config.model.path)

@@ -35,7 +35,7 @@ class ToneModel(nn.Module, IsAttentionFree):
         return (self.loudness * torch.sin(2 * torch.pi * 10.0 * codes[:, None] * seconds)).flatten()
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """The one weight."""
+        """Load the one weight. Returns its name."""
         for _, tensor in weights:
             self.loudness.data.copy_(tensor)
         return {"loudness"}
@@ -45,5 +45,5 @@ class ToneModel(nn.Module, IsAttentionFree):
         raise NotImplementedError
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The same."""
+        """Returns the same."""
         raise NotImplementedError

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from omni_gateway.api.answer import AudioWriter, open_answer
 from omni_gateway.api.context import Call, Gateway, call_of, gateway_of
-from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, error_event, event, run_until_gone
+from omni_gateway.api.live import DONE, EVENT_STREAM, LiveResponse, Template, error_event, event, run_until_gone
 from omni_gateway.audio.encode import encode_whole
 from omni_gateway.clock import unix_seconds
 from omni_gateway.entry_facts import EntryFacts
@@ -142,6 +142,7 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes, None]:
     """Server-sent events of an answer; one that fails on the way ends with an error and without [DONE]."""
     writer = AudioWriter(audio_format) if audio_format else None
+    texts = Template(answer.text)
     async with aclosing(events):
         yield event(answer.first())
         try:
@@ -149,7 +150,7 @@ async def stream_chat(
                 if answer.include_stages and isinstance(item, Accepted | StageFinished):
                     yield event(answer.stage(item))
                 if isinstance(item, TextDelta) and item.text:
-                    yield event(answer.text(item.text))
+                    yield texts.event(item.text)
                 elif isinstance(item, ToolCallDelta):
                     yield event(answer.tool_call(item))
                 elif isinstance(item, ReasoningDelta):

@@ -17,6 +17,11 @@ from omni_gateway.errors import GatewayError, answer_error
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
+_PLACE: Final = "\ue000here\ue000"
+"""Stands in a template for what differs; in no other field."""
+
+encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""json.dumps would make an encoder for each call."""
 
 Result = TypeVar("Result")
 
@@ -28,7 +33,19 @@ class ClientLeftError(Exception):
 def event(value: Mapping[str, Any], name: str = "") -> bytes:
     """Returns a server-sent event with the value as JSON."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {encode_json(value)}\n\n".encode()
+
+
+class Template:
+    """Events that differ in one string: the rest is encoded once, since a stream has one for each token."""
+
+    def __init__(self, make: Callable[[str], Mapping[str, Any]]) -> None:
+        """make: returns the value of the event of a string."""
+        self._before, self._after = event(make(_PLACE)).split(encode_json(_PLACE).encode())
+
+    def event(self, text: str) -> bytes:
+        """Returns the event of a string."""
+        return b"%b%b%b" % (self._before, encode_json(text).encode(), self._after)
 
 
 def error_event(error: GatewayError) -> bytes:
@@ -55,13 +72,14 @@ class LiveResponse(Response):
         self._chunks = chunks
         self._send_s = send_s
         self._comment_s = comment_s
-        self._lock = asyncio.Lock()
         self._sent_at = 0.0
+        self._sending_since: float | None = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ClientLeftError; whatever the generator raises."""
         tasks = [asyncio.ensure_future(self._pump(send)), asyncio.ensure_future(_wait_gone(receive))]
+        tasks.append(asyncio.ensure_future(self._watch()))
         if self._comment_s is not None:
             tasks.append(asyncio.ensure_future(self._comment(send, self._comment_s)))
         try:
@@ -82,12 +100,25 @@ class LiveResponse(Response):
         await self._send(send, b"", more=False)
 
     async def _send(self, send: Send, chunk: bytes, *, more: bool) -> None:
+        # Runs once per token: no timer and no lock of its own.
+        loop = asyncio.get_running_loop()
+        self._sending_since = loop.time()
         try:
-            async with self._lock, asyncio.timeout(self._send_s):
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
-        except (TimeoutError, OSError) as error:
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        except OSError as error:
             raise ClientLeftError from error
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sending_since = None
+        self._sent_at = loop.time()
+
+    async def _watch(self) -> None:
+        """Raises ClientLeftError when a chunk has taken too long to be sent."""
+        loop = asyncio.get_running_loop()
+        while True:
+            since = self._sending_since
+            wait_s = self._send_s if since is None else since + self._send_s - loop.time()
+            if wait_s <= 0:
+                raise ClientLeftError
+            await asyncio.sleep(wait_s)
 
     async def _comment(self, send: Send, every_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -95,8 +126,11 @@ class LiveResponse(Response):
             wait_s = self._sent_at + every_s - loop.time() if self._sent_at else every_s
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            else:
+            elif self._sending_since is None:
                 await self._send(send, COMMENT, more=True)
+            else:
+                # The client has not taken the last chunk: it does not wait for a sign.
+                await asyncio.sleep(every_s)
 
 
 async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:

@@ -45,7 +45,7 @@ class ClusterPipelines:
         return self._served
 
     def is_synced(self) -> bool:
-        """Whether every namespace was listed once."""
+        """Returns whether every namespace was listed once."""
         return bool(self._reflectors) and all(reflector.synced.is_set() for reflector in self._reflectors)
 
     @asynccontextmanager

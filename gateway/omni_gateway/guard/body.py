@@ -26,7 +26,7 @@ class BodyReader:
         self._left = max_bytes * IN_ALL_FACTOR
 
     async def read(self, receive: Receive, length: str | None) -> bytes:
-        """Returns the body. length: the header content-length. Call `release` with its size when it is not needed.
+        """Returns the body. `length` is the header content-length. Call `release` with the body's size after its use.
 
         Raises TooLargeError, before anything is read where the header says so; InvalidRequestError, UnavailableError,
         BodyGoneError.
@@ -61,7 +61,7 @@ class BodyReader:
             raise
 
     def release(self, size: int) -> None:
-        """A body of that size is not needed any more."""
+        """Give back the memory of a body of that size."""
         self._left += size
 
     def _too_large(self) -> TooLargeError:

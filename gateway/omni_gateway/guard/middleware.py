@@ -82,10 +82,11 @@ class Guard:
         call: Call = scope["omni_call"]
         call.key = key.name
         reply.headers = self._limiter.enter(key)
+        reply.before_last = lambda: self._limiter.leave(key, call.audio_seconds)
         try:
             await self._pass(scope, headers, receive, reply)
         finally:
-            self._limiter.leave(key, call.audio_seconds)
+            reply.end()
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, reply: _Reply) -> None:
         if scope["method"] not in ("POST", "PUT", "PATCH"):
@@ -132,6 +133,8 @@ class _Reply:
         self.status = 0
         self.headers: dict[str, str] = {}
         """Further headers."""
+        self.before_last: Callable[[], None] | None = None
+        """Called once, before the end of the answer is sent: who then asks again does not meet the earlier request."""
 
     @property
     def started(self) -> bool:
@@ -148,7 +151,15 @@ class _Reply:
             if self._gateway.draining:
                 headers["connection"] = "close"
             message = {**message, "headers": headers.raw}
+        elif not message.get("more_body", False):
+            self.end()
         await self._send(message)
+
+    def end(self) -> None:
+        """The answer ends now, whole or not."""
+        ending, self.before_last = self.before_last, None
+        if ending is not None:
+            ending()
 
     async def refuse(self, error: GatewayError) -> None:
         """Send an error as the answer."""

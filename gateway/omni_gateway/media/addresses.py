@@ -21,7 +21,8 @@ def check_url(url: str, *, param: str) -> SplitResult:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public internet: no private, loopback, link-local, reserved or shared one."""
+    """Returns whether an IP address is one of the public internet: no private, loopback, link-local, reserved or
+    shared one."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -18,6 +18,7 @@ import httptools
 from omni_gateway.errors import InvalidMediaError, TooLargeError
 from omni_gateway.media.addresses import check_url, is_public
 
+PORT: Final = 443
 _READ: Final = 64 << 10
 _MAX_HEADER_BYTES: Final = 32 << 10
 
@@ -40,7 +41,7 @@ async def fetch_media(url: str, types: Sequence[str], *, param: str, max_bytes: 
 
 async def resolve(host: str, *, param: str) -> str:
     """Returns an address of the host. Raises InvalidMediaError if one of its addresses is not public; OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, 443, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().getaddrinfo(host, PORT, type=socket.SOCK_STREAM)
     addresses = [str(item[4][0]) for item in found]
     if not addresses or not all(is_public(address) for address in addresses):
         raise InvalidMediaError(f"{param} is not at a public address.", param=param)
@@ -55,10 +56,18 @@ class _Answer:
         self._max_bytes = max_bytes
         self.body = bytearray()
         self.complete = False
+        self._says_its_end = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+        name = name.lower()
+        self._says_its_end |= name in (b"content-length", b"transfer-encoding")
+        if name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
             raise self._too_large()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the connection ended before the body did."""
+        return self._says_its_end and not self.complete
 
     def on_body(self, piece: bytes) -> None:
         self.body += piece
@@ -78,7 +87,7 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
     if any(not 33 <= ord(char) <= 126 for char in path + host):
         raise InvalidMediaError(f"{param} must be percent-encoded.", param=param)
     reader, writer = await asyncio.open_connection(
-        address, 443, ssl=ssl.create_default_context(), server_hostname=host, limit=_READ
+        address, PORT, ssl=ssl.create_default_context(), server_hostname=host, limit=_READ
     )
     try:
         accepted = ", ".join(types)
@@ -103,6 +112,8 @@ async def _get(parts: SplitResult, address: str, types: Sequence[str], param: st
             raise InvalidMediaError(
                 f"{param} answered {parser.get_status_code()}; redirects are not followed.", param=param
             )
+        if answer.is_cut:
+            raise InvalidMediaError(f"{param} ended before it was whole.", param=param)
         return bytes(answer.body)
     finally:
         writer.close()

@@ -40,18 +40,18 @@ class ChatAnswer:
         return f"audio_{self.id.removeprefix('chatcmpl-')}"
 
     def first(self) -> dict[str, Any]:
-        """The chunk that opens a stream."""
+        """Returns the chunk that opens a stream."""
         delta: dict[str, Any] = {"role": "assistant", "content": None if self.speaks else ""}
         if self.speaks:
             delta["audio"] = {"id": self.audio_id}
         return self._chunk(delta)
 
     def text(self, text: str) -> dict[str, Any]:
-        """The chunk of some text."""
+        """Returns the chunk of some text."""
         return self._chunk({"audio": {"id": self.audio_id, "transcript": text}} if self.speaks else {"content": text})
 
     def tool_call(self, piece: ToolCallDelta) -> dict[str, Any]:
-        """The chunk of a piece of a tool call; id, type and name stand in the first piece alone."""
+        """Returns the chunk of a piece of a tool call; id, type and name stand in the first piece alone."""
         self.calls_tools = True
         call: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
         if piece.id:
@@ -60,24 +60,24 @@ class ChatAnswer:
         return self._chunk({"tool_calls": [call]})
 
     def reasoning(self, text: str) -> dict[str, Any]:
-        """The chunk of some reasoning, by vLLM's name."""
+        """Returns the chunk of some reasoning, by vLLM's name."""
         return self._chunk({"reasoning": text})
 
     def audio(self, data: bytes) -> dict[str, Any]:
-        """The chunk of some encoded audio."""
+        """Returns the chunk of some encoded audio."""
         return self._chunk({"audio": {"id": self.audio_id, "data": base64.b64encode(data).decode()}})
 
     def last(self) -> dict[str, Any]:
-        """The chunk that says why the answer ended."""
+        """Returns the chunk that says why the answer ended."""
         delta = {"audio": {"id": self.audio_id, "expires_at": self.audio_expires_at}} if self.speaks else {}
         return self._chunk(delta, self._finish())
 
     def usage(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """The chunk that ends a stream which was asked for the usage."""
+        """Returns the chunk that ends a stream which was asked for the usage."""
         return {**self._chunk({}), "choices": [], "usage": dict(usage)}
 
     def stage(self, item: Accepted | StageFinished) -> dict[str, Any]:
-        """The chunk of a stage that accepted the request, or ended; see `stage_facts`."""
+        """Returns the chunk of a stage that accepted the request, or ended; see `stage_facts`."""
         return {**self._chunk({}), "choices": [], "stage": stage_facts(item)}
 
     def whole(
@@ -89,7 +89,7 @@ class ChatAnswer:
         calls: Sequence[ToolCall] = (),
         reasoning: str = "",
     ) -> dict[str, Any]:
-        """The answer as one object."""
+        """Returns the answer as one object."""
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if reasoning:
             message["reasoning"] = reasoning

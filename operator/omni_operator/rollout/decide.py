@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -51,7 +51,7 @@ def decide(
     verified: Verified | None = None,
 ) -> Decision:
     """Returns the decision whose plan moves the observed state one safe step towards the spec; see compute_plan."""
-    target = compute_revision(pipeline, settings.default_image)
+    target = _facts_of(_This(pipeline), settings.default_image).revision
     snapshots = read_snapshots(observed, target)
     rollout = decide_rollout(pipeline, target, snapshots, observed, now)
     desired = build_desired({**snapshots, target: pipeline}, rollout, observed, settings)
@@ -68,6 +68,35 @@ def build_desired(
         key = _SetKey.of(pipelines[part.revision], part.revision, part.replicas, owner, settings)
         desired += [child for child in _build_set(key) if part.wants(child)]
     return desired
+
+
+class _This:
+    """A pipeline compared by identity: it is frozen, and comparing or hashing its fields costs as much as the facts."""
+
+    __slots__ = ("pipeline",)
+
+    def __init__(self, pipeline: OmniPipeline) -> None:
+        self.pipeline = pipeline
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and other.pipeline is self.pipeline
+
+    def __hash__(self) -> int:
+        return id(self.pipeline)
+
+
+class _Facts(NamedTuple):
+    """What each reconcile needs to know of a spec."""
+
+    revision: str
+    spec: str
+    """The resource as JSON, with only the fields that are set."""
+
+
+@lru_cache(maxsize=REMEMBERED_SETS)
+def _facts_of(this: _This, default_image: str) -> _Facts:
+    # Fields that are set to their default count too, because the snapshot contains exactly the fields that are set.
+    return _Facts(compute_revision(this.pipeline, default_image), this.pipeline.model_dump_json(exclude_unset=True))
 
 
 @dataclass(frozen=True)
@@ -90,8 +119,7 @@ class _SetKey:
         owner: Owner,
         settings: BuildSettings,
     ) -> _SetKey:
-        # Fields that are set to their default count too, because the snapshot contains exactly the fields that are set.
-        spec = pipeline.model_dump_json(exclude_unset=True)
+        spec = _facts_of(_This(pipeline), settings.default_image).spec
         return cls(spec, revision, tuple(sorted(replicas.items())), owner, settings, pipeline)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from omni_operator.names import stage_name
@@ -28,6 +28,8 @@ class RolloutView:
     selected: str | None
     """The revision that the live entry Service selects."""
     now: datetime
+    _replicas: dict[tuple[str, Fate], Replicas] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Answers of `replicas`, which is asked for the same revision many times."""
 
     @property
     def pipeline(self) -> OmniPipeline:
@@ -50,7 +52,12 @@ class RolloutView:
 
     def replicas(self, revision: str, fate: Fate) -> Replicas:
         """Returns the replicas of each stage of the revision."""
-        return decide_replicas(self.pipelines.get(revision), self.live(revision), fate)
+        found = self._replicas.get((revision, fate))
+        if found is None:
+            found = self._replicas[revision, fate] = decide_replicas(
+                self.pipelines.get(revision), self.live(revision), fate
+            )
+        return found
 
     def is_available(self, revision: str) -> bool:
         """Returns whether every stage has all replicas of the current template, and its Service has endpoints."""

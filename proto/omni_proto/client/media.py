@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from omni_proto.client.tools import ToolCall
 from omni_proto.errors import ArgumentError
-from omni_proto.video_header import sniff_video
+from omni_proto.media_header import sniff
 
 _WANTED: Final = {"image": "PNG or JPEG", "audio": "WAV or FLAC", "video": "MP4, WebM, Matroska or QuickTime"}
 ROLES: Final = ("system", "user", "assistant", "tool")
@@ -99,19 +99,6 @@ def video_part(source: bytes | str | Path) -> MediaPart:
     return MediaPart("video", data, _expect(data, "video"))
 
 
-def sniff_media_type(data: bytes) -> str | None:
-    """Returns the media type by the first bytes, or None if stages do not accept it."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if data.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return "audio/wav"
-    if data.startswith(b"fLaC"):
-        return "audio/flac"
-    return sniff_video(data[:64])
-
-
 def as_chat(chat: ChatMessage | Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
     """Returns the messages of a conversation. Raises ArgumentError."""
     if isinstance(chat, str):
@@ -130,7 +117,7 @@ def _read(source: bytes | str | Path) -> bytes:
 
 
 def _expect(data: bytes, kind: str) -> str:
-    found = sniff_media_type(data)
+    found = sniff(data)
     if found is None or not found.startswith(f"{kind}/"):
         wanted = _WANTED[kind]
         raise ArgumentError(f"{kind} must be {wanted} by its first bytes; got {found or 'something else'}")

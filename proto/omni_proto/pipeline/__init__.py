@@ -20,8 +20,9 @@ from omni_proto.pipeline.compile import (
 )
 from omni_proto.pipeline.problems import PipelineError, Problem
 from omni_proto.pipeline.read.load import load_pipeline, parse_pipeline, type_document
+from omni_proto.pipeline.types.entry import EntryTls
 from omni_proto.pipeline.types.kubernetes import GPU_RESOURCES
-from omni_proto.pipeline.types.resource import API_VERSION, KIND, EntryTls, OmniPipeline, Stage
+from omni_proto.pipeline.types.resource import API_VERSION, KIND, OmniPipeline, Stage
 
 __all__ = [
     "API_VERSION",

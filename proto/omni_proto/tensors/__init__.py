@@ -17,7 +17,6 @@ from omni_proto.tensors.assembly import (
 from omni_proto.tensors.codec import (
     CHUNK_BYTES,
     EncodedChunk,
-    TensorChunkView,
     decode_generate_request,
     deserialize_generate_request,
     deserialize_generate_response,
@@ -27,6 +26,7 @@ from omni_proto.tensors.codec import (
     serialize_generate_request,
     serialize_generate_response,
 )
+from omni_proto.tensors.scan import TensorChunkView
 from omni_proto.tensors.schema import (
     DTYPES,
     MAX_ROW_BYTES,

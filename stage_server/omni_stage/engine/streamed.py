@@ -6,13 +6,13 @@ import itertools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm import PoolingParams, SamplingParams
 
 from omni_stage.engine.requests.lowering import Lowering
 from omni_stage.engine.requests.part_plan import PartPlan
-from omni_stage.engine.steps import engine_step, finish_reason
+from omni_stage.engine.steps import finish_reason
 from omni_stage.engine.work import Work, WorkLedger
 from omni_stage.errors import InvalidRequestError
 from omni_stage.models.component import StageRequest, StageStep, TakesStreams
@@ -59,7 +59,7 @@ class StreamedRuns:
                         if output.finish_reason is not None:
                             work.rest()
                         ended = plan.observe(output.token_ids, finish_reason(output, kind))
-                        step = emitter.emit(engine_step(output, ended))
+                        step = emitter.emit(replace(output, finish_reason=ended))
                         if ended is not None:
                             final = step
                             break
@@ -104,7 +104,7 @@ class StreamedRuns:
                         async for output in outputs:
                             self.work.note_step()
                             reason = finish_reason(output, kind) if part.last else None
-                            step = emitter.emit(engine_step(output, reason))
+                            step = emitter.emit(replace(output, finish_reason=reason))
                             if step.audio is not None and rate:
                                 playback.add(time.monotonic(), step.audio.shape[-1] / rate)
                             yield step, reason is not None

@@ -7,10 +7,10 @@ EngineCore -> EngineStep -> the emitter -> StageStep
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,15 +23,14 @@ from vllm.usage.usage_lib import UsageContext
 from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import ReceivedTensor, TensorSpec, prompt_embeds_spec
 from omni_stage.arrays import Array, to_torch
-from omni_stage.engine.arguments.budgets import PAYLOAD_LIMITS
 from omni_stage.engine.arguments.byte_budget import default_byte_budget
 from omni_stage.engine.arguments.engine_args import OmniEngineArgs, build_engine_args, load_model_config
 from omni_stage.engine.preparation import Preparation
 from omni_stage.engine.requests.given_reply import as_if_sampled
 from omni_stage.engine.requests.lowering import Lowering
-from omni_stage.engine.requests.request import EngineTraits
 from omni_stage.engine.requests.sampling import check_stage_sampling
-from omni_stage.engine.steps import engine_step, finish_reason
+from omni_stage.engine.requests.traits import EngineTraits
+from omni_stage.engine.steps import finish_reason
 from omni_stage.engine.streamed import StreamedRuns
 from omni_stage.engine.work import WorkLedger
 from omni_stage.errors import (
@@ -54,6 +53,7 @@ from omni_stage.vllm_adapter.checks.gpu_driver import check_gpu, explain_cuda_fa
 from omni_stage.vllm_adapter.core.async_llm import AsyncEngineCore
 from omni_stage.vllm_adapter.core.inproc import InprocEngineCore
 from omni_stage.vllm_adapter.core.interface import EngineCore
+from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class VllmStageEngine:
         )
         self.compiled_check_failed = True
         await self._core.shutdown()
-        self._args = dataclasses.replace(self._args, enforce_eager=True)
+        self._args = replace(self._args, enforce_eager=True)
         self._core = self._core_type(self._create_vllm_config)
         await self._core.start()
 
@@ -196,7 +196,7 @@ class VllmStageEngine:
                 output = await preparation.within(anext(outputs, None))
                 while output is not None:
                     self._work.note_step()
-                    step = engine_step(output, finish_reason(output, self.component.facts.kind))
+                    step = replace(output, finish_reason=finish_reason(output, self.component.facts.kind))
                     yield emitter.emit(step if prepared.reply is None else as_if_sampled(step, prepared.reply))
                     output = await anext(outputs, None)
 

@@ -68,7 +68,7 @@ def find_file(repository: str, commit: str, name: str, token: str | None) -> Rem
 
 
 def has_file(directory: Path, file: RemoteFile) -> bool:
-    """Whether the directory holds that content of the file."""
+    """Returns whether the directory holds that content of the file."""
     try:
         return _note_path(directory, file).read_text(encoding="ascii") == file.etag and (
             (directory / file.name).stat().st_size == file.size

@@ -115,7 +115,7 @@ def _picture(container: Any) -> Any:
 
 
 def _is_cover(stream: Any) -> bool:
-    """Whether the stream is a cover picture attached to audio."""
+    """Returns whether the stream is a cover picture attached to audio."""
     return bool(stream.disposition & av.stream.Disposition.attached_pic)
 
 

@@ -22,8 +22,6 @@ from omni_stage.media.decode import UndecodableError, decode_audio, decode_image
 
 PACKET_BYTES: Final = 128 << 10
 READY: Final = b"ready"
-_NICE: Final = 10
-"""Gives engines precedence when cores are short."""
 _PAGE: Final = resource.getpagesize()
 
 
@@ -101,7 +99,6 @@ def _decode_video(shared: mmap.mmap, medium: dict[str, Any], data: bytes) -> tup
 
 def _confine() -> None:
     """Drop the rights that decoding does not need."""
-    os.nice(_NICE)
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))

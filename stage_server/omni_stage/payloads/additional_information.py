@@ -196,7 +196,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         return sum(entry.nbytes for entry in self.entries.values())
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is an entry of this name."""
+        """Returns whether there is an entry of this name."""
         return name in self.entries
 
     def __repr__(self) -> str:

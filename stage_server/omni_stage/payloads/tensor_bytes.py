@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether the value is a torch tensor."""
+    """Returns whether the value is a torch tensor."""
     import torch
 
     return isinstance(value, torch.Tensor)

@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
-    """What the pipeline makes of one prompt."""
+    """Returns what the pipeline makes of one prompt."""
     parts: list[Any] = []
     if "image" in request:
         parts.append(image_part(base64.b64decode(request["image"])))
@@ -45,7 +45,7 @@ def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
 
 
 def describe(result: GenerationResult) -> dict[str, Any]:
-    """An answer as JSON."""
+    """Returns an answer as JSON."""
     return {
         "texts": dict(result.texts),
         "token_ids": {stage: list(ids) for stage, ids in result.token_ids.items()},

@@ -38,7 +38,7 @@ def enter_daemons() -> None:
 
 
 def pod_processes(uid: str) -> dict[int, str]:
-    """Processes of a pod: id -> command line."""
+    """Returns the processes of a pod: id -> command line."""
     found = {}
     for folder, _, _ in os.walk(_roots()[0] / "kubepods"):
         if f"pod{uid}" in folder:
@@ -85,7 +85,7 @@ def _processes(half: str) -> Iterator[int]:
 
 
 def _roots() -> list[Path]:
-    """The node's cgroup in each hierarchy; the first is one that every process is in."""
+    """Returns the node's cgroup in each hierarchy; the first is one that every process is in."""
     if _VERSION_2:
         return [_MOUNT / CGROUP]
     names = ("pids", "cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "hugetlb", "systemd")

@@ -59,7 +59,7 @@ class Changes:
         return outcome
 
     def switch_revision(self) -> Outcome:
-        """A second set of all stages takes over: the same image under its other name."""
+        """Let a second set of all stages take over: the same image under its other name."""
         self._cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, OTHER_IMAGE)
         revision = serving_revision(self._api, NAME)
         pipeline = self._api.get("OmniPipeline", NAME)
@@ -120,7 +120,7 @@ class Changes:
         return {pod["metadata"]["uid"] for pod in self._pods(stage)}
 
     def _has_answered(self, pod: Manifest) -> bool:
-        """Whether a stage's pod has answered calls, by its metrics."""
+        """Returns whether a stage's pod has answered calls, by its metrics."""
         address = f"http://{pod['status']['podIP']}:9090/metrics"
         text = self._client.run(
             "python", "-c", f"from urllib.request import urlopen; print(urlopen({address!r}).read().decode())"

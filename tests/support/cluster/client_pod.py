@@ -22,7 +22,7 @@ _SUPPORT = Path(__file__).parent
 
 
 def start_client(cluster: Cluster, namespace: str) -> ClientPod:
-    """A client's pod, with the claim that it needs; it runs."""
+    """Returns a client's pod, with the claim that it needs; it runs."""
     tools = cluster.layout.run / "tools"
     tools.mkdir(exist_ok=True)
     grpcurl = subprocess.run([ROOT / "scripts/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
@@ -87,7 +87,7 @@ class ClientPod:
         )
 
     def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """The same on the node, beside the pods: what runs in a pod is cut off when the kubelet restarts."""
+        """Returns the same on the node, beside the pods: what runs in a pod is cut off when the kubelet restarts."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],

@@ -74,7 +74,7 @@ class Cluster(ApiServer):
         down(self.layout)
 
     def daemon(self, name: str) -> Daemon:
-        """A daemon of the node by its name, for faults (`kill`, `stop`, `start`)."""
+        """Returns a daemon of the node by its name, for faults (`kill`, `stop`, `start`)."""
         return self._daemons[name]
 
     def set_gpus(self, gpus: int) -> None:

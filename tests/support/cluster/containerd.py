@@ -66,7 +66,7 @@ class Containerd:
         return self._ctr(*arguments, timeout_s=timeout_s).stdout
 
     def has_image(self, name: str) -> bool:
-        """Whether an image of that full name is there."""
+        """Returns whether an image of that full name is there."""
         return name in self.ctr("images", "list", "--quiet").split()
 
     def import_image(self, archive: Path) -> None:

@@ -92,7 +92,7 @@ _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def _start_time(pid: int) -> str | None:
-    """When the process started, in clock ticks since boot; None if it is gone or a zombie."""
+    """Returns when the process started, in clock ticks since boot; None if it is gone or a zombie."""
     if child := _CHILDREN.get(pid):
         child.poll()
     try:

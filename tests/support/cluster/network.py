@@ -49,7 +49,7 @@ def remove() -> None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """A subnet that overlaps with no route of the machine and none of the node's own networks."""
+    """Returns a subnet that overlaps with no route of the machine and none of the node's own networks."""
     taken = [ipaddress.ip_network(own) for own in (POD_NETWORK, SERVICE_NETWORK)]
     for route in json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all")):
         destination = route.get("dst", "default")

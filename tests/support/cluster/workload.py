@@ -61,14 +61,15 @@ def install_operator(
 
 
 def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = RESTRICTED) -> Api:
-    """A namespace that enforces Pod Security; its client."""
+    """Returns a namespace that enforces Pod Security; its client."""
     metadata = {"name": name, "labels": dict(labels)}
     cluster.admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     return cluster.admin.in_namespace(name)
 
 
 def share_models(cluster: Cluster, checkpoint: Path) -> Path:
-    """A folder for a volume, with a checkpoint in it as tiny-omni: the pods' user reads it, and may put more there."""
+    """Returns a folder for a volume, with a checkpoint in it as tiny-omni: the pods' user reads it, and may put more
+    there."""
     folder = cluster.layout.run / "models"
     shutil.copytree(checkpoint, folder / "tiny-omni", dirs_exist_ok=True)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
@@ -91,7 +92,7 @@ def add_volume(cluster: Cluster, namespace: str, name: str, folder: Path) -> Non
 def add_persistent_volume(
     cluster: Cluster, namespace: str, claim: str, folder: Path, *, access: str = "ReadWriteOnce"
 ) -> Manifest:
-    """A PersistentVolume of a folder of this machine, for one claim and no other."""
+    """Returns a PersistentVolume of a folder of this machine, for one claim and no other."""
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -123,7 +124,7 @@ def load_sample(name: str, *, model: str, rename: str | None = None, entry_alone
 
 
 def serve_sample(cluster: Cluster, namespace: str, checkpoint: Path) -> Api:
-    """The operator, and the sample of three stages with a checkpoint, Ready in a namespace; its client."""
+    """Returns the operator, and the sample of three stages with a checkpoint, Ready in a namespace; its client."""
     make_namespace(cluster, SYSTEM)
     install_operator(cluster, SYSTEM)
     api = make_namespace(cluster, namespace)

@@ -92,18 +92,18 @@ class Api:
         self._server, self._pool, self._headers = _connect(kubeconfig)
 
     def in_namespace(self, namespace: str) -> Api:
-        """The same user and connections, another namespace."""
+        """Returns the same user and connections, another namespace."""
         other = object.__new__(Api)
         other.namespace, other._kubeconfig = namespace, self._kubeconfig
         other._server, other._pool, other._headers = self._server, self._pool, self._headers
         return other
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest:
-        """The live object; ApiError 404 if there is none."""
+        """Returns the live object; ApiError 404 if there is none."""
         return self.call("GET", self._path(kind, namespace, name))
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
-        """The live object, or None."""
+        """Returns the live object, or None."""
         try:
             return self.get(kind, name, namespace)
         except ApiError as error:
@@ -112,7 +112,8 @@ class Api:
             raise
 
     def list(self, kind: str, labels: str = "", namespace: str | None = None) -> list[Manifest]:
-        """Every object of a kind in the namespace (label selector: `labels`), with kind and apiVersion filled in."""
+        """Returns every object of a kind in the namespace (label selector: `labels`), with kind and apiVersion filled
+        in."""
         query = f"?labelSelector={urllib.parse.quote(labels)}" if labels else ""
         items = self.call("GET", self._path(kind, namespace) + query)["items"]
         return [{"apiVersion": _KINDS[kind][0], "kind": kind, **item} for item in items]
@@ -184,7 +185,7 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = 30.0
     ) -> Manifest:
-        """One request; the decoded answer.
+        """Send one request. Returns the decoded answer.
 
         Raises:
             ApiError: any answer of 400 and above.
@@ -209,7 +210,7 @@ class Api:
 def eventually(
     probe: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
 ) -> T:
-    """The first truthy result of `probe()`; AssertionErrors and ApiErrors in it count as "not yet".
+    """Returns the first truthy result of `probe()`; AssertionErrors and ApiErrors in it count as "not yet".
 
     With `stays_s` it must go on being truthy for that long.
 

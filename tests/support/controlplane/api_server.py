@@ -57,7 +57,7 @@ class ApiServer:
 
     @classmethod
     def programs(cls) -> tuple[str, ...]:
-        """The programs that it runs, as find_binaries names them."""
+        """Returns the programs that it runs, as find_binaries names them."""
         return ("etcd", "kube-apiserver", "kubectl")
 
     def __enter__(self) -> Self:

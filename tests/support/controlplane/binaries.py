@@ -90,7 +90,7 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
 
 
 def cache_directory(module: Module) -> Path:
-    """Where these very versions of a module belong; it exists only when it is complete."""
+    """Returns where these very versions of a module belong; it exists only when it is complete."""
     digest = hashlib.sha256(f"{platform.machine()} {module.programs}".encode())
     for file in sorted((GO_MODULES / module.name).iterdir()):
         digest.update(f"{file.name}\n".encode() + file.read_bytes())

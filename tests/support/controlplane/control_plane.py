@@ -35,7 +35,7 @@ class ControlPlane(ApiServer):
 
     @classmethod
     def programs(cls) -> tuple[str, ...]:
-        """The programs that it runs, as find_binaries names them."""
+        """Returns the programs that it runs, as find_binaries names them."""
         return (*super().programs(), "kube-controller-manager", "kube-scheduler", "kwok")
 
     def add_node(

@@ -220,7 +220,7 @@ class FaultProxy:
         return self._random.choice(faults) if faults and self._random.random() < self._share else None
 
     async def _refuse(self, fault: Fault, transport: asyncio.Transport) -> web.StreamResponse | None:
-        """The faulty answer; None when the call is to be executed first."""
+        """Returns the faulty answer; None when the call is to be executed first."""
         if fault == "lost answer":
             return None
         if fault == "silence":

@@ -61,7 +61,7 @@ class Helm:
         return done
 
     def template(self, values: Mapping[str, Any] | None = None, *arguments: str) -> list[Manifest]:
-        """What the chart renders, hooks included; for the same values it runs once."""
+        """Returns what the chart renders, hooks included; for the same values it runs once."""
         key = repr((values or {}, arguments))
         if key not in self._rendered:
             text = self.run(
@@ -74,7 +74,7 @@ class Helm:
 
 
 def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manifest:
-    """The one object of a kind (whose name ends so)."""
+    """Returns the one object of a kind (whose name ends so)."""
     found = [item for item in manifests if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
     if len(found) != 1:
         raise AssertionError(f"{len(found)} objects of kind {kind} ending in {suffix!r}")
@@ -82,7 +82,7 @@ def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manif
 
 
 def pick_operators(manifests: list[Manifest], kind: str) -> Manifest:
-    """The one object of a kind that is not the gateway's: both may have a Deployment and a NetworkPolicy."""
+    """Returns the one object of a kind that is not the gateway's: both may have a Deployment and a NetworkPolicy."""
     return pick_one([item for item in manifests if not item["metadata"]["name"].endswith("-gateway")], kind)
 
 

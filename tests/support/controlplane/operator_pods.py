@@ -82,7 +82,7 @@ class OperatorPods:
             self._end(pod, 0)
 
     def operator(self, namespace: str, name: str = "omnipipeline") -> OperatorProcess:
-        """The process of a Deployment."""
+        """Returns the process of a Deployment."""
         return self._running[namespace, name][1]
 
     def _follow(self, name: Name, deployment: Manifest) -> None:

@@ -79,11 +79,11 @@ class OperatorProcess:
         self.child.kill()
 
     def is_ready(self) -> bool:
-        """Whether /readyz says so."""
+        """Returns whether /readyz says so."""
         return self.http("health", "/readyz")[0] == 200
 
     def metrics(self) -> dict[str, float]:
-        """Samples of /metrics by `name{labels}`."""
+        """Returns the samples of /metrics by `name{labels}`."""
         status, text = self.http("metrics", "/metrics")
         if status != 200:
             raise AssertionError(f"/metrics answered {status}")
@@ -100,7 +100,7 @@ class OperatorProcess:
         eventually(reconciled, why="the operator reconciles")
 
     def port(self, name: str) -> int:
-        """Its `health` or `metrics` port, once it listens."""
+        """Returns its `health` or `metrics` port, once it listens."""
         return int(json.loads(self._address_file.read_text())[name])
 
     def http(self, port: str, path: str) -> tuple[int, str]:

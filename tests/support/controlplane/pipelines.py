@@ -27,7 +27,7 @@ _SERVICE_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 
 
 def build_stage(name: str, *, after: str | None = None, **fields: Any) -> Manifest:
-    """A stage as one writes it; `after` is the stage that it reads."""
+    """Returns a stage as one writes it; `after` is the stage that it reads."""
     stage: Manifest = {"name": name, "component": f"qwen2_5_omni/{name}", **fields}
     if after:
         stage["inputs"] = [{"from": after}]
@@ -35,7 +35,7 @@ def build_stage(name: str, *, after: str | None = None, **fields: Any) -> Manife
 
 
 def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = None, **spec: Any) -> Manifest:
-    """An OmniPipeline of three stages (or `stages`) with a model in the image and an image of its own."""
+    """Returns an OmniPipeline of three stages (or `stages`) with a model in the image and an image of its own."""
     if stages is None:
         stages = [
             build_stage("thinker", outputs=["Text"]),
@@ -65,12 +65,12 @@ def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> M
 
 
 def stage_of(pipeline: Manifest, name: str) -> Manifest:
-    """The stage of a manifest, to be changed in place."""
+    """Returns the stage of a manifest, to be changed in place."""
     return next(stage for stage in pipeline["spec"]["stages"] if stage["name"] == name)
 
 
 def condition_of(manifest: Manifest, kind: str) -> Manifest:
-    """A condition of a live object; an empty mapping if it has none of that type."""
+    """Returns a condition of a live object; an empty mapping if it has none of that type."""
     conditions = (manifest.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
@@ -87,7 +87,7 @@ def is_settled(pipeline: Manifest) -> bool:
 
 
 def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Manifest:
-    """The pipeline once it is_settled."""
+    """Returns the pipeline once it is_settled."""
 
     def settled() -> Manifest | None:
         pipeline = api.get("OmniPipeline", name)
@@ -128,7 +128,8 @@ def describe_pod(pod: Manifest) -> str:
 
 
 def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:
-    """The condition once its fields are as wanted (status="True", reason="Suspended") for the present generation."""
+    """Returns the condition once its fields are as wanted (status="True", reason="Suspended") for the present
+    generation."""
 
     def as_wanted() -> Manifest | None:
         pipeline = api.get("OmniPipeline", name)
@@ -163,12 +164,12 @@ def list_labelled(api: Api, name: str = "omni") -> list[tuple[str, str]]:
 
 
 def snapshot(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
-    """The children without what differs from run to run: two runs that came to the same are equal."""
+    """Returns the children without what differs from run to run: two runs that came to the same are equal."""
     return {key: _without_server_fields(child) for key, child in list_children(api, name).items()}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Where two snapshots differ, as readable paths; empty if they are equal."""
+    """Returns where two snapshots differ, as readable paths; empty if they are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = sorted({*one, *other}, key=str)
         return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}/{_join(key)}")]
@@ -189,7 +190,7 @@ def revisions(api: Api, name: str = "omni") -> set[str]:
 
 
 def serving_revision(api: Api, name: str = "omni") -> str:
-    """The revision that the stable Service selects."""
+    """Returns the revision that the stable Service selects."""
     selector: Mapping[str, str] = api.get("Service", name)["spec"]["selector"]
     return selector[REVISION_LABEL]
 

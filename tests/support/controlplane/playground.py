@@ -77,7 +77,7 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], directory: Pa
 
 
 def _shell(directory: Path) -> list[str]:
-    """The user's shell; bash gets a prompt that tells where one is."""
+    """Returns the user's shell; bash gets a prompt that tells where one is."""
     shell = os.environ.get("SHELL", "/bin/sh")
     if Path(shell).name != "bash":
         return [shell]

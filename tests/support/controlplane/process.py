@@ -96,7 +96,7 @@ class ChildProcess(LoggedProgram):
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status; TimeoutExpired if it does not end by itself."""
+        """Returns the exit status; TimeoutExpired if it does not end by itself."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.wait(timeout_s)
@@ -127,7 +127,7 @@ class ChildProcess(LoggedProgram):
 
 
 def listening(port: int) -> bool:
-    """Whether somebody accepts connections on 127.0.0.1:port."""
+    """Returns whether somebody accepts connections on 127.0.0.1:port."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -106,7 +106,7 @@ def test_the_last_result_is_the_committed_one(tmp_path: Path) -> None:
 
 
 def bench(value: float, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The real command line with one case more, which measures what it is told."""
+    """Returns the real command line with one case more, which measures what it is told."""
     command = [sys.executable, str(CASE), "given", "--results", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIVEN_VALUE": str(value)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

@@ -14,7 +14,7 @@ AUDIO, TEXT = golden_audio(), golden_text()
 
 
 def golden_like(scale: float = 1.0) -> list[float]:
-    """An audio with the fixture's length, its last listed samples, and its loudness times `scale`."""
+    """Returns an audio with the fixture's length, its last listed samples, and its loudness times `scale`."""
     samples = [0.0] * AUDIO.samples
     first = AUDIO.samples // AUDIO.stride - len(AUDIO.last_strided)
     for index, value in enumerate(AUDIO.last_strided):

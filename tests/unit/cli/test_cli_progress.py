@@ -13,7 +13,7 @@ STAGES = ["thinker", "token2wav"]
 
 
 def show(*, terminal: bool) -> str:
-    """Two stages load, one twice as after a taken port, and become ready."""
+    """Returns the progress of two stages that load, one of them twice as after a taken port, and become ready."""
     text = StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, color_system=None)
     with make_progress(console, STAGES) as progress:

@@ -32,7 +32,7 @@ def figures(tensors: list[PublishedTensor]) -> list[str]:
 
 
 def row_of(first: str) -> list[str]:
-    """The cells of the table row that begins with this cell, behind it."""
+    """Returns the cells of the table row that begins with this cell, behind it."""
     found = re.search(rf"^\| {re.escape(first)} \|(.*)\|$", PAGE, re.MULTILINE)
     assert found is not None, f"no row {first!r}"
     return [cell.strip() for cell in found[1].split("|")]

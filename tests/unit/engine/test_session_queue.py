@@ -23,7 +23,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """A room; the longest and the priority of each session; a seed of who grows when."""
+    """Returns a room; the longest and the priority of each session; a seed of who grows when."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None

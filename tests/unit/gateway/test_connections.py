@@ -34,7 +34,7 @@ async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def serve(bounds: Bounds) -> AsyncIterator[int]:
-    """The port of a server with these bounds."""
+    """Yields the port of a server with these bounds."""
     config = uvicorn.Config(tell, port=0, http=bounded_http(bounds), ws="none", log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
@@ -61,7 +61,7 @@ async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
-    """Whether the server ended it, within ten seconds, without an answer."""
+    """Returns whether the server ended it, within ten seconds, without an answer."""
     with contextlib.suppress(ConnectionResetError):
         return await asyncio.wait_for(reader.read(), 10) == b""
     return True

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_gateway.api.live import COMMENT, ClientLeftError, LiveResponse
+from omni_gateway.api.live import COMMENT, ClientLeftError, LiveResponse, Template, event
 
 Message = dict[str, Any]
 
@@ -98,3 +98,20 @@ async def test_what_the_source_raises_is_raised() -> None:
     with pytest.raises(ValueError, match="the source"):
         await LiveResponse(fail(), media_type="audio/wav", send_s=5)({}, client.receive, client.send)
     assert client.got == [b"first"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "word ", 'a "quote", a \\ and a\nline', "\u00e9\u4e16\U0001f600", "\x00\x1f", "here"]
+)
+def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None:
+    def make(text: str) -> dict[str, Any]:
+        return {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}}], "usage": None}
+
+    assert Template(make).event(text) == event(make(text))
+
+
+async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
+    client, source = Client(takes=2), Source(endless=True)
+    with pytest.raises(ClientLeftError):
+        await respond(source, send_s=0.3, comment_s=0.02)({}, client.receive, client.send)
+    assert source.closed

@@ -76,7 +76,7 @@ def test_the_charts_rules_are_those_of_the_plain_manifests() -> None:
 
 
 def list_items() -> dict[str, Any]:
-    """Every list of the schema: path -> the schema of its items."""
+    """Returns every list of the schema: path -> the schema of its items."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     found: dict[str, Any] = {}
     pending = [("", schema)]

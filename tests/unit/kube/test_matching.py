@@ -44,7 +44,7 @@ def test_no_quantities(text: object) -> None:
 
 
 def live() -> Json:
-    """A Deployment as the API server gives it back."""
+    """Returns a Deployment as the API server gives it back."""
     return {
         "metadata": {
             "name": "a",
@@ -89,7 +89,7 @@ def live() -> Json:
 
 
 def desired() -> Json:
-    """The same as a builder writes it."""
+    """Returns the same as a builder writes it."""
     return {
         "metadata": {"name": "a", "labels": {"mine": "1"}, "ownerReferences": [{"uid": "u1", "controller": True}]},
         "spec": {

@@ -32,7 +32,7 @@ DATA = struct.pack("<6f", *range(6))
 
 
 def entry(**changes: object) -> dict[str, object]:
-    """A good tensor entry as plain data, with changes; None removes a field."""
+    """Returns a good tensor entry as plain data, with changes; None removes a field."""
     good = {
         "tensor_data": DATA,
         "tensor_shape": [2, 3],

@@ -250,7 +250,7 @@ def test_empty_payload_is_a_payload():
 
 
 def peak_bytes(call) -> tuple[int, int]:
-    """Bytes that the call's result keeps and the most it took at once, of Python's memory."""
+    """Returns the bytes that the call's result keeps and the most it took at once, of Python's memory."""
     tracemalloc.start()
     try:
         result = call()

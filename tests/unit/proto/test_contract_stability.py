@@ -51,7 +51,7 @@ def _enums(prefix: str, enums: list[EnumDescriptorProto]) -> Iterator[tuple[str,
 
 
 def facts(files: FileDescriptorSet) -> dict[str, str]:
-    """What must not change, by full name."""
+    """Returns what must not change, by full name."""
     found: dict[str, str] = {}
     for file in files.file:
         found.update(_messages(file.package, list(file.message_type)))

@@ -140,7 +140,7 @@ def test_the_form_is_json() -> None:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Names of a stage's metrics in a text of any form, series of histograms by the histogram's name."""
+    """Returns the names of a stage's metrics in a text of any form, series of histograms by the histogram's name."""
     names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 
-from support import scripted_stages
 from support.scripted_stages import Kit
 
 
@@ -18,16 +16,6 @@ from support.scripted_stages import Kit
 async def kit() -> AsyncIterator[Kit]:
     async with AsyncExitStack() as stack:
         yield Kit(stack)
-
-
-@pytest.fixture(scope="session")
-def lab() -> SimpleNamespace:
-    """Builders and scripts for tests, which cannot import this file."""
-    names = (
-        "ask collect start END say_hello speak_codes make_sound wait_forever failing rows png wav "
-        "EDGE_A EDGE_B ScriptedComponent ScriptedEngine"
-    )
-    return SimpleNamespace(**{name: getattr(scripted_stages, name) for name in names.split()})
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ def audio(seconds: float) -> pb.GenerateResponse:
 
 
 def hear(*chunks: tuple[float, float]) -> AnswerMeter:
-    """A meter of chunks that came at a time and play for so many seconds."""
+    """Returns a meter of chunks that came at a time and play for so many seconds."""
     now = 0.0
     meter = AnswerMeter(clock=lambda: now, began=0.0)
     for time, seconds in chunks:

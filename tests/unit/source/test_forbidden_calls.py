@@ -68,7 +68,7 @@ def shipped() -> dict[str, ast.Module]:
 
 
 def full_names(tree: ast.Module) -> dict[str, str]:
-    """What the imports of a file call things: name -> full name."""
+    """Returns what the imports of a file call things: name -> full name."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -79,7 +79,7 @@ def full_names(tree: ast.Module) -> dict[str, str]:
 
 
 def dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """The full name that an expression reads; empty if it is no name."""
+    """Returns the full name that an expression reads; empty if it is no name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):

@@ -148,7 +148,7 @@ def run_step() -> Callable[..., ModelRunnerOutput]:
 
 
 def collect(outputs: dict[int, Any]) -> dict[str, Any]:
-    """The outputs of a step by request id, whichever client they go to."""
+    """Returns the outputs of a step by request id, whichever client they go to."""
     return {output.request_id: output for client in outputs.values() for output in client.outputs}
 
 

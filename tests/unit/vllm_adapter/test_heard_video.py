@@ -56,7 +56,7 @@ FAMILIES = [
 
 
 def ours(grids: int, sound: int, interleave: Any, per_second: int) -> tuple[list[int], list[Place]]:
-    """An image, a sound of 9 tokens, and the video between texts."""
+    """Returns an image, a sound of 9 tokens, and the video between texts."""
     prompt = [20, BEGIN, 8, END, 21, SOUND_BEGIN, 7, SOUND_END, 20, BEGIN, 9, 7, END, 21, 20]
     lengths = {IMAGE: [HEIGHT * WIDTH], AUDIO: [9, sound], VIDEO: [grids * HEIGHT * WIDTH]}
     return expand(prompt, lengths, [grids], TOKENS, interleave, per_second)

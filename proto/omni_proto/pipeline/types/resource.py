@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
+from omni_proto.pipeline.types.entry import Aliases, Entry, Tracing
 from omni_proto.pipeline.types.kubernetes import (
     LIST_SET,
     SERVER_DEFAULT,
@@ -28,7 +29,6 @@ from omni_proto.pipeline.types.kubernetes import (
     list_map,
 )
 from omni_proto.stage_config import (
-    ClientCertificates,
     ComponentId,
     ConfigModel,
     EdgeMode,
@@ -51,14 +51,9 @@ URI_PATTERN: Final = (
 )
 IMAGE_PATTERN: Final = r"^[a-z0-9][a-zA-Z0-9._:/@-]*[a-zA-Z0-9]$"
 PERCENT_PATTERN: Final = r"^(100|[1-9]?[0-9])%$"
-MODEL_ALIAS_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$"
-OTLP_PATTERN: Final = r"^https?://[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?:[0-9]{1,5}$"
-VOICE_PATTERN: Final = r"^[A-Za-z0-9]([A-Za-z0-9 ._-]*[A-Za-z0-9])?$"
 
 ModelUri = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=URI_PATTERN)]
 ImageName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=IMAGE_PATTERN)]
-ModelAlias = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=MODEL_ALIAS_PATTERN)]
-Voice = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=VOICE_PATTERN)]
 IntOrPercent = (
     Annotated[int, Field(ge=0, le=64)] | Annotated[str, StringConstraints(pattern=PERCENT_PATTERN, max_length=4)]
 )
@@ -160,44 +155,6 @@ class Stage(PodSettings):
     """Limits of one pod."""
     timeouts: StageTimeouts = StageTimeouts()
     """Times of the stage, in seconds."""
-
-
-class EntryTls(ConfigModel):
-    """The certificate of the entry stage. Clients then connect over TLS 1.2 or newer."""
-
-    secret_name: SubdomainName
-    """Secret in the pipeline's namespace with tls.crt and tls.key (and ca.crt), as cert-manager writes it. A renewed
-    certificate is served without a restart."""
-    client_certificates: ClientCertificates = ClientCertificates.IGNORED
-    """Required: clients must present a certificate signed by the ca.crt of the same Secret."""
-
-
-class Entry(ConfigModel):
-    """How clients reach the pipeline."""
-
-    tls: EntryTls | None = None
-    """TLS between clients and the entry stage. Default: plaintext, without authentication."""
-
-
-class Aliases(ConfigModel):
-    """Further names of the pipeline and of its voices, which clients of the HTTP gateway may use. Changing them affects
-    no pods."""
-
-    models: Annotated[list[ModelAlias], Field(max_length=16, json_schema_extra=LIST_SET)] = Field(default_factory=list)
-    """Names of the pipeline as a model, e.g. tts-1. A request with a name that two pipelines share is refused; it must
-    use the pipeline's own name."""
-    voices: Annotated[dict[Voice, Voice], Field(max_length=64)] = Field(default_factory=dict)
-    """Voices of the model by other names, e.g. alloy: Chelsie, so that clients of OpenAI's API work unchanged. The own
-    name of a voice takes precedence over an alias."""
-
-
-class Tracing(ConfigModel):
-    """Traces of requests."""
-
-    otlp_endpoint: Annotated[str, StringConstraints(max_length=253, pattern=OTLP_PATTERN)] | None = None
-    """OpenTelemetry collector to which the stages send spans over gRPC, reachable from the cluster, e.g.
-    http://collector.observability.svc:4317. Default: the operator's, or none. Local runs use
-    OTEL_EXPORTER_OTLP_ENDPOINT instead."""
 
 
 class PipelineTimeouts(ConfigModel):

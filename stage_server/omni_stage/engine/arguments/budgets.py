@@ -7,10 +7,6 @@ from typing import Any
 
 from omni_proto.stage_config import EngineArgs
 
-DIFFUSION_SETTINGS = "omni_diffusion"
-"""Key of additional_config that the DiffusionScheduler reads."""
-PAYLOAD_LIMITS = "omni_payload_limits"
-"""Key of additional_config that every scheduler reads."""
 PAYLOAD_SHARE = 2
 """A payload may be this many times the stage's byte budget: a component may widen rows of 16 bits to 32."""
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from omni_proto.pipeline.components import EngineKind, refuse_engine_args, refuse_timeouts
 from omni_proto.stage_config import EngineArgs, StageConfig
-from omni_stage.engine.arguments.budgets import DIFFUSION_SETTINGS, PAYLOAD_LIMITS, diffusion_settings, payload_limits
+from omni_stage.engine.arguments.budgets import diffusion_settings, payload_limits
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.component import Component
+from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS, PAYLOAD_LIMITS
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """Default KV cache on a CPU: vLLM would take a share of the whole machine's memory."""

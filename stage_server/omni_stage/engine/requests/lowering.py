@@ -11,8 +11,9 @@ from vllm.sampling_params import RequestOutputKind
 
 from omni_stage.engine.requests.given_reply import check_room
 from omni_stage.engine.requests.part_plan import PlannedPart
-from omni_stage.engine.requests.request import EngineTraits, OmniEngineCoreRequest
+from omni_stage.engine.requests.request import OmniEngineCoreRequest
 from omni_stage.engine.requests.sampling import lower_sampling
+from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.models.component import Component, StageInput, StageRequest, UserPrompt
 from omni_stage.vllm_adapter.core.interface import CorePart, Params
 from omni_stage.vllm_adapter.text_parsers import structured_sampling

@@ -18,6 +18,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RepetitionDetectionParams, SamplingParams
 
 from omni_stage.engine.requests.conflicts import Feature, check_conflicts
+from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.errors import (
     InvalidRequestError,
     InvalidTensorError,
@@ -27,11 +28,9 @@ from omni_stage.errors import (
 )
 from omni_stage.models.component import StageInput
 from omni_stage.payloads import (
-    DEFAULT_LIMITS,
     OMNI_PAYLOAD_KEY,
     OMNI_ROWS_KEY,
     AdditionalInformationPayload,
-    PayloadLimits,
     PromptEmbedsPayload,
 )
 
@@ -52,23 +51,6 @@ class OmniTokensPrompt(TokensPrompt, total=False):  # type: ignore[misc, call-ar
 
     additional_information: AdditionalInformationPayload
     """Tensors and lists for the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineTraits:
-    """The properties of the engine that validation needs."""
-
-    max_model_len: int
-    """Longest sequence in tokens, prompt and output together."""
-    vocab_size: int | None = None
-    """Token ids are below this; None skips the check."""
-    hidden_size: int | None = None
-    """Hidden size of the model's embeddings; None refuses prompt embeddings."""
-    embeds_dtype: torch.dtype | None = None
-    """The dtype that prompt embeddings are cast to; None leaves theirs unchanged."""
-    stream_fed: bool = False
-    """Whether the request's input comes in parts."""
-    limits: PayloadLimits = DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

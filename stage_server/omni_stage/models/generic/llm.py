@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,16 +144,7 @@ class _TextEmitter:
             parsed = self._parse.feed(
                 step.text, step.token_ids, step.prompt_token_ids, finished=step.finish_reason is not None
             )
-        return StageStep(
-            text=parsed.text,
-            reasoning=parsed.reasoning,
-            tool_calls=parsed.tool_calls,
-            token_ids=step.token_ids,
-            prompt_token_ids=step.prompt_token_ids,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return replace(StageStep.of(step), text=parsed.text, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls)
 
 
 class GenericLlm:

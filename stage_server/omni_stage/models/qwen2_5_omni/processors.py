@@ -84,7 +84,7 @@ class TalkerConditioning:
         return self._place(torch.cat(fresh), None) if fresh else None
 
     def _is_startable(self) -> bool:
-        """Whether the prompt's length is known and the first row after the prompt has arrived."""
+        """Returns whether the prompt's length is known and the first row after the prompt has arrived."""
         known = self._ended or {"mrope_positions", "mrope_delta"} <= self._complete
         if not known:
             return False

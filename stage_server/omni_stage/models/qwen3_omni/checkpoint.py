@@ -7,24 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from transformers import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.shared.config_file import find_dtype, one_line, read_config
-from omni_stage.models.shared.quiet import quiet_transformers
+from omni_stage.models.shared.config_file import find_dtype, parse_config, read_config
 
 DEFAULT_VOICE: Final = "ethan"
-EMBEDDING: Final = "thinker.model.embed_tokens.weight"
-_MODEL_TYPE: Final = "qwen3_omni_moe"
 _PARTS: Final = {
     "thinker_config": ("text_config", "audio_config", "vision_config"),
     "talker_config": ("text_config", "code_predictor_config"),
     "code2wav_config": (),
 }
-"""What config.json must hold: for a missing part transformers fills in the sizes of another model."""
+"""What config.json must hold (parse_config)."""
 _SPEECH_PARTS: Final = ("talker_config", "code2wav_config")
 """Parts that a checkpoint without speech, such as Thinking, does not have."""
 _UNSOUNDED_IDS: Final = 1024
@@ -134,7 +131,8 @@ def read_checkpoint(path: str | Path) -> OmniCheckpoint:
     directory = Path(path)
     raw = read_config(directory)
     speaks = raw.get("enable_audio_output", True) is not False
-    config = _parse_config(directory, raw, speaks=speaks)
+    parts = {part: inner for part, inner in _PARTS.items() if speaks or part not in _SPEECH_PARTS}
+    config = parse_config(directory, raw, Qwen3OmniMoeConfig, title="Qwen3-Omni", parts=parts)
     thinker = config.thinker_config
     return OmniCheckpoint(
         path=directory,
@@ -237,25 +235,3 @@ def count_lookahead(rates: list[int] | tuple[int, ...]) -> int:
     for rate in rates:
         missing = (missing + 1) * rate
     return missing
-
-
-def _parse_config(directory: Path, raw: Mapping[str, Any], *, speaks: bool) -> Qwen3OmniMoeConfig:
-    """Parse the configuration with transformers. Raises ConfigurationError naming the field."""
-    file = directory / "config.json"
-    if raw.get("model_type") != _MODEL_TYPE:
-        raise ConfigurationError(
-            f"{file} is not a Qwen3-Omni configuration: its model_type is not {_MODEL_TYPE}", field="model.path"
-        )
-    for part, inner in _PARTS.items():
-        if part in _SPEECH_PARTS and not speaks:
-            continue
-        for where, values in ((part, raw), *((f"{part}.{name}", raw.get(part)) for name in inner)):
-            if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
-                raise ConfigurationError(
-                    f"{file} is not a Qwen3-Omni configuration: {where} is missing", field="model.path"
-                )
-    try:
-        with quiet_transformers():
-            return Qwen3OmniMoeConfig.from_dict(dict(raw))
-    except Exception as error:  # its validation raises several classes, some of them huggingface_hub's
-        raise ConfigurationError(f"{file}: {one_line(error)}", field="model.path") from error

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from transformers import PretrainedConfig
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.shared.quiet import quiet_transformers
 
+_Config = TypeVar("_Config", bound=PretrainedConfig)
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -38,6 +43,41 @@ def find_dtype(parts: Iterable[Mapping[str, Any]]) -> str:
     return "bfloat16"
 
 
-def one_line(error: Exception) -> str:
+def torch_dtype(name: str) -> torch.dtype:
+    """Returns the torch dtype for a checkpoint's dtype: bfloat16, float16 or float32."""
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+
+
+def parse_config(
+    directory: Path,
+    raw: Mapping[str, Any],
+    config_class: type[_Config],
+    *,
+    title: str,
+    parts: Mapping[str, Iterable[str]],
+) -> _Config:
+    """Returns `raw` parsed with transformers, so that keys that the file lacks get their defaults.
+
+    `title` is the family's name in messages. `parts` are the mappings that the file must hold, each with the mappings
+    in it: for a missing one transformers fills in the sizes of another model. Raises ConfigurationError.
+    """
+    file = directory / "config.json"
+    not_ours = f"{file} is not a {title} configuration"
+    if raw.get("model_type") != config_class.model_type:
+        raise ConfigurationError(f"{not_ours}: its model_type is not {config_class.model_type}", field="model.path")
+    for part, inner in parts.items():
+        for where, values in ((part, raw), *((f"{part}.{name}", raw.get(part)) for name in inner)):
+            if not isinstance(values, dict) or not isinstance(values.get(where.rpartition(".")[2]), dict):
+                raise ConfigurationError(f"{not_ours}: {where} is missing", field="model.path")
+    try:
+        # It warns that the text's token ids are not ids of the talker; they are not meant to be.
+        with quiet_transformers():
+            config: _Config = config_class.from_dict(dict(raw))
+    except Exception as error:  # its validation raises several classes, some of them huggingface_hub's
+        raise ConfigurationError(f"{file}: {_one_line(error)}", field="model.path") from error
+    return config
+
+
+def _one_line(error: Exception) -> str:
     """Returns the error's message on one line of at most 300 characters; its type's name if it has none."""
     return " ".join(str(error).split())[:300] or type(error).__name__

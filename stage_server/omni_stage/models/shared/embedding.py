@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 
 from omni_stage.errors import ConfigurationError
 
-_INDEX = "model.safetensors.index.json"
+THINKER_EMBEDDING: Final = "thinker.model.embed_tokens.weight"
+"""The thinker's input embedding, in the checkpoints of both families."""
+_INDEX: Final = "model.safetensors.index.json"
 
 
 class EmbeddingTable:

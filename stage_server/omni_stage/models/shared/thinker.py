@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import torch
-
 from omni_proto.pipeline.components import ComponentFacts
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema
@@ -128,8 +126,3 @@ class OmniThinker:
             sampling=SamplingDefaults(temperature=0.0, max_tokens=_WARMUP_TOKENS, ignore_eos=True),
             want_tensors=self._settings.feeds,
         )
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Returns the torch dtype for a checkpoint's dtype: bfloat16, float16 or float32."""
-    return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]

@@ -33,9 +33,11 @@ from omni_stage.service.edges.outbox import Outbox
 from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.errors import RelayedError, first_error
 from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.started import Started
 from omni_stage.service.wire import OutgoingChunk
 
 _log = logging.getLogger(__name__)
+_Sent = tuple[bool, "events_pb2.FinishReason | None"]
 _Relay = Callable[[stage_service_pb2.GenerateResponse], Awaitable[None]]
 
 
@@ -68,6 +70,12 @@ class EdgeCall:
         self._start = start
         self._context = context
         self._outbox = Outbox(context.channels, heard=self.opens_early)
+        self._writer = EdgeWriter(context.schema)
+        self._count = context.metrics.chunk_counter(edge.stage)
+        self._sending: Any = None
+        """The gRPC call while its sender runs."""
+        self._batch: Started[_Sent] | None = None
+        """The rows that are being sent."""
         self._settled = asyncio.Event()
         self._max_rows = 0
         self._protocol = DownstreamProtocol(edge.stage, edge.stages)
@@ -99,7 +107,10 @@ class EdgeCall:
             # The downstream stage needed no more rows.
             return
         self._max_rows = self._max_rows or max_rows
-        self._outbox.put(tensors, complete)
+        if self._outbox.put(tensors, complete) and self._sending is not None and self._batch is None:
+            # Not in the sender's task, which runs after all that this step of the engine woke. Later rows do go there:
+            # here they would delay the texts of the step.
+            self._begin(self._sending)
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
         """Queue the end: no more rows follow."""
@@ -198,24 +209,43 @@ class EdgeCall:
         return explain_failure(error, stage=self.edge.stage, request_id=self._context.request_id)
 
     async def _send(self, call: Any) -> None:
-        writer = EdgeWriter(self._context.schema)
-        count = self._context.metrics.chunk_counter(self.edge.stage)
+        """Send rows as they become due, then the end."""
+        self._sending = call
         reason: events_pb2.FinishReason | None = None
-        while reason is None:
-            steps, complete, reason = await self._outbox.take()
-            for message in writer.encode(steps, last=reason is not None, complete=complete):
-                began = time.monotonic_ns()
-                self.transfer_start = self.transfer_start or began
-                if not await _write(call, message):
+        try:
+            while reason is None:
+                await self._outbox.wait()
+                batch = self._batch or self._begin(call)
+                sent, reason = await batch
+                self._batch = None
+                if not sent:
                     return
-                self.bytes_sent += message.data_bytes
-                count(message.data_bytes, (time.monotonic_ns() - began) / 1e9)
+        finally:
+            self._sending = None
+            if self._batch is not None:
+                self._batch.close()
         self.transfer_end = time.monotonic_ns()
         self._context.metrics.tensors_sent(self.edge.stage, len(self._context.schema.names))
         done = stage_service_pb2.End(upstream_finish_reason=reason)
         if await _write(call, stage_service_pb2.GenerateRequest(end=done)):
             await call.done_writing()
         self._settled.set()
+
+    def _begin(self, call: Any) -> Started[_Sent]:
+        batch = self._batch = Started(self._send_batch(call))
+        return batch
+
+    async def _send_batch(self, call: Any) -> _Sent:
+        """Send what is queued. Returns whether the call still takes messages, and the finish reason after the last."""
+        steps, complete, reason = self._outbox.take()
+        for message in self._writer.encode(steps, last=reason is not None, complete=complete):
+            began = time.monotonic_ns()
+            self.transfer_start = self.transfer_start or began
+            if not await _write(call, message):
+                return False, reason
+            self.bytes_sent += message.data_bytes
+            self._count(message.data_bytes, (time.monotonic_ns() - began) / 1e9)
+        return True, reason
 
     async def _relay(self, responses: AsyncIterator[Any]) -> None:
         try:

@@ -24,7 +24,7 @@ class OpenCalls(Protocol):
 
 
 class Outbox:
-    """The queued rows of one call. `put` and `end` never block; a single task calls `take`."""
+    """The queued rows of one call. `put`, `end` and `take` never block; a single task calls `wait`."""
 
     def __init__(self, calls: OpenCalls, *, heard: bool) -> None:
         """`heard`: whether the downstream stage reads rows before the request ends (a Stream edge)."""
@@ -37,8 +37,11 @@ class Outbox:
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> None:
-        """Queue the rows of a step. `complete`: tensors that end with these rows."""
+    def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> bool:
+        """Queue the rows of a step. Returns whether they are among a request's first, which wait for nothing.
+
+        `complete`: tensors that end with these rows.
+        """
         self._steps.append(tensors)
         self._complete |= complete
         now = self._loop.time()
@@ -48,6 +51,7 @@ class Outbox:
             self._due.set()
         elif self._timer is None:
             self._timer = self._loop.call_at(due, self._due.set)
+        return self._pacing.early
 
     def end(self, reason: events_pb2.FinishReason) -> None:
         """Queue the end: no more rows follow."""
@@ -58,9 +62,8 @@ class Outbox:
         """Wait until rows, or the end, are due."""
         await self._due.wait()
 
-    async def take(self) -> Taken:
-        """Wait until rows are due. Returns all queued steps, at most MOST_STEPS."""
-        await self._due.wait()
+    def take(self) -> Taken:
+        """Returns all queued steps, at most MOST_STEPS. Call it when they are due."""
         self.close()
         self._pacing.sent()
         steps, self._steps = self._steps, []

@@ -40,6 +40,11 @@ class Pacing:
     _due: float = math.inf
     """When the waiting rows must be sent."""
 
+    @property
+    def early(self) -> bool:
+        """Whether the last step was one of the first, which speech waits for."""
+        return self.heard and self._steps <= EARLY_STEPS
+
     def add(self, rows: int, now: float, open_calls: int) -> float:
         """Returns when the waiting rows, this step's included, must be sent; `now` means at once.
 
@@ -63,7 +68,7 @@ class Pacing:
     def _longest_s(self, now: float, open_calls: int) -> float:
         if not self.heard:
             return LONGEST_S
-        if self._steps <= EARLY_STEPS:
+        if self.early:
             return 0.0
         ahead_s = self._rows * ROW_PLAYS_S - (now - self._began) - ROW_PLAYS_S
         return max(0.0, min(LONGEST_S, open_calls * A_CALL_S, ahead_s))

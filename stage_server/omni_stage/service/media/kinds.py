@@ -1,13 +1,9 @@
-"""The kinds of media; for videos also their limits, and the frames that the model sees. Pure."""
+"""The kinds of media, and the frames of a video that the model sees. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
-
-from omni_proto.stage_config import MediaLimits
-from omni_proto.video_header import VideoHeader
-from omni_stage.errors import InvalidMediaError
 
 MediaKind = Literal["image", "audio", "video"]
 
@@ -34,29 +30,3 @@ class FramePlan:
     def bytes(self) -> int:
         """Bytes of all frames as RGB."""
         return 3 * self.width * self.height * self.count
-
-
-def check_video(header: VideoHeader, field: str, limits: MediaLimits) -> None:
-    """Check a video against its limits. Raises InvalidMediaError."""
-    if header.pixels > limits.max_video_pixels:
-        raise InvalidMediaError(
-            f"a frame of the video has {header.pixels} pixels, at most {limits.max_video_pixels} are decoded "
-            "(media.maxVideoPixels); scale it down",
-            field=field,
-            limit=f"{limits.max_video_pixels} pixels",
-        )
-    if header.seconds > limits.max_video_seconds:
-        raise InvalidMediaError(
-            f"the video is longer than {limits.max_video_seconds} s (media.maxVideoSeconds); send a part of it",
-            field=field,
-            limit=f"{limits.max_video_seconds} s",
-        )
-    if header.frames > limits.max_video_frames:
-        raise InvalidMediaError(
-            f"the video has {header.frames} frames, at most {limits.max_video_frames} are decoded "
-            "(media.maxVideoFrames); lower its frame rate",
-            field=field,
-            limit=f"{limits.max_video_frames} frames",
-        )
-    if header.frames == 1:
-        raise InvalidMediaError("the video has one frame; send it as an image", field=field, limit="2 frames")

@@ -25,10 +25,10 @@ from omni_proto.video_header import FRAME_PIXELS, FRAMES_PER_SECOND, MAX_FRAMES,
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PromptTooLongError, RequestTooLargeError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
 from omni_stage.models.component import MediaCost, TakesMedia, TakesVideo
-from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind, check_video
+from omni_stage.service.media.kinds import FRAME_COPIES, MEDIA_TYPES, FramePlan, MediaKind
+from omni_stage.service.media.limits import MIN_RATE_HZ, check_audio, check_image, check_video
 
 MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
-MIN_RATE_HZ: Final = 4000
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
 """Bytes per pixel until the engine's input exists: the decoder's, 3 in shared memory, and 4 in the stage server."""
 AUDIO_COPIES: Final = 4
@@ -183,11 +183,11 @@ def judge_medium(slot: MediaSlot, rules: MediaRules) -> MediaSlot:
     if isinstance(header, VideoHeader):
         return _judge_video(slot, header, rules)
     if isinstance(header, ImageHeader):
-        _check_image(header, slot.field, rules.media)
+        check_image(header, slot.field, rules.media)
         cost = rules.takes.image_cost(header.width, header.height)
         copies = _image_copies(header.pixels)
     else:
-        _check_audio(header, slot.field, rules.media)
+        check_audio(header, slot.field, rules.media)
         samples = audio_samples(header, rules)
         cost, copies = rules.takes.audio_cost(samples), _audio_copies(samples)
     held = ENCODED_COPIES * slot.size + copies + cost.engine_input_bytes
@@ -235,49 +235,6 @@ def _receive_medium(slot: MediaSlot, data: bytes | bytearray, rules: MediaRules)
             limit=f"{slot.declared_bytes} bytes",
         )
     return judged
-
-
-def _check_image(header: ImageHeader, field: str, limits: MediaLimits) -> None:
-    if header.pixels > limits.max_image_pixels:
-        raise InvalidMediaError(
-            f"the image has {header.pixels} pixels, at most {limits.max_image_pixels} are decoded "
-            "(media.maxImagePixels); send a smaller one",
-            field=field,
-            limit=f"{limits.max_image_pixels} pixels",
-        )
-    if header.frames > 1:
-        raise InvalidMediaError("the image is animated; send one frame of it", field=field, limit="1 frame")
-    if header.scans > limits.max_image_scans:
-        raise InvalidMediaError(
-            f"the image has more than {limits.max_image_scans} scans (media.maxImageScans); save it as baseline JPEG",
-            field=field,
-            limit=f"{limits.max_image_scans} scans",
-        )
-
-
-def _check_audio(header: AudioHeader, field: str, limits: MediaLimits) -> None:
-    if header.channels > limits.max_audio_channels:
-        raise InvalidMediaError(
-            f"the audio has {header.channels} channels, at most {limits.max_audio_channels} (media.maxAudioChannels); "
-            "send fewer",
-            field=field,
-            limit=f"{limits.max_audio_channels} channels",
-        )
-    if not MIN_RATE_HZ <= header.rate_hz <= limits.max_audio_rate_hz:
-        raise InvalidMediaError(
-            f"the audio has {header.rate_hz} samples a second, {MIN_RATE_HZ} to {limits.max_audio_rate_hz} "
-            "(media.maxAudioRateHz) are taken; resample it",
-            field=field,
-            limit=f"{limits.max_audio_rate_hz} Hz",
-        )
-    if header.frames == 0:
-        raise InvalidMediaError("the audio is empty", field=field)
-    if header.frames > limits.max_audio_seconds * header.rate_hz:
-        raise InvalidMediaError(
-            f"the audio is longer than {limits.max_audio_seconds} s (media.maxAudioSeconds); send it in parts",
-            field=field,
-            limit=f"{limits.max_audio_seconds} s",
-        )
 
 
 def _decoded_bytes(slot: MediaSlot) -> int:

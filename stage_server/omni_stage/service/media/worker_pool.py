@@ -14,33 +14,32 @@ import json
 import logging
 import mmap
 import os
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from omni_proto.media_header import BYTES_PER_SAMPLE, AudioHeader, ImageHeader
 from omni_proto.video_header import VideoHeader
-from omni_stage.errors import InvalidMediaError, OmniStageError, PrepareTimeoutError
+from omni_stage.errors import InvalidMediaError, OmniStageError
 from omni_stage.media.decode import WORK_BYTES_PER_PIXEL
-from omni_stage.media.worker import PACKET_BYTES, READY
 from omni_stage.models.component import AudioPart, ImagePart, MediaPart, VideoPart
+from omni_stage.service.media.decoder_process import DecoderProcess
 from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, MediaRules, MediaSlot, audio_samples
 
 WORKERS: Final = 2
-START_TIMEOUT_S: Final = 60.0
+LEFT_S: Final = 0.25
+"""Seconds in which a worker may finish a job whose caller has left."""
 _WORK_SLACK_BYTES: Final = 64 << 20
 """Memory of a worker in addition to media: decoders' tables, blocks, the resampler."""
 _MAX_ERROR_CHARS: Final = 200
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class MediaPool:
@@ -48,8 +47,8 @@ class MediaPool:
 
     def __init__(self, workers: int = WORKERS) -> None:
         self._places = asyncio.Semaphore(workers)
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._idle: list[DecoderProcess] = []
+        self._busy: set[DecoderProcess] = set()
         self._starting: set[asyncio.Task[None]] = set()
         # For copies to and from shared memory, off the event loop and off the threads that prepare texts.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
@@ -63,24 +62,23 @@ class MediaPool:
         async with self._places:
             job = _Job.plan(slots, rules, timeout_s)
             descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(descriptor, job.shared_bytes)
+            # A compromised worker must not shrink the memory that is mapped here.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            shared = mmap.mmap(descriptor, job.shared_bytes)
             try:
-                os.ftruncate(descriptor, job.shared_bytes)
-                # A compromised worker must not shrink the memory that is mapped here.
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-                shared = mmap.mmap(descriptor, job.shared_bytes)
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, job.fill, shared)
+                await self._in_thread(job.fill, shared)
                 sizes = await self._run(job, descriptor, timeout_s)
-                return await loop.run_in_executor(self._threads, job.take, shared, sizes)
+                return await self._in_thread(job.take, shared, sizes)
             finally:
-                os.close(descriptor)
+                await self._in_thread(_release, shared, descriptor)
 
     async def warm(self) -> None:
         """Start a process now if there is none, so that the next request need not wait for it."""
         if self._idle or self._busy or self._closed:
             return
         try:
-            self._idle.append(await _Worker.start())
+            self._idle.append(await DecoderProcess.start())
         except OmniStageError:
             _log.exception("no process that decodes media can be started")
 
@@ -93,96 +91,50 @@ class MediaPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, job: _Job, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
-        """Returns the result of a job that a worker ran. Any error, and cancellation too, ends the worker."""
-        worker = self._idle.pop() if self._idle else await _Worker.start()
+        """Returns the result of a job that a worker ran. An error ends the worker, and so does a cancellation if the
+        worker does not answer soon after."""
+        worker = self._idle.pop() if self._idle else await DecoderProcess.start()
         self._busy.add(worker)
+        settled = False
         try:
             answer = await worker.ask(job.message, descriptor, timeout_s)
-        except BaseException:
-            worker.kill()
-            if not self._closed:
-                self._start_another()
+            settled = True
+        except asyncio.CancelledError:
+            # Most jobs take less time than a new process.
+            settled = await worker.settles(LEFT_S)
             raise
         finally:
             self._busy.discard(worker)
-        self._idle.append(worker)
+            if settled and not self._closed:
+                self._idle.append(worker)
+            else:
+                worker.kill()
+                if not self._closed:
+                    self._start_another()
         return job.read(answer)
+
+    async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Call a function that copies or frees memory, which would take the event loop 0.3 ms a MiB.
+
+        If the caller cancels, the function still ends first, because the memory is in use until then.
+        """
+        if self._closed:
+            return function(*args)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            await asyncio.wait({future})
+            if not future.cancelled():
+                # Retrieved, so that asyncio does not log it: nobody waits for it any more.
+                future.exception()
+            raise
+        return future.result()
 
     def _start_another(self) -> None:
         task = asyncio.get_running_loop().create_task(self.warm())
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
-
-
-class _Worker:
-    """One process, and the parent's end of its socket."""
-
-    def __init__(self, process: subprocess.Popen[bytes], ours: socket.socket) -> None:
-        self._process = process
-        self._socket = ours
-
-    @classmethod
-    async def start(cls) -> _Worker:
-        """Start a process and wait until it can decode. Raises OmniStageError."""
-        process, ours = _spawn()
-        ours.setblocking(False)
-        worker = cls(process, ours)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                greeting = await worker._receive()
-        except BaseException:
-            worker.kill()
-            raise
-        if greeting != READY:
-            worker.kill()
-            raise OmniStageError(f"a process that decodes media ended while it started ({process.returncode})")
-        return worker
-
-    async def ask(self, message: bytes, descriptor: int, timeout_s: float) -> dict[str, Any]:
-        """Send a job and wait for its answer. Raises PrepareTimeoutError, and InvalidMediaError if the process died."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                socket.send_fds(self._socket, [message], [descriptor])
-                answer = await self._receive()
-        except TimeoutError as error:
-            raise PrepareTimeoutError(
-                f"the request's media were not decoded within {timeout_s:g} s (timeouts.prepare); send simpler ones",
-                field="start.chat",
-                limit=f"{timeout_s:g} s",
-            ) from error
-        if not answer:
-            _log.warning("a process that decoded media ended: its request is refused")
-            raise InvalidMediaError("the request's media cannot be decoded: the decoder ended", field="start.chat")
-        decoded: dict[str, Any] = json.loads(answer)
-        return decoded
-
-    async def _receive(self) -> bytes:
-        """Returns a packet; empty if the process ended."""
-        try:
-            return await asyncio.get_running_loop().sock_recv(self._socket, PACKET_BYTES)
-        except ConnectionResetError:
-            return b""
-
-    def kill(self) -> None:
-        """End the process. Idempotent."""
-        self._process.kill()
-        # Close after the callbacks of a read that was just cancelled, because they still use the socket.
-        asyncio.get_running_loop().call_soon(self._socket.close)
-        # Reaped in a thread, because the kernel needs a while to free gigabytes.
-        threading.Thread(target=self._process.wait, name="media-reaper", daemon=True).start()
-
-
-def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Returns a process that is still importing, and the parent's end of its socket. Popen uses vfork: milliseconds."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", "omni_stage.media.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
-    return process, ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +216,14 @@ def _fits(size: Any, medium: dict[str, Any]) -> bool:
     frames, samples = size
     least = 2 if "seconds" in medium else 0
     return bool(least <= frames <= max(1, medium.get("frames", 1)) and 0 <= samples <= medium.get("max_samples", 0))
+
+
+def _release(shared: mmap.mmap, descriptor: int) -> None:
+    """Free a job's memory."""
+    os.close(descriptor)
+    # The traceback of an error may still refer to it; then it is freed with that.
+    with suppress(BufferError):
+        shared.close()
 
 
 def _take_sound(shared: mmap.mmap, begin: int, count: int, rate_hz: int) -> AudioPart:

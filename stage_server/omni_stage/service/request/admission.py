@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omni_stage.errors import ByteBudgetExceededError, RequestTooLargeError, TooManyRequestsError
+from omni_stage.session_queue import YIELDING_SHARE
 
-YIELDING_SHARE = 0.75
-"""Share of the stage's requests and bytes that requests with a priority above 0 may fill."""
 MEDIA_SHARE = 0.75
 """Share of the stage's bytes that media may fill; the rest stays free for text."""
 RETRY_AFTER_S = 1.0

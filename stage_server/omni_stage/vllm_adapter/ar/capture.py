@@ -148,11 +148,11 @@ class CaptureLedger:
         self._progress: dict[str, _Progress] = {}
 
     def __bool__(self) -> bool:
-        """Whether any request wants rows."""
+        """Returns whether any request wants rows."""
         return bool(self._progress)
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether this request wants rows."""
+        """Returns whether this request wants rows."""
         return request_id in self._progress
 
     def open(self, request_id: str) -> None:

@@ -5,6 +5,9 @@ on that card. So before a stage serves, the runner rehearses: the same random re
 model takes them) go through real steps, a prefill and decode steps at batch 1, 2 and the largest captured size, once as
 the model is written and once as configured. The stage serves eager if they differ (docs/adr/0018).
 
+A mixture of experts takes the experts of the configured run in both runs (expert_choices): rounding alone may decide
+between two experts, and another expert is another answer.
+
 The steps are hand-made SchedulerOutputs, as in vLLM's own warm-up of its V2 runner (v1/worker/gpu/warmup.py). No token
 is sampled: every step is a piece of a prompt that never ends, so both ways get the same input whatever they compute.
 
@@ -15,6 +18,7 @@ Private interfaces of vLLM 0.32: `v1.core.sched.output` (SchedulerOutput, NewReq
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +54,10 @@ class Rehearsed:
     """[B, H], float32: the hidden state of the last token."""
     choices: Choices | None
     """None on a rank that does not compute logits."""
+    experts: list[torch.Tensor] | None = None
+    """The experts of each router, [tokens, k]; None without routers, or if their choice cannot be fixed."""
+    experts_behind: float = 0.0
+    """In the eager run: how far the worst of these experts is behind the run's own choice (`ExpertChoices.behind`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,8 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
 
     Hidden states: |configured - eager| <= tolerance * |eager| for each step, and ROW_SLACK times that for each request
     (Euclidean norms). Tokens: the same, unless eager itself rates the two within `tolerance` of the range of its
-    logits: rounding decides such a tie, and two correct runs may decide it differently.
+    logits: rounding decides such a tie, and two correct runs may decide it differently. Experts: no chosen one is
+    behind eager's own choice by more than ROW_SLACK * tolerance of the range of its router's logits.
     """
     for one, other in zip(eager, configured, strict=True):
         if not torch.isfinite(other.hidden).all():
@@ -99,6 +108,11 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
             return (
                 f"{one.name}: hidden states differ by {whole:.2g} of their size ({worst:.2g} in the worst request); "
                 f"{tolerance:g} is allowed"
+            )
+        if not one.experts_behind <= ROW_SLACK * tolerance:
+            return (
+                f"{one.name}: a router chose an expert that the model's own code rates {one.experts_behind:.2g} of its "
+                f"range below its own choice; {ROW_SLACK * tolerance:g} is allowed"
             )
         if one.choices is not None and other.choices is not None:
             # Not written with ">": NaN would compare as false and pass.
@@ -115,7 +129,7 @@ def batch_sizes(captured: Iterable[int], most: int) -> list[int]:
 
 
 def is_compiled(config: VllmConfig) -> bool:
-    """Whether the engine is configured to run anything but the model's own code."""
+    """Returns whether the engine is configured to run anything but the model's own code."""
     compilation = config.compilation_config
     return compilation.mode != CompilationMode.NONE or compilation.cudagraph_mode != CUDAGraphMode.NONE
 
@@ -136,9 +150,7 @@ def check_runner(runner: OmniARRunnerMixin) -> str:
     for size in batch_sizes(config.compilation_config.cudagraph_capture_sizes or (), most):
         configured = _rehearse(runner, size)
         with runner.as_written():
-            eager = _rehearse(
-                runner, size, [None if step.choices is None else step.choices.best for step in configured]
-            )
+            eager = _rehearse(runner, size, configured)
         # Every rank runs all sizes, even after it found a difference: the other ranks wait for it in every layer.
         found = found or find_difference(configured, eager, tolerance)
     return found
@@ -153,20 +165,18 @@ def _block_sizes(runner: OmniARRunnerMixin) -> list[int]:
 
 
 @torch.inference_mode()
-def _rehearse(
-    runner: OmniARRunnerMixin, size: int, chosen: Sequence[torch.Tensor | None] | None = None
-) -> list[Rehearsed]:
+def _rehearse(runner: OmniARRunnerMixin, size: int, configured: Sequence[Rehearsed] | None = None) -> list[Rehearsed]:
     """Run a prefill of `size` requests, in as many steps as it needs, then DECODE_STEPS steps of one token each.
 
-    `chosen`: the tokens to rate, for each step.
+    `configured`: the steps of the configured run, whose experts this one takes and whose tokens it rates.
     """
     requests = _new_requests(runner, size)
     prefills = [len(request.prompt_token_ids or ()) - DECODE_STEPS - 1 for request in requests]
     ids = [request.req_id for request in requests]
     steps: list[Rehearsed] = []
 
-    def rated() -> torch.Tensor | None:
-        return chosen[len(steps)] if chosen else None
+    def other() -> Rehearsed | None:
+        return configured[len(steps)] if configured else None
 
     try:
         begin = 0
@@ -177,22 +187,23 @@ def _rehearse(
                 end += 1
             scheduled = dict(zip(ids[begin:end], prefills[begin:end], strict=True))
             output = _scheduler_output(scheduled, new=requests[begin:end])
-            steps.append(_run(runner, output, f"prefill of {end - begin}", rated()))
+            steps.append(_run(runner, output, f"prefill of {end - begin}", other()))
             begin = end
         for index in range(DECODE_STEPS):
             done = [prefill + index for prefill in prefills]
             output = _scheduler_output(dict.fromkeys(ids, 1), computed=dict(zip(ids, done, strict=True)))
-            steps.append(_run(runner, output, f"decode step {index + 1} of {size}", rated()))
+            steps.append(_run(runner, output, f"decode step {index + 1} of {size}", other()))
     finally:
         runner.execute_model_state = None
         runner.execute_model(_scheduler_output({}, finished=set(ids)))
     return steps
 
 
-def _run(
-    runner: OmniARRunnerMixin, scheduler_output: SchedulerOutput, name: str, chosen: torch.Tensor | None
-) -> Rehearsed:
-    runner.execute_model(scheduler_output)
+def _run(runner: OmniARRunnerMixin, scheduler_output: SchedulerOutput, name: str, other: Rehearsed | None) -> Rehearsed:
+    choices = runner.expert_choices
+    told = other.experts if other is not None else None
+    with choices.told(told) if choices is not None and told is not None else nullcontext():
+        runner.execute_model(scheduler_output)
     state = runner.execute_model_state
     if state is None:
         raise RuntimeError("a rehearsed step left no state")
@@ -202,15 +213,19 @@ def _run(
     logits = state.logits
     if logits is not None and order != list(range(len(logits))):
         logits = logits[order]
-    choices = None if logits is None else rate(logits, chosen)
+    rated = None if other is None or other.choices is None else other.choices.best
+    best = None if logits is None else rate(logits, rated)
     output = runner.sample_tokens(None)
     if isinstance(output, AsyncModelRunnerOutput):
         output.get_output()
-    return Rehearsed(name, hidden, choices)
+    if choices is None:
+        return Rehearsed(name, hidden, best)
+    experts = choices.recorded(scheduler_output.total_num_scheduled_tokens) if other is None else None
+    return Rehearsed(name, hidden, best, experts, choices.behind if told is not None else 0.0)
 
 
 def _new_requests(runner: OmniARRunnerMixin, size: int) -> list[NewRequestData]:
-    """Returns requests that are the same on every rank and in every call: prompts of 7 to 11 tokens with own blocks."""
+    """Returns requests of 7 to 11 tokens with blocks of their own; the same on every rank and in every call."""
     generator = torch.Generator().manual_seed(0)
     vocabulary, row_size = runner.input_batch.vocab_size, runner.input_row_size
     excluded = set(runner.no_embedding_token_ids)

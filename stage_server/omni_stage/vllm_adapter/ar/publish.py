@@ -112,7 +112,7 @@ class PublishingMixin(_Base):
         return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
 
     def _list_sampling(self) -> list[bool]:
-        """Whether each request of the batch samples in this step. vLLM discards tokens sampled in a prefill."""
+        """Returns whether each request of the batch samples in this step. vLLM discards tokens sampled in a prefill."""
         return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
 
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:

@@ -34,6 +34,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from omni_stage.errors import ConfigurationError, InvalidTensorError, OmniStageError
 from omni_stage.payloads import OMNI_ROWS_KEY
 from omni_stage.vllm_adapter.ar.capture import compute_spans
+from omni_stage.vllm_adapter.ar.compiled_check import is_compiled
+from omni_stage.vllm_adapter.ar.expert_choices import ExpertChoices
 from omni_stage.vllm_adapter.ar.input_rows import INPUT_ROWS, InputRowStore, MropePositions
 from omni_stage.vllm_adapter.ar.publish import PublishingMixin, start_positions
 from omni_stage.vllm_adapter.hooks import SupportsInputRows
@@ -59,6 +61,8 @@ class OmniARRunnerMixin(PublishingMixin):
         self._mrope: dict[str, MropePositions] = {}
         self._input_rows: InputRowStore | None = None
         self._as_written = False
+        self.expert_choices: ExpertChoices | None = None
+        """Of a mixture of experts that does not run as it is written; for compiled_check."""
 
     @property
     def input_row_size(self) -> int:
@@ -104,6 +108,8 @@ class OmniARRunnerMixin(PublishingMixin):
         self._hooks = ModelHooks.of(model)
         if self._omni.capture_rows and self._hooks.publishes:
             check_published(self.vllm_config)
+        if is_compiled(self.vllm_config):
+            self.expert_choices = ExpertChoices.bind(model, self.max_num_tokens, self.device)
         if not isinstance(model, SupportsInputRows):
             return
         if self.cache_config.enable_prefix_caching:
@@ -184,6 +190,6 @@ class GPUARModelRunner(OmniARRunnerMixin, GPUModelRunner):
 
 
 def wants_rows(new_request: NewRequestData) -> bool:
-    """Whether the front end asked for this request's rows."""
+    """Returns whether the front end asked for this request's rows."""
     params = new_request.sampling_params
     return bool(params is not None and params.extra_args and params.extra_args.get(OMNI_ROWS_KEY) is True)

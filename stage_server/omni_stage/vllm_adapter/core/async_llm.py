@@ -23,19 +23,11 @@ from vllm.config import VllmConfig
 from vllm.engine.protocol import StreamingInput
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from omni_stage.engine_step import EngineStep
 from omni_stage.errors import ConfigurationError, EngineDeadStageError, NotReadyError
-from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
-from omni_stage.vllm_adapter.core.interface import (
-    COMPARE_WITH_EAGER,
-    END_STREAM,
-    Capture,
-    CoreOutput,
-    CorePart,
-    Params,
-    convert_output,
-    translate_error,
-)
+from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
 from omni_stage.vllm_adapter.process.template import template_processes
@@ -85,10 +77,9 @@ class AsyncEngineCore(EngineProperties):
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
         """`make_config` is called on the engine's thread; it raises ConfigurationError."""
-        self._make_config = make_config
+        super().__init__(make_config)
         self._thread = EngineThread("engine-launcher")
         self._llm: OmniAsyncLLM | None = None
-        self._generation_defaults: dict[str, Any] = {}
         self._closed = False
         self._processor = asyncio.Lock()
         """Held by the request whose media are being processed."""
@@ -102,11 +93,6 @@ class AsyncEngineCore(EngineProperties):
     def is_dead(self) -> bool:
         """Whether the engine's process ended or its output loop failed."""
         return self._closed or (self._llm is not None and bool(self._llm.errored))
-
-    @property
-    def generation_defaults(self) -> Mapping[str, Any]:
-        """Sampling parameters of generation_config.json."""
-        return self._generation_defaults
 
     @property
     def _engine(self) -> OmniAsyncLLM:
@@ -140,7 +126,7 @@ class AsyncEngineCore(EngineProperties):
         *,
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
-    ) -> AsyncGenerator[CoreOutput, None]:
+    ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it."""
         llm = self._engine
         run = llm.encode if isinstance(params, PoolingParams) else llm.generate
@@ -155,7 +141,7 @@ class AsyncEngineCore(EngineProperties):
             while (output := await self._next(opened)) is not None:
                 yield output
 
-    async def _first_of_media(self, opened: _Opened) -> CoreOutput | None:
+    async def _first_of_media(self, opened: _Opened) -> EngineStep | None:
         """Returns the first output of a request with media, one request at a time in vLLM's multimodal processor.
 
         vLLM 0.32 runs the processor on one thread, which cannot be ended and whose queue keeps the images of cancelled
@@ -186,7 +172,7 @@ class AsyncEngineCore(EngineProperties):
 
     async def stream_parts(
         self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
-    ) -> AsyncGenerator[CoreOutput, None]:
+    ) -> AsyncGenerator[EngineStep, None]:
         """Run one request whose input comes in parts; closing the generator aborts it."""
         llm = self._engine
         inbox: asyncio.Queue[CorePart] = asyncio.Queue()
@@ -230,7 +216,7 @@ class AsyncEngineCore(EngineProperties):
             if not opened.finished and not llm.errored:
                 await llm.abort(request_id)
 
-    async def _next(self, opened: _Opened) -> CoreOutput | None:
+    async def _next(self, opened: _Opened) -> EngineStep | None:
         """Returns vLLM's next output, converted; None if there are no more. Raises OmniStageError."""
         if opened.outputs is None:
             return None
@@ -267,8 +253,7 @@ class AsyncEngineCore(EngineProperties):
         self._thread.stop()
 
     def _launch(self) -> OmniAsyncLLM:
-        config = keep_worker_in_engine(self._make_config())
-        self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        config = self._create_config()
         with collecting_start_errors() as find_refusal:
             try:
                 with template_processes():

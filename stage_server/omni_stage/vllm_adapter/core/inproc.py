@@ -14,18 +14,11 @@ from typing import Any
 
 from vllm.config import VllmConfig
 
+from omni_stage.engine_step import EngineStep
 from omni_stage.errors import NotReadyError
-from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 from omni_stage.vllm_adapter.core.inproc_llm import InprocOmniLLM, Sink
-from omni_stage.vllm_adapter.core.interface import (
-    COMPARE_WITH_EAGER,
-    END_STREAM,
-    Capture,
-    CoreOutput,
-    CorePart,
-    Params,
-    translate_error,
-)
+from omni_stage.vllm_adapter.core.interface import COMPARE_WITH_EAGER, END_STREAM, CorePart, Params
+from omni_stage.vllm_adapter.core.outputs import Capture, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
 
@@ -35,10 +28,9 @@ class InprocEngineCore(EngineProperties):
 
     def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
         """`make_config` is called on the engine's thread; it raises ConfigurationError."""
-        self._make_config = make_config
+        super().__init__(make_config)
         self._thread = EngineThread.shared()
         self._llm: InprocOmniLLM | None = None
-        self._generation_defaults: dict[str, Any] = {}
 
     @property
     def loaded_config(self) -> VllmConfig:
@@ -49,11 +41,6 @@ class InprocEngineCore(EngineProperties):
     def is_dead(self) -> bool:
         """Whether a step failed or the engine was shut down."""
         return self._llm is not None and self._llm.error is not None
-
-    @property
-    def generation_defaults(self) -> Mapping[str, Any]:
-        """Sampling parameters of generation_config.json."""
-        return self._generation_defaults
 
     @property
     def llm(self) -> InprocOmniLLM:
@@ -83,7 +70,7 @@ class InprocEngineCore(EngineProperties):
         *,
         priority: int = 0,
         on_submit: Callable[[], None] | None = None,
-    ) -> AsyncGenerator[CoreOutput, None]:
+    ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it."""
         llm, sink = self.llm, self._new_sink()
         finished = False
@@ -101,7 +88,7 @@ class InprocEngineCore(EngineProperties):
 
     async def stream_parts(
         self, request_id: str, parts: AsyncGenerator[CorePart, None], *, priority: int = 0
-    ) -> AsyncGenerator[CoreOutput, None]:
+    ) -> AsyncGenerator[EngineStep, None]:
         """Run one request whose input comes in parts; closing the generator aborts it."""
         llm, sink = self.llm, self._new_sink()
         finished = False
@@ -126,7 +113,7 @@ class InprocEngineCore(EngineProperties):
         return Sink(asyncio.get_running_loop(), asyncio.Queue(), Capture())
 
     @staticmethod
-    async def _next(sink: Sink) -> CoreOutput:
+    async def _next(sink: Sink) -> EngineStep:
         item = await sink.outputs.get()
         if isinstance(item, Exception):
             raise translate_error(item) from item
@@ -170,8 +157,7 @@ class InprocEngineCore(EngineProperties):
         await asyncio.wrap_future(thread.submit(close))
 
     def _launch(self) -> InprocOmniLLM:
-        config = keep_worker_in_engine(self._make_config())
-        self._generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        config = self._create_config()
         llm = InprocOmniLLM(config)
         self._thread.register(llm)
         return llm

@@ -22,9 +22,11 @@ from vllm.v1.engine.input_processor import InputProcessor
 from vllm.v1.executor import Executor
 from vllm.v1.metrics.stats import IterationStats
 
+from omni_stage.engine_step import EngineStep
 from omni_stage.errors import EngineDeadStageError, ModelExecutionError
-from omni_stage.vllm_adapter.core.interface import Capture, CoreOutput, CorePart, Params, convert_output
+from omni_stage.vllm_adapter.core.interface import CorePart, Params
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.outputs import Capture, convert_output
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +36,11 @@ class Sink:
     """Where a request's outputs go: a queue on the event loop of its consumer."""
 
     loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[CoreOutput | Exception]
+    outputs: asyncio.Queue[EngineStep | Exception]
     capture: Capture
     first: bool = True
 
-    def put(self, item: CoreOutput | Exception) -> None:
+    def put(self, item: EngineStep | Exception) -> None:
         """Hand over, from the engine's thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
@@ -141,7 +143,7 @@ class InprocOmniLLM:
             sink.put(ModelExecutionError("the engine aborted the request"))
 
     def has_work(self) -> bool:
-        """Whether a step would do anything: not for requests that all wait for their next part.
+        """Returns whether a step would do anything: not for requests that all wait for their next part.
 
         As `EngineCoreProc.has_work`: with asynchronous scheduling a step may be under way for nobody.
         """

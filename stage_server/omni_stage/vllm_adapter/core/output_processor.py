@@ -17,7 +17,8 @@ import torch
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 
-from omni_stage.vllm_adapter.core.interface import Capture
+from omni_stage.step_order import order_step
+from omni_stage.vllm_adapter.core.outputs import Capture
 
 
 class OmniOutputProcessor(OutputProcessor):
@@ -67,16 +68,27 @@ class OmniOutputProcessor(OutputProcessor):
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
     ) -> OutputProcessorOutput:
-        """Keep the tensors of autoregressive requests and the stop reasons of pooling requests; the rest is vLLM's."""
-        for output in engine_core_outputs:
+        """Keep the tensors of autoregressive requests and the stop reasons of pooling requests; the rest is vLLM's.
+
+        The tasks that read the requests' queues wake in the order of the outputs.
+        """
+        ordered = order_step(engine_core_outputs, self._count_before)
+        for output in ordered:
             self._peel(output)
-        return super().process_outputs(engine_core_outputs, *args, **kwargs)
+        return super().process_outputs(ordered, *args, **kwargs)
+
+    def _count_before(self, output: EngineCoreOutput) -> int:
+        state = self.request_states.get(output.request_id)
+        capture = None if state is None else self._captures.get(state.external_req_id)
+        return 0 if capture is None else capture.outputs
 
     def _peel(self, output: EngineCoreOutput) -> None:
         state = self.request_states.get(output.request_id)
         if state is None:
             return
         capture = self._captures.get(state.external_req_id)
+        if capture is not None:
+            capture.outputs += 1
         if state.detokenizer is not None:
             if output.pooling_output is not None and capture is not None:
                 capture.tensors.append(output.pooling_output)

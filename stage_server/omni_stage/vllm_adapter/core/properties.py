@@ -1,8 +1,10 @@
-"""Properties of a loaded engine that both engine cores read from its configuration."""
+"""What both engine cores read from the configuration of their engine."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from vllm import SamplingParams
@@ -12,11 +14,23 @@ from vllm.tokenizers import cached_tokenizer_from_config
 
 from omni_stage.errors import InvalidRequestError, NotReadyError
 from omni_stage.session_queue import SessionRoom
-from omni_stage.vllm_adapter.core.interface import find_session_room
+from omni_stage.vllm_adapter.core.executor import keep_worker_in_engine
 
 
 class EngineProperties(ABC):
     """Properties of EngineCore that follow from vLLM's configuration. Each raises NotReadyError before start."""
+
+    def __init__(self, make_config: Callable[[], VllmConfig]) -> None:
+        """`make_config` is called on the engine's thread; it raises ConfigurationError."""
+        self._make_config = make_config
+        self.generation_defaults: Mapping[str, Any] = {}
+        """Sampling parameters of the checkpoint's generation_config.json, by vLLM's names; empty before start."""
+
+    def _create_config(self) -> VllmConfig:
+        """Returns the configuration of the engine to start. Reads files: runs on the engine's thread."""
+        config = keep_worker_in_engine(self._make_config())
+        self.generation_defaults = dict(config.model_config.get_diff_sampling_param())
+        return config
 
     @property
     @abstractmethod
@@ -70,3 +84,20 @@ class EngineProperties(ABC):
     def session_room(self) -> SessionRoom:
         """What requests with input in parts can fill."""
         return find_session_room(self.loaded_config)
+
+
+def find_session_room(config: VllmConfig) -> SessionRoom:
+    """Returns EngineCore.session_room of an engine whose KV cache is allocated."""
+    cache, most = config.cache_config, int(config.scheduler_config.max_num_seqs)
+    if not cache.num_gpu_blocks:
+        return SessionRoom(most)
+    size, length, total = int(cache.block_size), int(config.model_config.max_model_len), int(cache.num_gpu_blocks)
+    full = -(-length // size)
+    tokens = cache.kv_cache_size_tokens
+    # One block is vLLM's null block.
+    if tokens is None or tokens >= total * length // full:
+        return SessionRoom(most, total - 1, size)
+    # Layers that differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a
+    # short one needs more per token. So each counts as one of full length.
+    fitting = max(1, tokens * (total - 1) // total // length)
+    return SessionRoom(most, fitting * full, size, at_least=length)

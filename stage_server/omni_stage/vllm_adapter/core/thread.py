@@ -16,7 +16,7 @@ class Stepped(Protocol):
     """What EngineThread steps."""
 
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Returns whether a step would do anything."""
         ...
 
     def step(self) -> None:

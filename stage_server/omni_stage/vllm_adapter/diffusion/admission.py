@@ -8,9 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from omni_stage.errors import ConfigurationError
-
-SETTINGS_KEY = "omni_diffusion"
-"""Key of vllm_config.additional_config: fields of DiffusionSettings."""
+from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class DiffusionSettings:
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if not isinstance(self.cuda_graphs, bool):
-            raise ConfigurationError(f"{SETTINGS_KEY}.cuda_graphs must be true or false", field="cuda_graphs")
+            raise ConfigurationError(f"{DIFFUSION_SETTINGS}.cuda_graphs must be true or false", field="cuda_graphs")
         timeout = self.queue_timeout_s
         if timeout is not None and (
             isinstance(timeout, bool)
@@ -46,24 +44,27 @@ class DiffusionSettings:
             or timeout <= 0
         ):
             raise ConfigurationError(
-                f"{SETTINGS_KEY}.queue_timeout_s must be a positive number of seconds or null", field="queue_timeout_s"
+                f"{DIFFUSION_SETTINGS}.queue_timeout_s must be a positive number of seconds or null",
+                field="queue_timeout_s",
             )
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> DiffusionSettings:
         """Read the settings of vllm_config.additional_config; absent means the defaults. Raises ConfigurationError."""
-        values: Any = additional_config.get(SETTINGS_KEY) if isinstance(additional_config, Mapping) else None
+        values: Any = additional_config.get(DIFFUSION_SETTINGS) if isinstance(additional_config, Mapping) else None
         if values is None:
             return cls()
         if not isinstance(values, Mapping):
-            raise ConfigurationError(f"additional_config.{SETTINGS_KEY} must be a mapping", field=SETTINGS_KEY)
+            raise ConfigurationError(
+                f"additional_config.{DIFFUSION_SETTINGS} must be a mapping", field=DIFFUSION_SETTINGS
+            )
         known = [item.name for item in fields(cls)]
         unknown = sorted(str(name) for name in values if name not in known)
         if unknown:
             raise ConfigurationError(
-                f"additional_config.{SETTINGS_KEY} has unknown fields {', '.join(unknown)}; "
+                f"additional_config.{DIFFUSION_SETTINGS} has unknown fields {', '.join(unknown)}; "
                 f"known are {', '.join(known)}",
-                field=SETTINGS_KEY,
+                field=DIFFUSION_SETTINGS,
             )
         return cls(**values)
 
@@ -80,7 +81,7 @@ class StepAdmission:
     """Set by the first refusal: later requests must not overtake the one that waits."""
 
     def admit(self, payload_bytes: int, work: int) -> bool:
-        """Whether the next diffusion request in the queue joins the step; counts it if so."""
+        """Returns whether the next diffusion request in the queue joins the step; counts it if so."""
         if self.closed or not self._fits(payload_bytes, work):
             self.closed = True
             return False
@@ -101,10 +102,10 @@ class StepAdmission:
 
 
 def is_expired(queued_at_s: float, now_s: float, timeout_s: float | None) -> bool:
-    """Whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
+    """Returns whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
     return timeout_s is not None and now_s - queued_at_s > timeout_s
 
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{SETTINGS_KEY}.{name} must be an integer of at least 1", field=name)
+        raise ConfigurationError(f"{DIFFUSION_SETTINGS}.{name} must be an integer of at least 1", field=name)

@@ -34,15 +34,13 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from omni_stage.engine_step import FinishReason
 from omni_stage.payloads.keys import OMNI_DUE_KEY
 from omni_stage.vllm_adapter.diffusion.admission import DiffusionSettings, StepAdmission, is_expired
+from omni_stage.vllm_adapter.names import QUEUE_TIMEOUT
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, logger
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
 
-DIFFUSION_DONE = "diffusion_done"
-"""Stop reason of a request whose output is complete."""
-QUEUE_TIMEOUT = "queue_timeout"
-"""Stop reason of a request that waited too long."""
 INVALID_OUTPUT = "invalid_output"
 """Begin of the stop reason of a request for which the worker returned no tensor."""
 PROMPT_TOO_LONG = "prompt_too_long"
@@ -107,11 +105,11 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
                 logger.error("request %s ends without output: %s", request_id, problem)
                 self.reject(request_id, f"{INVALID_OUTPUT}: {problem}")
             else:
-                request.stop_reason = request.stop_reason or DIFFUSION_DONE
+                request.stop_reason = request.stop_reason or FinishReason.DIFFUSION_DONE.value
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        """Returns whether a waiting request may go into this step; one that may not keeps its place in the queue."""
         if request.request_id in self._rejected:
             return False
         if not super()._handle_blocked_waiting_request(request):
@@ -133,7 +131,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
 
 def is_diffusion(request: Request) -> bool:
-    """Whether the request says that it is one: pooling parameters with an omni payload."""
+    """Returns whether the request says that it is one: pooling parameters with an omni payload."""
     return request.pooling_params is not None and find_raw_payload(None, request.pooling_params) is not None
 
 

@@ -62,7 +62,7 @@ class Tokens:
     sound_ends: int
 
     def has_heard_video(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt has a video whose audio is heard."""
+        """Returns whether the prompt has a video whose audio is heard."""
         video, audio = self.placeholders[VIDEO], self.placeholders[AUDIO]
         return any(first == video and second == audio for first, second in pairwise(prompt))
 

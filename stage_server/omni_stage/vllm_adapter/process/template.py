@@ -149,7 +149,8 @@ def _find_hindrance() -> str:
 
 
 def _holds_open(device: str, descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Whether this process has a device file open: a library's call of cuInit opens it without torch's knowledge."""
+    """Returns whether this process has a device file open: a library's call of cuInit opens it without torch's
+    knowledge."""
     for descriptor in descriptors.iterdir():
         # The descriptor that listed the directory is closed by now.
         with suppress(FileNotFoundError):

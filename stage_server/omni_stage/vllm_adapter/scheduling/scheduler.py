@@ -36,16 +36,11 @@ from vllm.v1.request import Request, RequestStatus
 
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
+from omni_stage.vllm_adapter.names import INVALID_PAYLOAD, PAYLOAD_LIMITS
 from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
 
 logger = logging.getLogger(__name__)
-
-INVALID_PAYLOAD = "invalid_payload"
-"""Begin of the stop reason of a request whose payload could not be read."""
-
-LIMITS_KEY = "omni_payload_limits"
-"""Key of vllm_config.additional_config: fields of PayloadLimits."""
 
 
 class OmniSchedulerMixin:
@@ -168,9 +163,9 @@ def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:
 
 
 def _read_limits(additional_config: object) -> PayloadLimits:
-    values = additional_config.get(LIMITS_KEY) if isinstance(additional_config, dict) else None
+    values = additional_config.get(PAYLOAD_LIMITS) if isinstance(additional_config, dict) else None
     if values is None:
         return DEFAULT_LIMITS
     if not isinstance(values, dict):
-        raise ConfigurationError(f"additional_config.{LIMITS_KEY} must be a mapping", field=LIMITS_KEY)
+        raise ConfigurationError(f"additional_config.{PAYLOAD_LIMITS} must be a mapping", field=PAYLOAD_LIMITS)
     return PayloadLimits.from_mapping(values)

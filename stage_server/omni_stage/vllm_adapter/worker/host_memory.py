@@ -13,7 +13,7 @@ import torch
 
 
 def copies_overlap(device: torch.device) -> bool:
-    """Whether copies between the host and `device` run beside its work."""
+    """Returns whether copies between the host and `device` run beside its work."""
     return device.type == "cuda"
 
 

@@ -265,10 +265,10 @@ def test_a_diffusion_stages_steps_are_bounded(
 
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
-    from omni_stage.vllm_adapter.scheduling.scheduler import LIMITS_KEY
+    from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 
     args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))
-    assert args.additional_config[LIMITS_KEY] == {"max_tensor_bytes": 2 << 20, "max_payload_bytes": 2 << 20}
+    assert args.additional_config[PAYLOAD_LIMITS] == {"max_tensor_bytes": 2 << 20, "max_payload_bytes": 2 << 20}
     if kind is EngineKind.DIFFUSION:
         assert args.additional_config["omni_diffusion"]["embedding_budget_bytes"] == 1 << 20
 

@@ -33,7 +33,7 @@ spec:
 def build(
     monkeypatch: pytest.MonkeyPatch, left: Script, right: Script
 ) -> tuple[AsyncOmniLLM, dict[str, ScriptedEngine]]:
-    """The pipeline over scripted engines; everything above the engines is the product's own."""
+    """Returns the pipeline over scripted engines; everything above the engines is the product's own."""
     reader = ScriptedComponent(input_schema=EDGE_A)
     engines = {
         "root": ScriptedEngine(ScriptedComponent(output_schema=EDGE_A), say_hello),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_embedding_rows, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import read_checkpoint, read_voices
 from support.published import VOICES, write_published
 
 
@@ -52,13 +51,6 @@ def test_what_a_file_leaves_out_has_transformers_default(tiny_checkpoint: Path, 
     assert (checkpoint.code_limit, checkpoint.block_codes, checkpoint.max_codes) == (8194, 12, 16384)
     assert (checkpoint.codec.padding, checkpoint.text_end_id, checkpoint.talker_positions) == (8292, 151861, 32768)
     assert checkpoint.placeholder_ids[0] == 151646
-
-
-def test_rows_are_those_of_the_embedding(tiny_checkpoint: Path) -> None:
-    rows = read_embedding_rows(tiny_checkpoint, [7, 3, 639])
-    assert rows.shape == (3, 128)
-    single = [read_embedding_rows(tiny_checkpoint, [token]) for token in (7, 3, 639)]
-    assert torch.equal(rows, torch.cat(single))
 
 
 def test_default_voice_comes_first(tiny_checkpoint: Path) -> None:
@@ -134,11 +126,6 @@ def test_malformed_voices(tmp_path: Path, content: dict[str, Any]) -> None:
         read_voices(tmp_path)
 
 
-def test_missing_files_are_named(tmp_path: Path, tiny_checkpoint: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"spk_dict\.pt"):
         read_voices(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"model\.safetensors"):
-        read_embedding_rows(tmp_path, [0])
-    shutil.copy(tiny_checkpoint / "model.safetensors.index.json", tmp_path)
-    with pytest.raises(ConfigurationError, match="embed_tokens"):
-        read_embedding_rows(tmp_path, [0])

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from omni_stage.errors import InvalidTensorError
-from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens, read_checkpoint, read_embedding_rows, read_voices
+from omni_stage.models.qwen2_5_omni.checkpoint import CodecTokens, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.processors import TextRows, talker2token2wav, thinker2talker
+from omni_stage.models.shared.config_file import torch_dtype
+from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from support.media import make_image, make_sound
 from support.reference import ReferencePrompt, ReferenceSettings, load_reference
 
@@ -35,7 +37,8 @@ def test_talker_input_is_transformers_own(
     handed = capture_talker_input(reference, PROMPTS[kind], voice)
     checkpoint = read_checkpoint(directory)
     ids = [read_voices(directory)[voice].text_start_id, checkpoint.text_end_id, checkpoint.text_padding_id]
-    start, end, padding = read_embedding_rows(directory, ids)[:, None].unbind()
+    table = EmbeddingTable(directory, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
+    start, end, padding = table.read(torch.tensor(ids))[:, None].unbind()
     tensors = {
         "x": result.rows,
         "mrope_positions": result.mrope_positions,

@@ -20,8 +20,8 @@ from transformers import (
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.engine.requests.lowering import Lowering
-from omni_stage.engine.requests.request import EngineTraits
 from omni_stage.engine.requests.sampling import resolve_sampling
+from omni_stage.engine.requests.traits import EngineTraits
 from omni_stage.errors import ConfigurationError, InvalidMediaError
 from omni_stage.models.component import (
     AudioPart,
@@ -55,7 +55,7 @@ VOCAB_SIZE = 152_064
 
 
 def lower(component: Component, request: StageRequest, generation: dict[str, Any]) -> Any:
-    """The parameters that vLLM gets for a request that says nothing about sampling."""
+    """Returns the parameters that vLLM gets for a request that says nothing about sampling."""
     sampling = resolve_sampling(
         request.sampling,
         seed=None,

@@ -44,7 +44,7 @@ OWN_KEYS = {
 
 
 def collapse(names: Iterable[str]) -> set[str]:
-    """Names of tensors without the numbers of layers."""
+    """Returns the names of tensors without the numbers of layers."""
     return {re.sub(r"\.\d+\.", ".N.", re.sub(r"\.\d+\.", ".N.", name)) for name in names}
 
 

@@ -33,7 +33,7 @@ def draw(code2wav: Any, frames: int, seed: int = 0, sounds: int = 1) -> torch.Te
 
 @torch.inference_mode()
 def run(code2wav: Any, codes: torch.Tensor, size: int) -> list[torch.Tensor]:
-    """The audio of each chunk of `size` frames."""
+    """Returns the audio of each chunk of `size` frames."""
     decoder = ChunkDecoder(code2wav)
     states, chunks = decoder.layout.zeros(codes.shape[0], decoder.device), []
     for begin in range(0, codes.shape[2], size):

@@ -13,7 +13,7 @@ SHAPE = SoundShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frame
 
 
 def cut(arrivals: list[int]) -> list[Window]:
-    """The windows of frames that come in these portions."""
+    """Returns the windows of frames that come in these portions."""
     windows, there, sounded = [], 0, 0
     for number, count in enumerate(arrivals):
         there += count

@@ -30,7 +30,7 @@ def revision_after(edit: Edit, image: str = IMAGE) -> str:
 
 
 def set_in(*path: Any) -> Edit:
-    """An edit: set_in("stages", 0, "replicas", 3)."""
+    """Returns an edit: set_in("stages", 0, "replicas", 3)."""
     *parents, key, value = path
 
     def edit(spec: Spec) -> None:

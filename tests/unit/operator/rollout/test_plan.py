@@ -23,7 +23,7 @@ TALKER = f"demo-talker-{REVISION}"
 
 
 def make_live(desired: list[Manifest] = DESIRED) -> dict[ChildKey, Manifest]:
-    """The children as the API server holds them."""
+    """Returns the children as the API server holds them."""
     live = {}
     for number, child in enumerate(copy.deepcopy(desired)):
         child["metadata"] |= {"uid": f"u{number}", "resourceVersion": str(100 + number), "generation": 1}

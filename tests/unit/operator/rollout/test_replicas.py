@@ -29,7 +29,7 @@ def stage(name: str, replicas: int, pods: int) -> LiveStage:
 
 
 def live(**stages: tuple[int, int]) -> LiveSet:
-    """A set: by stage, the replicas that its Deployment asks for, and its pods."""
+    """Returns a set: by stage, the replicas that its Deployment asks for, and its pods."""
     return LiveSet("abc1234", {name: stage(name, *numbers) for name, numbers in stages.items()})
 
 

@@ -248,11 +248,11 @@ class Rollouts(RuleBasedStateMachine):
         self.specs[self.latest] = pipeline
 
     def target(self) -> str:
-        """The revision of the present spec."""
+        """Returns the revision of the present spec."""
         return self.latest
 
     def view(self, pipelines: Mapping[str, OmniPipeline]) -> RolloutView:
-        """The truth about the revisions that exist."""
+        """Returns the truth about the revisions that exist."""
         observed = self.cluster.observe()
         target = self.target()
         sets = compute_live_sets(observed, self.cluster.now)

@@ -38,7 +38,7 @@ def pod(
     name: str = "demo-talker-1a2b3c4-6d8f7c-x2x7p",
     **status: Any,
 ) -> Json:
-    """A pod of stage talker."""
+    """Returns a pod of stage talker."""
     stage = {
         "name": "stage",
         "image": IMAGE,

@@ -28,7 +28,7 @@ KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
 def stranger(kind: ObjectKind) -> dict[str, Any]:
-    """A megabyte with a pipeline's label, and text wherever it might be kept."""
+    """Returns a megabyte with a pipeline's label, and text wherever it might be kept."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
     return {
@@ -60,7 +60,7 @@ def test_strangers_do_not_fill_the_store() -> None:
 
 
 def live(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A child as it is once it was applied."""
+    """Returns a child as it is once it was applied."""
     uid = "-".join(key_of(manifest))
     return manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": "7"}}
 

@@ -25,7 +25,7 @@ from omni_proto.client import (
     user,
 )
 from omni_proto.client.arguments import GenerateArguments
-from omni_proto.client.media import as_chat, sniff_media_type
+from omni_proto.client.media import as_chat
 from omni_proto.client.request import (
     MAX_INLINE_BYTES,
     GenerateOptions,
@@ -34,6 +34,7 @@ from omni_proto.client.request import (
     prepare_request,
     sampling_params,
 )
+from omni_proto.media_header import sniff
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
 from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, tensors_pb2
 from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
@@ -207,8 +208,8 @@ def test_messages_can_be_made_again_for_a_retry() -> None:
         (b"", None),
     ],
 )
-def test_media_types_are_told_by_content(data: bytes, media_type: str | None) -> None:
-    assert sniff_media_type(data) == media_type
+def test_media_types_are_found_by_content(data: bytes, media_type: str | None) -> None:
+    assert sniff(data) == media_type
 
 
 def test_media_come_from_files_too(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_wrong_files(files: dict[str, Path], names: dict[str, str], words: str) 
 
 
 async def both_ask(target: str, tls: ClientTls | None) -> str:
-    """What the blocking and the asyncio client get; their errors must be the same."""
+    """Returns what the blocking and the asyncio client get; their errors must be the same."""
     answers = []
     with OmniClient(target, tls=tls) as blocking:
         try:

@@ -47,7 +47,7 @@ I16 = TensorSpec("x", "int16", (2,))
 
 
 def chunk(offset: int, values: list[int], *, last: bool = False, name: str = "x") -> TensorChunkView:
-    """Rows of int16 [2], each filled with one value."""
+    """Returns the rows of int16 [2], each filled with one value."""
     data = np.repeat(np.array(values, dtype="<i2"), 2).tobytes()
     return TensorChunkView(name, offset, len(values), crc32c(data), last, memoryview(data))
 
@@ -311,7 +311,7 @@ def test_an_edge_takes_interleaved_tensors_in_any_order() -> None:
 
 
 def damage(messages: list[bytes], rng: random.Random) -> list[bytes]:
-    """One to three random faults of a transport or a peer."""
+    """Returns one to three random faults of a transport or a peer."""
     result = list(messages)
     for _ in range(rng.randint(1, 3)):
         if not result:

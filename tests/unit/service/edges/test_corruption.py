@@ -61,7 +61,7 @@ def make_transfer(rng: random.Random) -> Wire:
 
 
 def receive(wire: Sequence[bytes]) -> dict[str, bytes]:
-    """What a stage makes of the messages after Start. Raises what ends the call."""
+    """Returns what a stage makes of the messages after Start. Raises what ends the call."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, 16) for name in SCHEMA.names])
     start = pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(SCHEMA)))
     reader = RequestReader()

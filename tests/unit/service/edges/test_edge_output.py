@@ -21,7 +21,7 @@ def step(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 def receive(messages: list[OutgoingChunk]) -> dict[str, Any]:
-    """The tensors, read as the stage below reads them; each must be whole."""
+    """Returns the tensors, read as the stage below reads them; each must be whole."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, 1 << 14) for name in SCHEMA.names])
     assembler = EdgeAssembler(SCHEMA, prompt.tensors)
     for message in messages:

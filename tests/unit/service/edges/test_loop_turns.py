@@ -9,7 +9,6 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage_config import SamplingDefaults
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
+from support import scripted_stages as lab
 
 ROW, ROWS = 3584, 9362
 """7 KiB, as Qwen2.5-Omni-7B's hidden states; just below 64 MiB in all: beyond, the buffer is copied as it grows."""
@@ -66,7 +66,7 @@ async def read_all(request: StageRequest) -> AsyncIterator[StageStep]:
     yield StageStep(audio=torch.zeros(480), finish_reason=FinishReason.DIFFUSION_DONE)
 
 
-async def test_no_turn_is_long_while_a_tensor_passes(kit: Any, lab: SimpleNamespace, turns: Turns) -> None:
+async def test_no_turn_is_long_while_a_tensor_passes(kit: Any, turns: Turns) -> None:
     below = await kit.serve(
         read_all,
         stage="talker",

@@ -10,7 +10,7 @@ MANY = 64
 
 
 def send_times(pacing: Pacing, step_s: float, steps: int, open_calls: int) -> list[float]:
-    """How long the oldest row of each message waited, and nothing else wakes the sender than steps and dues."""
+    """Returns how long the oldest row of each message waited, and nothing else wakes the sender than steps and dues."""
     waits, oldest = [], None
     due = float("inf")
     for number in range(steps):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +17,9 @@ from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
+from omni_stage.service.edges import downstream_call
+from omni_stage.service.wire import OutgoingChunk
+from support import scripted_stages as lab
 from support.polling import until
 
 
@@ -46,16 +48,16 @@ class Gates:
         return self.talker_has.setdefault(rows, asyncio.Event())
 
 
-def step(lab: SimpleNamespace, begin: int, end: int, **more: Any) -> StageStep:
-    """Rows [begin, end) and a word."""
+def step(begin: int, end: int, **more: Any) -> StageStep:
+    """Returns rows [begin, end) and a word."""
     tensors = {"x": lab.rows(end - begin, begin), "ids": torch.arange(begin, end)}
     return StageStep(text=f"{begin} ", token_ids=[begin], tensors=tensors, **more)
 
 
 @pytest.fixture
-def start_pair(kit: Any, lab: SimpleNamespace) -> Callable[..., Any]:
+def start_pair(kit: Any) -> Callable[..., Any]:
     async def start(think: Any, *, take: int | None = None, fail: Exception | None = None, **talker: Any) -> Pair:
-        """A talker that reads `take` rows, all if None, and then speaks, or fails."""
+        """Returns a talker that reads `take` rows, all if None, and then speaks, or fails."""
         pair = Pair(None, None)
         gates = talker.pop("gates", Gates())
 
@@ -88,7 +90,7 @@ def start_pair(kit: Any, lab: SimpleNamespace) -> Callable[..., Any]:
     return start
 
 
-async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., Any], lab: SimpleNamespace) -> None:
+async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., Any]) -> None:
     """The thinker writes on only once the talker has read: were the edge Full, both would wait for ever."""
     gates = Gates()
 
@@ -96,7 +98,7 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
         # The talker accepted before this engine was asked; its own engine is asked a moment later.
         await until(lambda: pair.talker.engine.requests)
         for begin, end in ((0, 3), (3, 4), (4, 6)):
-            yield step(lab, begin, end, prompt_token_ids=[1] if begin == 0 else None)
+            yield step(begin, end, prompt_token_ids=[1] if begin == 0 else None)
             if end < 6:
                 await gates.has(end).wait()
         yield StageStep(finish_reason=FinishReason.STOP)
@@ -115,7 +117,42 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
     assert 0 < times.engine_submitted_ns < times.input_complete_ns, "its engine had the request before its input ended"
 
 
-async def test_tensors_end_one_by_one(start_pair: Callable[..., Any], lab: SimpleNamespace) -> None:
+async def test_rows_that_are_due_leave_within_the_engines_step(
+    start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a task of their own, which would run after the steps of all other requests of the batch."""
+    begun: list[OutgoingChunk] = []
+    written: list[OutgoingChunk] = []
+    write = downstream_call._write
+
+    async def note(call: Any, message: Any) -> bool:
+        rows = [message] if isinstance(message, OutgoingChunk) else []
+        begun.extend(rows)
+        took = await write(call, message)
+        written.extend(rows)
+        return took
+
+    monkeypatch.setattr(downstream_call, "_write", note)
+    seen: list[int] = []
+
+    async def think(_: StageRequest) -> AsyncIterator[StageStep]:
+        for number in range(3):
+            tensors = {"x": lab.rows(1, number), "ids": torch.tensor([number])}
+            yield StageStep(token_ids=[number], prompt_token_ids=[1] if not number else None, tensors=tensors)
+            # A step without text waits for nothing: no turn of the event loop has passed.
+            seen.append(len(begun))
+            await until(lambda: len(written) > len(seen) - 1)
+        yield StageStep(finish_reason=FinishReason.STOP)
+
+    pair = await start_pair(think)
+    answer = await lab.ask(pair.thinker)
+    assert answer.code.name == "OK", answer.message
+    assert pair.rows == [0, 1, 2]
+    # The sender of this call may start after the first step, which this script makes at once.
+    assert seen[1:] == [2, 3]
+
+
+async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
     gates = Gates()
     gates.has(2)
 
@@ -137,14 +174,12 @@ async def test_tensors_end_one_by_one(start_pair: Callable[..., Any], lab: Simpl
     assert torch.equal(torch.cat([r.tensors["x"] for r in pair.reads if "x" in r.tensors]), lab.rows(4))
 
 
-async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(
-    start_pair: Callable[..., Any], lab: SimpleNamespace
-) -> None:
+async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(start_pair: Callable[..., Any]) -> None:
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(lab, 0, 3, prompt_token_ids=[1])
+        yield step(0, 3, prompt_token_ids=[1])
         await pair.talker.engine.ended.wait()
         for row in range(3, 9):
-            yield step(lab, row, row + 1)
+            yield step(row, row + 1)
             await asyncio.sleep(0)
         yield StageStep(finish_reason=FinishReason.LENGTH)
 
@@ -157,13 +192,11 @@ async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(
 
 
 @pytest.mark.parametrize("partial", [False, True])
-async def test_an_upstream_that_fails_ends_the_talker(
-    start_pair: Callable[..., Any], lab: SimpleNamespace, partial: bool
-) -> None:
+async def test_an_upstream_that_fails_ends_the_talker(start_pair: Callable[..., Any], partial: bool) -> None:
     gates = Gates()
 
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(lab, 0, 3, prompt_token_ids=[1])
+        yield step(0, 3, prompt_token_ids=[1])
         await gates.has(3).wait()
         raise errors.ModelExecutionError("lost")
 
@@ -182,14 +215,12 @@ async def test_an_upstream_that_fails_ends_the_talker(
 
 
 @pytest.mark.parametrize("partial", [False, True])
-async def test_a_talker_that_fails_in_the_middle(
-    start_pair: Callable[..., Any], lab: SimpleNamespace, partial: bool
-) -> None:
+async def test_a_talker_that_fails_in_the_middle(start_pair: Callable[..., Any], partial: bool) -> None:
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(lab, 0, 3, prompt_token_ids=[1])
+        yield step(0, 3, prompt_token_ids=[1])
         await pair.talker.engine.ended.wait()
         await asyncio.sleep(0.05 if partial else 30)
-        yield step(lab, 3, 4)
+        yield step(3, 4)
         yield StageStep(finish_reason=FinishReason.STOP)
 
     pair = await start_pair(think, take=3, fail=errors.ModelExecutionError("no voice"))
@@ -203,9 +234,7 @@ async def test_a_talker_that_fails_in_the_middle(
         assert len(pair.thinker.engine.aborted) == 1
 
 
-async def test_what_the_talker_refuses_is_known_before_accepted(
-    start_pair: Callable[..., Any], lab: SimpleNamespace
-) -> None:
+async def test_what_the_talker_refuses_is_known_before_accepted(start_pair: Callable[..., Any]) -> None:
     pair = await start_pair(lab.say_hello)
     params = pb.Start(text="x")
     params.sampling["talker"].min_tokens = 2
@@ -219,12 +248,12 @@ async def test_what_the_talker_refuses_is_known_before_accepted(
 
 
 async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_they_begin(
-    start_pair: Callable[..., Any], lab: SimpleNamespace
+    start_pair: Callable[..., Any],
 ) -> None:
     go_on = asyncio.Event()
 
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(lab, 0, 3, prompt_token_ids=[1])
+        yield step(0, 3, prompt_token_ids=[1])
         await go_on.wait()
         yield StageStep(finish_reason=FinishReason.STOP)
 
@@ -245,9 +274,7 @@ async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_the
     assert (await lab.ask(pair.thinker)).code.name == "OK"
 
 
-async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(
-    start_pair: Callable[..., Any], lab: SimpleNamespace
-) -> None:
+async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(start_pair: Callable[..., Any]) -> None:
     pair = await start_pair(lab.say_hello)
     pair.talker.server.admission.max_requests = 0
     answer = await lab.ask(pair.thinker, [lab.start(allow_partial=True), lab.END])
@@ -256,7 +283,7 @@ async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(
     assert answer.kinds[:2] == [("thinker", "accepted"), ("talker", "failed")]
 
 
-def chunk(lab: SimpleNamespace, name: str, offset: int, rows: int, **changes: Any) -> bytes:
+def chunk(name: str, offset: int, rows: int, **changes: Any) -> bytes:
     data = (lab.rows(rows, offset) if name == "x" else torch.arange(offset, offset + rows)).contiguous()
     raw = data.view(torch.uint8).numpy().tobytes()
     return encode_tensor_chunk(
@@ -264,24 +291,22 @@ def chunk(lab: SimpleNamespace, name: str, offset: int, rows: int, **changes: An
     )
 
 
-BROKEN: dict[str, tuple[Callable[[SimpleNamespace], list[Any]], str, str]] = {
-    "damaged": (lambda lab: [chunk(lab, "x", 2, 1, crc=1)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "a gap": (lambda lab: [chunk(lab, "x", 2, 1, at=5)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "again": (lambda lab: [chunk(lab, "x", 0, 2)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "too many": (lambda lab: [chunk(lab, "x", 2, 60)], "INVALID_ARGUMENT", "INVALID_TENSOR"),
-    "end without last": (lambda lab: [lab.END], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "no end": (lambda lab: [], "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
-    "Start again": (lambda lab: [lab.start()], "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
+BROKEN: dict[str, tuple[Callable[[], list[Any]], str, str]] = {
+    "damaged": (lambda: [chunk("x", 2, 1, crc=1)], "DATA_LOSS", "CORRUPT_TENSOR"),
+    "a gap": (lambda: [chunk("x", 2, 1, at=5)], "DATA_LOSS", "CORRUPT_TENSOR"),
+    "again": (lambda: [chunk("x", 0, 2)], "DATA_LOSS", "CORRUPT_TENSOR"),
+    "too many": (lambda: [chunk("x", 2, 60)], "INVALID_ARGUMENT", "INVALID_TENSOR"),
+    "end without last": (lambda: [lab.END], "DATA_LOSS", "CORRUPT_TENSOR"),
+    "no end": (list, "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
+    "Start again": (lambda: [lab.start()], "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-async def test_what_breaks_in_the_middle_ends_the_engines_request(
-    start_pair: Callable[..., Any], lab: SimpleNamespace, case: str
-) -> None:
+async def test_what_breaks_in_the_middle_ends_the_engines_request(start_pair: Callable[..., Any], case: str) -> None:
     broken, code, reason = BROKEN[case]
     pair = await start_pair(lab.say_hello)
-    answer = await lab.collect(call_talker(pair, lab, [chunk(lab, "x", 0, 2), *broken(lab)]))
+    answer = await lab.collect(call_talker(pair, [chunk("x", 0, 2), *broken()]))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert [kind for _, kind in answer.kinds] == ["accepted"]
     await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 60)
@@ -289,16 +314,16 @@ async def test_what_breaks_in_the_middle_ends_the_engines_request(
 
 
 @pytest.mark.parametrize("way", ["deadline", "cancel"])
-async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], lab: SimpleNamespace, way: str) -> None:
+async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], way: str) -> None:
     pair = await start_pair(lab.say_hello)
     silent = asyncio.Event()
 
     async def messages() -> AsyncIterator[Any]:
-        yield talker_start(lab)
-        yield chunk(lab, "x", 0, 2)
+        yield talker_start()
+        yield chunk("x", 0, 2)
         await silent.wait()
 
-    call = call_talker(pair, lab, messages(), timeout_s=0.8 if way == "deadline" else 30)
+    call = call_talker(pair, messages(), timeout_s=0.8 if way == "deadline" else 30)
     if way == "cancel":
         await until(lambda: bool(pair.reads), 60)
         call.cancel()
@@ -311,13 +336,13 @@ async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], lab
     await until(lambda: not pair.talker.server.admission.requests, 60)
 
 
-def talker_start(lab: SimpleNamespace) -> pb.GenerateRequest:
+def talker_start() -> pb.GenerateRequest:
     prompt = tensor_prompt(lab.EDGE_A, "thinker", [("x", 16), ("ids", 16)])
     return pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(lab.EDGE_A)))
 
 
-def call_talker(pair: Pair, lab: SimpleNamespace, messages: Any, timeout_s: float = 20) -> Any:
-    """A call to the talker by hand; a list of messages comes after Start."""
+def call_talker(pair: Pair, messages: Any, timeout_s: float = 20) -> Any:
+    """Returns a call to the talker by hand; a list of messages comes after Start."""
     channel = grpc.aio.insecure_channel(pair.talker.target)
     generate = channel.stream_stream(
         "/omni_proto.stage.v1.StageService/Generate",
@@ -325,5 +350,5 @@ def call_talker(pair: Pair, lab: SimpleNamespace, messages: Any, timeout_s: floa
         response_deserializer=pb.GenerateResponse.FromString,
     )
     if isinstance(messages, list):
-        messages = iter([talker_start(lab), *messages])
+        messages = iter([talker_start(), *messages])
     return generate(messages, timeout=timeout_s)

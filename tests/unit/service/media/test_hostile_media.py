@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,13 @@ async def pool() -> AsyncIterator[MediaPool]:
     pool = MediaPool(1)
     yield pool
     pool.close()
+
+
+def held_by_jobs() -> list[str]:
+    """Shared memory of decoders that this process maps or has open."""
+    gc.collect()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:media" in line]
+    return mapped + [str(link) for link in Path("/proc/self/fd").iterdir() if "memfd:media" in os.path.realpath(link)]
 
 
 @pytest.mark.parametrize("medium", [m for m in CORPUS if m.fate == REFUSED], ids=lambda m: m.name)
@@ -97,6 +106,37 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool) -> None:
+    quick = judge(next(m for m in CORPUS if m.name == "wav"))
+    await pool.decode([quick], RULES, PATIENCE_S)
+    (worker,) = pool._idle
+    job = asyncio.create_task(pool.decode([quick], RULES, PATIENCE_S))
+    while not pool._busy:  # noqa: ASYNC110 - looked at in every turn of the loop, since the job takes a millisecond
+        await asyncio.sleep(0)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert pool._idle == [worker]
+    assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
+    assert pool._idle == [worker]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None:
+    """Its own process maps it as long as the job needs it, and its files are closed then."""
+    taken_, refused = (judge(next(m for m in CORPUS if m.name == name)) for name in ("png at the cap", "wav of NaN"))
+    await pool.decode([taken_], RULES, PATIENCE_S)
+    with pytest.raises(InvalidMediaError):
+        await pool.decode([refused], RULES, PATIENCE_S)
+    job = asyncio.create_task(pool.decode([taken_], RULES, PATIENCE_S))
+    await until(lambda: pool._busy)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    assert held_by_jobs() == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -116,6 +156,6 @@ async def test_a_worker_that_was_taken_over_is_not_believed(
     async def ask(*_: object) -> dict[str, Any]:
         return answer
 
-    monkeypatch.setattr("omni_stage.service.media.worker_pool._Worker.ask", ask)
+    monkeypatch.setattr("omni_stage.service.media.decoder_process.DecoderProcess.ask", ask)
     with pytest.raises(InvalidMediaError):
         await pool.decode([judge(next(m for m in CORPUS if m.name == "wav"))], RULES, PATIENCE_S)

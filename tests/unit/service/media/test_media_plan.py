@@ -25,6 +25,7 @@ from omni_stage.service.media.kinds import MediaKind
 from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium, receive_media
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
+from support import scripted_stages as lab
 from support.hostile_media import flac, flat_png, with_frames
 from support.media import encode_png, encode_wav, make_image, make_sound
 from support.scripted_stages import ScriptedComponent
@@ -136,7 +137,7 @@ def test_large_chats_and_media_are_planned_beside_the_loop() -> None:
     assert not is_light(chat(image()))
 
 
-async def test_the_budget_holds_what_media_are_decoded(kit: Any, lab: SimpleNamespace) -> None:
+async def test_the_budget_holds_what_media_are_decoded(kit: Any) -> None:
     """Two kilobytes that are 16 million pixels do not pass a stage whose budget they would break."""
     stage = await kit.serve(limits={"maxInflightBytes": 256 << 20})
     answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(image(flat_png(4096, 4096)))), lab.END])
@@ -147,7 +148,7 @@ async def test_the_budget_holds_what_media_are_decoded(kit: Any, lab: SimpleName
     assert stage.server.admission.bytes == 0
 
 
-async def test_a_sound_that_lies_fails_its_own_request(kit: Any, lab: SimpleNamespace) -> None:
+async def test_a_sound_that_lies_fails_its_own_request(kit: Any) -> None:
     stage = await kit.serve()
     part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=with_frames(flac(1), 10_000_000)))
     answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(part)), lab.END])

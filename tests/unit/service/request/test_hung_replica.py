@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from omni_proto.pipeline.components import EngineKind
 from omni_proto.stage.v1 import sampling_pb2
 from omni_proto.stage_config import SamplingDefaults
 from omni_stage.models.component import StageRequest, StageStep
+from support import scripted_stages as lab
 from support.polling import until
 from support.scripted_stages import EDGE_B, make_sound
 
@@ -44,8 +44,8 @@ class Diffusion:
 class Replicas:
     """A chain whose token2wav has two replicas, of which one can hang."""
 
-    def __init__(self, kit: Any, lab: SimpleNamespace) -> None:
-        self._kit, self._lab, self._engine = kit, lab, Diffusion()
+    def __init__(self, kit: Any) -> None:
+        self._kit, self._engine = kit, Diffusion()
 
     async def start(self, step_timeout_s: float) -> None:
         """Start all four servers, and let each replica answer something."""
@@ -55,7 +55,7 @@ class Replicas:
             outputs=["Audio"],
             input={"source": "talker"},
             timeouts={"step": step_timeout_s},
-            component=self._lab.ScriptedComponent(
+            component=lab.ScriptedComponent(
                 kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=SamplingDefaults(), voices=("Chelsie",)
             ),
         )
@@ -75,8 +75,8 @@ class Replicas:
 
     async def ask(self, *modalities: int) -> str:
         """One request. Returns "ok" or the error's reason."""
-        start = self._lab.start("hello", modalities=modalities)
-        answer = await self._lab.ask(self._entry, [start, self._lab.END], timeout_s=PATIENCE_S)
+        start = lab.start("hello", modalities=modalities)
+        answer = await lab.ask(self._entry, [start, lab.END], timeout_s=PATIENCE_S)
         return "ok" if answer.code is grpc.StatusCode.OK else str(answer.info.reason)
 
     def begin(self, count: int, *modalities: int) -> list[asyncio.Task[str]]:
@@ -85,8 +85,8 @@ class Replicas:
 
 
 @pytest.fixture
-def replicas(kit: Any, lab: SimpleNamespace) -> Replicas:
-    return Replicas(kit, lab)
+def replicas(kit: Any) -> Replicas:
+    return Replicas(kit)
 
 
 async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from omni_proto.tensors import prompt_embeds_spec, spec_from_proto
 from omni_stage.errors import ByteBudgetExceededError, TooManyRequestsError
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt_embeds import EMBEDS_COPIES
+from support import scripted_stages as lab
 
 HIDDEN = 8
 SPEC = prompt_embeds_spec(HIDDEN, "bfloat16")
@@ -62,7 +62,7 @@ def chunk(rows: int = 3, value: float = 0.5, **changes: Any) -> pb.GenerateReque
         pytest.param(np.ones((60, HIDDEN), dtype=np.float32), torch.float32, id="as long as fits"),
     ],
 )
-async def test_rows_reach_the_engine(kit: Any, lab: SimpleNamespace, array: Any, expected: torch.dtype) -> None:
+async def test_rows_reach_the_engine(kit: Any, array: Any, expected: torch.dtype) -> None:
     stage = await serve(kit)
     async with AsyncOmniClient(stage.target) as client:
         described = spec_from_proto((await client.get_stage()).prompt_embeds)
@@ -105,7 +105,7 @@ async def test_the_example_of_the_readme_runs(
     assert asked.sampling.max_tokens == 64
 
 
-async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any, lab: SimpleNamespace) -> None:
+async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any) -> None:
     reserved = []
 
     async def note(request: Any) -> Any:
@@ -119,7 +119,7 @@ async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any, lab: Simple
     assert reserved == [EMBEDS_COPIES * 3 * HIDDEN * 4]
 
 
-async def test_the_engines_zeros_are_not_shown_as_token_ids(kit: Any, lab: SimpleNamespace) -> None:
+async def test_the_engines_zeros_are_not_shown_as_token_ids(kit: Any) -> None:
     stage = await serve(kit)
     include = {"token_ids": True}
     for start, ids in ((pb.Start(text="x", include=include), [1, 2, 3]), (pb.Start(include=include), [])):
@@ -146,7 +146,7 @@ BAD_HEADERS = [
 
 @pytest.mark.parametrize(("announced", "reason", "field"), BAD_HEADERS)
 async def test_a_bad_announcement_is_refused_by_field(
-    kit: Any, lab: SimpleNamespace, announced: dict[str, Any], reason: str, field: str
+    kit: Any, announced: dict[str, Any], reason: str, field: str
 ) -> None:
     stage = await serve(kit)
     answer = await lab.ask(stage, [pb.GenerateRequest(start=pb.Start(prompt_embeds=announced)), lab.END])
@@ -168,7 +168,7 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("chunks", "reason"), BAD_ROWS)
-async def test_bad_rows_are_refused(kit: Any, lab: SimpleNamespace, chunks: list[Any], reason: str) -> None:
+async def test_bad_rows_are_refused(kit: Any, chunks: list[Any], reason: str) -> None:
     stage = await serve(kit)
     answer = await lab.ask(stage, [pb.GenerateRequest(start=pb.Start(prompt_embeds=header())), *chunks, lab.END])
     assert answer.info.reason == reason, answer.message
@@ -176,7 +176,7 @@ async def test_bad_rows_are_refused(kit: Any, lab: SimpleNamespace, chunks: list
     assert stage.server.admission.bytes == 0
 
 
-async def test_stages_that_take_none_say_why(kit: Any, lab: SimpleNamespace) -> None:
+async def test_stages_that_take_none_say_why(kit: Any) -> None:
     alone, (first, _, _) = await kit.serve(), await kit.chain()
     why = [(alone, "engineArgs.enablePromptEmbeds set to true"), (first, "stage 'talker' reads its rows")]
     for stage, because in why:
@@ -187,7 +187,7 @@ async def test_stages_that_take_none_say_why(kit: Any, lab: SimpleNamespace) -> 
         assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "start.prompt_embeds")
 
 
-async def test_priority_and_salt_go_down_the_chain(kit: Any, lab: SimpleNamespace) -> None:
+async def test_priority_and_salt_go_down_the_chain(kit: Any) -> None:
     stages = await kit.chain()
     answer = await lab.ask(stages[0], [lab.start(priority=7, cache_salt="tenant"), lab.END])
     assert answer.code is grpc.StatusCode.OK
@@ -203,7 +203,7 @@ async def test_priority_and_salt_go_down_the_chain(kit: Any, lab: SimpleNamespac
         ({"cache_salt": "\u00e4" * 65}, "start.cache_salt"),
     ],
 )
-async def test_bounds(kit: Any, lab: SimpleNamespace, fields: dict[str, Any], field: str) -> None:
+async def test_bounds(kit: Any, fields: dict[str, Any], field: str) -> None:
     answer = await lab.ask(await kit.serve(), [lab.start(**fields), lab.END])
     assert (answer.info.reason, answer.info.metadata["field"]) == ("INVALID_REQUEST", field)
 

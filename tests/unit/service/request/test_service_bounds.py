@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from support import scripted_stages as lab
 
-async def test_a_call_without_start_holds_no_place_for_long(
-    kit: Any, lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+async def test_a_call_without_start_holds_no_place_for_long(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_stage.service.request.servicer.START_TIMEOUT_S", 0.3)
     stage = await kit.serve()
 
@@ -27,7 +26,7 @@ async def test_a_call_without_start_holds_no_place_for_long(
     assert len(stage.server.in_flight) == 0
 
 
-async def test_no_deadline_outlives_the_longest_request(kit: Any, lab: SimpleNamespace) -> None:
+async def test_no_deadline_outlives_the_longest_request(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 0.5})
     answer = await lab.ask(stage, timeout_s=1e6)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from omni_proto.tensors import encode_tensor_chunk, schema_hash, tensor_prompt
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
 from omni_stage.process.stage_log import configure_stage_logging
+from support import scripted_stages as lab
 
 CANARY = "CANARY-7f3a"
 MiB = 1 << 20
@@ -104,9 +104,7 @@ BAD_STARTS = [
 
 
 @pytest.mark.parametrize(("fields", "reason", "field"), BAD_STARTS)
-async def test_bad_start_names_its_field(
-    kit: Any, lab: SimpleNamespace, fields: dict[str, Any], reason: str, field: str
-) -> None:
+async def test_bad_start_names_its_field(kit: Any, fields: dict[str, Any], reason: str, field: str) -> None:
     limits = {"maxPromptChars": 200, "maxMediaBytes": 1024, "maxMediaPerRequest": 2}
     component = lab.ScriptedComponent(voices=("Chelsie",))
     stage = await kit.serve(limits=limits, component=component)
@@ -154,7 +152,7 @@ VIOLATIONS = [
 
 
 @pytest.mark.parametrize(("messages", "says"), VIOLATIONS)
-async def test_protocol_violations_are_named(kit: Any, lab: SimpleNamespace, messages: list[Any], says: str) -> None:
+async def test_protocol_violations_are_named(kit: Any, messages: list[Any], says: str) -> None:
     stage = await kit.serve()
     answer = await lab.ask(stage, messages)
     assert answer.code is grpc.StatusCode.INVALID_ARGUMENT
@@ -164,7 +162,7 @@ async def test_protocol_violations_are_named(kit: Any, lab: SimpleNamespace, mes
     await stage.wait_for_metric("omni_stage_inflight_bytes", 0)
 
 
-async def test_bytes_that_are_no_message(kit: Any, lab: SimpleNamespace) -> None:
+async def test_bytes_that_are_no_message(kit: Any) -> None:
     stage = await kit.serve()
     async with grpc.aio.insecure_channel(stage.target) as channel:
         method = channel.stream_stream("/omni_proto.stage.v1.StageService/Generate")
@@ -175,7 +173,7 @@ async def test_bytes_that_are_no_message(kit: Any, lab: SimpleNamespace) -> None
 # The edge ------------------------------------
 
 
-def edge_start(lab: SimpleNamespace, rows: int = 2, **changes: Any) -> pb.GenerateRequest:
+def edge_start(rows: int = 2, **changes: Any) -> pb.GenerateRequest:
     prompt = tensor_prompt(lab.EDGE_B, changes.get("source", "talker"), [("codes", rows)])
     return pb.GenerateRequest(
         start=pb.Start(tensors=prompt, edge_schema_hash=changes.get("hash", schema_hash(lab.EDGE_B)))
@@ -201,9 +199,7 @@ EDGE_CASES = [
 
 
 @pytest.mark.parametrize(("changes", "chunks", "code", "reason"), EDGE_CASES)
-async def test_edge_errors(
-    kit: Any, lab: SimpleNamespace, changes: dict[str, Any], chunks: list[bytes], code: str, reason: str
-) -> None:
+async def test_edge_errors(kit: Any, changes: dict[str, Any], chunks: list[bytes], code: str, reason: str) -> None:
     component = lab.ScriptedComponent(input_schema=lab.EDGE_B)
     stage = await kit.serve(
         lab.make_sound, stage="token2wav", outputs=["Audio"], input={"source": "talker"}, component=component
@@ -214,7 +210,7 @@ async def test_edge_errors(
             request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
             response_deserializer=pb.GenerateResponse.FromString,
         )
-        answer = await lab.collect(method(iter([edge_start(lab, **changes), *chunks, lab.END]), timeout=20))
+        answer = await lab.collect(method(iter([edge_start(**changes), *chunks, lab.END]), timeout=20))
     assert (answer.code.name, answer.info.reason) == (code, reason)
     assert stage.engine.requests == []
 
@@ -233,7 +229,7 @@ ENGINE_ERRORS = [
 
 
 @pytest.mark.parametrize("error", ENGINE_ERRORS, ids=lambda e: type(e).__name__)
-async def test_engine_errors_keep_their_code(kit: Any, lab: SimpleNamespace, error: errors.OmniStageError) -> None:
+async def test_engine_errors_keep_their_code(kit: Any, error: errors.OmniStageError) -> None:
     stage = await kit.serve(lab.failing(error))
     answer = await lab.ask(stage)
     assert answer.code is error.code
@@ -241,9 +237,7 @@ async def test_engine_errors_keep_their_code(kit: Any, lab: SimpleNamespace, err
     assert answer.text == "so far"
 
 
-async def test_unknown_error_is_internal_and_says_nothing(
-    kit: Any, lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_unknown_error_is_internal_and_says_nothing(kit: Any, capsys: pytest.CaptureFixture[str]) -> None:
     configure_stage_logging("thinker", "json")
     stage = await kit.serve(lab.failing(ValueError(f"bad prompt {CANARY}")))
     answer = await lab.ask(stage, [lab.start(f"say {CANARY}"), lab.END], metadata=(("x-request-id", "r9"),))
@@ -255,9 +249,7 @@ async def test_unknown_error_is_internal_and_says_nothing(
     assert CANARY not in json.dumps(lines)
 
 
-async def test_canaries_never_reach_logs_metrics_or_errors(
-    kit: Any, lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_canaries_never_reach_logs_metrics_or_errors(kit: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from prometheus_client import generate_latest
 
     configure_stage_logging("thinker", "text")
@@ -283,7 +275,7 @@ async def test_canaries_never_reach_logs_metrics_or_errors(
 # Failures below ------------------------------------
 
 
-async def test_failure_below_is_relayed_unchanged(kit: Any, lab: SimpleNamespace) -> None:
+async def test_failure_below_is_relayed_unchanged(kit: Any) -> None:
     error = errors.ModelExecutionError("no sound", field="codes", limit=3)
     first, _, _ = await kit.chain(token2wav=lab.failing(error, after=0))
     answer = await lab.ask(first)
@@ -299,7 +291,7 @@ async def test_failure_below_is_relayed_unchanged(kit: Any, lab: SimpleNamespace
     assert first.metric("omni_stage_downstream_errors_total", peer="talker", code="INTERNAL") == 1
 
 
-async def test_allow_partial_turns_a_failure_below_into_an_event(kit: Any, lab: SimpleNamespace) -> None:
+async def test_allow_partial_turns_a_failure_below_into_an_event(kit: Any) -> None:
     first, _, _ = await kit.chain(token2wav=lab.failing(errors.ModelExecutionError("no sound"), after=0))
     answer = await lab.ask(first, [lab.start(allow_partial=True), lab.END])
     assert answer.code is grpc.StatusCode.OK
@@ -310,7 +302,7 @@ async def test_allow_partial_turns_a_failure_below_into_an_event(kit: Any, lab: 
     assert outcomes == {"thinker": 0, "talker": 0, "token2wav": 13}
 
 
-async def test_allow_partial_of_the_own_engine(kit: Any, lab: SimpleNamespace) -> None:
+async def test_allow_partial_of_the_own_engine(kit: Any) -> None:
     first, middle, _ = await kit.chain(thinker=lab.failing(errors.ModelExecutionError("lost")))
     answer = await lab.ask(first, [lab.start(allow_partial=True), lab.END])
     assert answer.code is grpc.StatusCode.OK
@@ -319,7 +311,7 @@ async def test_allow_partial_of_the_own_engine(kit: Any, lab: SimpleNamespace) -
     assert middle.engine.requests == []
 
 
-async def test_unreachable_stage_is_named(kit: Any, lab: SimpleNamespace) -> None:
+async def test_unreachable_stage_is_named(kit: Any) -> None:
     edge = kit.edge("talker", "127.0.0.1:1", ["talker"])
     stage = await kit.serve(downstream=[edge], component=lab.ScriptedComponent(output_schema=lab.EDGE_A))
     answer = await lab.ask(stage)
@@ -328,7 +320,7 @@ async def test_unreachable_stage_is_named(kit: Any, lab: SimpleNamespace) -> Non
     assert stage.metric("omni_stage_downstream_errors_total", peer="talker", code="UNAVAILABLE") == 3
 
 
-async def test_other_schema_below_is_refused_before_it_works(kit: Any, lab: SimpleNamespace) -> None:
+async def test_other_schema_below_is_refused_before_it_works(kit: Any) -> None:
     last = await kit.serve(
         lab.make_sound,
         stage="talker",
@@ -345,7 +337,7 @@ async def test_other_schema_below_is_refused_before_it_works(kit: Any, lab: Simp
     assert answer.info.metadata["stage"] == "talker"
 
 
-async def test_retry_before_accepted_succeeds(kit: Any, lab: SimpleNamespace) -> None:
+async def test_retry_before_accepted_succeeds(kit: Any) -> None:
     first, middle, _ = await kit.chain()
     middle.server.admission.max_requests = 0
 
@@ -360,7 +352,7 @@ async def test_retry_before_accepted_succeeds(kit: Any, lab: SimpleNamespace) ->
     assert len(middle.engine.requests) == 1
 
 
-async def test_component_that_breaks_its_schema(kit: Any, lab: SimpleNamespace) -> None:
+async def test_component_that_breaks_its_schema(kit: Any) -> None:
     async def wrong(request: Any) -> Any:
         tensors = {"x": torch.zeros(1, 3), "ids": torch.zeros(1, dtype=torch.int64)}
         yield StageStep(tensors=tensors, prompt_token_ids=[1], finish_reason=FinishReason.STOP)

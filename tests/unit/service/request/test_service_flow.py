@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import torch
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageStep
+from support import scripted_stages as lab
 
 
-async def test_one_stage_answers_in_order(kit: Any, lab: SimpleNamespace) -> None:
+async def test_one_stage_answers_in_order(kit: Any) -> None:
     stage = await kit.serve()
     answer = await lab.ask(stage, metadata=(("x-request-id", "req-1"),))
     assert answer.code.name == "OK"
@@ -37,7 +37,7 @@ async def test_one_stage_answers_in_order(kit: Any, lab: SimpleNamespace) -> Non
     await stage.wait_for_metric("omni_stage_inflight_bytes", 0)
 
 
-async def test_timings_are_ordered(kit: Any, lab: SimpleNamespace) -> None:
+async def test_timings_are_ordered(kit: Any) -> None:
     first, _, _ = await kit.chain()
     answer = await lab.ask(first, [lab.start(include=sampling_pb2.Include(timings=True)), lab.END])
     times = answer.of("finished", "thinker")[0].timings
@@ -48,7 +48,7 @@ async def test_timings_are_ordered(kit: Any, lab: SimpleNamespace) -> None:
     assert answer.of("finished", "token2wav")[0].timings.first_audio_ns > 0
 
 
-async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any, lab: SimpleNamespace) -> None:
+async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any) -> None:
     first, middle, last = await kit.chain()
     answer = await lab.ask(first)
     assert answer.code.name == "OK", answer.message
@@ -73,7 +73,7 @@ async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any, lab: SimpleN
     assert middle.metric("omni_stage_edge_tensors_total", peer="thinker", direction="received") == 2
 
 
-async def test_large_tensors_travel_in_many_chunks(kit: Any, lab: SimpleNamespace) -> None:
+async def test_large_tensors_travel_in_many_chunks(kit: Any) -> None:
     count = 200_000
 
     async def many(request: Any) -> Any:
@@ -100,9 +100,7 @@ async def test_large_tensors_travel_in_many_chunks(kit: Any, lab: SimpleNamespac
         pytest.param(sampling_pb2.AUDIO_ENCODING_PCM_F32LE, "<f4", 1.0, id="f32le as made"),
     ],
 )
-async def test_audio_chunks_join_to_the_sound(
-    kit: Any, lab: SimpleNamespace, encoding: int, dtype: str, scale: float
-) -> None:
+async def test_audio_chunks_join_to_the_sound(kit: Any, encoding: int, dtype: str, scale: float) -> None:
     first, _, _ = await kit.chain()
     answer = await lab.ask(first, [lab.start(audio=sampling_pb2.AudioOptions(encoding=encoding)), lab.END])
     chunks = answer.of("audio", "token2wav")
@@ -124,9 +122,7 @@ async def test_audio_chunks_join_to_the_sound(
         pytest.param([sampling_pb2.MODALITY_AUDIO], ["thinker", "talker", "token2wav"], id="audio needs all"),
     ],
 )
-async def test_modalities_decide_which_stages_are_called(
-    kit: Any, lab: SimpleNamespace, modalities: list[int], called: list[str]
-) -> None:
+async def test_modalities_decide_which_stages_are_called(kit: Any, modalities: list[int], called: list[str]) -> None:
     stages = await kit.chain()
     answer = await lab.ask(stages[0], [lab.start(modalities=modalities), lab.END])
     assert [s.server.config.stage for s in stages if s.engine.requests] == called
@@ -134,7 +130,7 @@ async def test_modalities_decide_which_stages_are_called(
     assert stages[0].engine.requests[0].want_tensors == (len(called) > 1)
 
 
-async def test_token_ids_only_on_request(kit: Any, lab: SimpleNamespace) -> None:
+async def test_token_ids_only_on_request(kit: Any) -> None:
     first, _, _ = await kit.chain()
     include = sampling_pb2.Include(token_ids=True, codec_tokens=True)
     answer = await lab.ask(first, [lab.start(include=include), lab.END])
@@ -144,7 +140,7 @@ async def test_token_ids_only_on_request(kit: Any, lab: SimpleNamespace) -> None
     assert [i for delta in answer.of("tokens", "talker") for i in delta.ids] == [0, 1, 2, 3, 4]
 
 
-async def test_sampling_layers_and_the_one_seed(kit: Any, lab: SimpleNamespace) -> None:
+async def test_sampling_layers_and_the_one_seed(kit: Any) -> None:
     first, middle, last = await kit.chain(defaultSampling={"topP": 0.5, "temperature": 0.3})
     sampling = {
         "thinker": sampling_pb2.SamplingParams(temperature=0.9),
@@ -157,13 +153,13 @@ async def test_sampling_layers_and_the_one_seed(kit: Any, lab: SimpleNamespace) 
     assert token2wav.seed == 11
 
 
-async def test_voice_reaches_the_stage_that_speaks(kit: Any, lab: SimpleNamespace) -> None:
+async def test_voice_reaches_the_stage_that_speaks(kit: Any) -> None:
     first, _, last = await kit.chain()
     await lab.ask(first, [lab.start(audio=sampling_pb2.AudioOptions(voice="Ethan")), lab.END])
     assert last.engine.requests[0].voice == "Ethan"
 
 
-async def test_chat_with_inline_and_chunked_media(kit: Any, lab: SimpleNamespace) -> None:
+async def test_chat_with_inline_and_chunked_media(kit: Any) -> None:
     stage = await kit.serve()
     image, sound = lab.png(), lab.wav(channels=2)
     chat = {
@@ -194,7 +190,7 @@ async def test_chat_with_inline_and_chunked_media(kit: Any, lab: SimpleNamespace
     assert (parts[2].samples.shape, parts[2].sampling_rate_hz) == ((1600,), 16_000)
 
 
-async def test_get_stage_describes_the_stage(kit: Any, lab: SimpleNamespace) -> None:
+async def test_get_stage_describes_the_stage(kit: Any) -> None:
     _, middle, last = await kit.chain()
     info = await middle.stub.GetStage(pb.GetStageRequest())
     assert (info.pipeline, info.stage, info.component) == ("test", "talker", "test/stage")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -16,6 +15,7 @@ import pytest
 
 from omni_proto.rpc.options import channel_options
 from omni_proto.stage.v1 import stage_service_pb2_grpc
+from support import scripted_stages as lab
 from support.raw_http2 import RawConnection
 
 SILENCE_S = 600.0
@@ -23,7 +23,7 @@ SILENCE_S = 600.0
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any, lab: SimpleNamespace) -> None:
+async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 800})
     began = time.monotonic()
     async with grpc.aio.insecure_channel(stage.target, options=channel_options()) as channel:
@@ -36,7 +36,7 @@ async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any, lab: S
     pytest.fail(f"ended after {time.monotonic() - began:.0f} s: {answer.code.name} {answer.message}")
 
 
-async def test_a_flood_of_pings_ends_its_own_connection(kit: Any, lab: SimpleNamespace) -> None:
+async def test_a_flood_of_pings_ends_its_own_connection(kit: Any) -> None:
     stage = await kit.serve()
 
     def flood() -> bool:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from omni_proto.stage.v1 import prompt_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.errors import ConfigurationError
 from omni_stage.process.protobuf_backend import require_upb
+from support import scripted_stages as lab
 from support.raw_http2 import RawConnection, grpc_message
 
 GENERATE = "/omni_proto.stage.v1.StageService/Generate"
@@ -39,7 +39,7 @@ def gzip_of_zeros(mib: int) -> bytes:
     return b"".join([*(packer.compress(zeros) for _ in range(mib)), packer.flush()])
 
 
-async def test_a_gzip_bomb_is_too_large(kit: Any, lab: SimpleNamespace) -> None:
+async def test_a_gzip_bomb_is_too_large(kit: Any) -> None:
     stage = await kit.serve()
     call = stage.channel.stream_stream(GENERATE)(iter([bytes(16 * MIB)]), compression=grpc.Compression.Gzip, timeout=20)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -48,7 +48,7 @@ async def test_a_gzip_bomb_is_too_large(kit: Any, lab: SimpleNamespace) -> None:
     assert (await lab.ask(stage)).text == "Hello"
 
 
-async def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(kit: Any, lab: SimpleNamespace) -> None:
+async def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(kit: Any) -> None:
     """256 MiB in about 1 MB: gRPC stops at the limit of one message, here in the process whose peak is measured."""
     stage = await kit.serve()
     bomb = grpc_message(gzip_of_zeros(256), compressed=True)
@@ -69,7 +69,7 @@ async def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(kit: Any, lab: Simpl
 @pytest.mark.parametrize(
     ("depth", "says"), [(120, "truncated or damaged"), (3_000, "truncated or damaged"), (1 * MIB, "fields")]
 )
-async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, lab: SimpleNamespace, depth: int, says: str) -> None:
+async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, depth: int, says: str) -> None:
     stage = await kit.serve()
     call = stage.channel.stream_stream(GENERATE)(iter([BEGIN_GROUP * depth + END_GROUP * depth]), timeout=20)
     with pytest.raises(grpc.aio.AioRpcError, match=says) as caught:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.places import Place, Places, count_start_places, peer_address
 from omni_stage.service.server import side_calls
 from omni_stage.service.server.ports import health_options, main_options
+from support import scripted_stages as lab
 from support.polling import until
 from support.raw_http2 import RawConnection, grpc_message
 
@@ -94,9 +94,7 @@ async def hoard(connection: RawConnection, method: str, count: int, message: byt
     await asyncio.to_thread(begin)
 
 
-async def test_watches_take_no_place_of_requests(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
-) -> None:
+async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[..., RawConnection]) -> None:
     """512 idle watches once closed a stage."""
     stage = await kit.serve(limits={"maxConcurrentRequests": 2})
     for number in range(10):
@@ -108,6 +106,36 @@ async def test_watches_take_no_place_of_requests(
     assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
     assert (await anext(aiter(health.Watch(health_pb2.HealthCheckRequest())))).status
     assert (await stage.stub.GetStage(pb.GetStageRequest())).stage == "thinker"
+
+
+async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
+    """Who comes too many is refused at once, on the same port as health and while every place is taken."""
+    places, callers, rounds = 4, 20, 5
+    stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
+    held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]
+    reading = [asyncio.create_task(lab.collect(call)) for call in held]
+    await until(lambda: stage.server.admission.requests == places)
+    checks: list[int] = []
+
+    async def ask_often() -> set[grpc.StatusCode]:
+        return {(await lab.ask(stage)).code for _ in range(rounds)}
+
+    async def check_often(channel: grpc.aio.Channel) -> None:
+        health = health_pb2_grpc.HealthStub(channel)
+        while not flood.done():
+            checks.append((await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status)
+
+    flood = asyncio.gather(*(ask_often() for _ in range(callers)))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.ports.health}") as apart:
+        await asyncio.gather(flood, check_often(stage.channel), check_often(apart))
+    assert all(codes == {grpc.StatusCode.RESOURCE_EXHAUSTED} for codes in await flood)
+    assert (set(checks), len(checks) >= 2) == ({health_pb2.HealthCheckResponse.SERVING}, True)
+    assert stage.server.admission.requests == places, "those that were let in are still served"
+    for call in held:
+        call.cancel()
+    assert all(
+        isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*reading, return_exceptions=True)
+    )
 
 
 async def test_one_address_has_a_share_of_the_watches(kit: Any, connect: Callable[..., RawConnection]) -> None:
@@ -144,7 +172,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
 
 
 async def test_half_sent_starts_give_way_to_who_sends_one(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
+    kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("omni_stage.service.request.servicer.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
@@ -159,9 +187,7 @@ async def test_half_sent_starts_give_way_to_who_sends_one(
     assert [answer.text for answer in answers] == ["Hello"] * 3
 
 
-async def test_a_call_that_loses_its_place_is_told_so(
-    kit: Any, lab: SimpleNamespace, connect: Callable[..., RawConnection]
-) -> None:
+async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callable[..., RawConnection]) -> None:
     stage = await kit.serve(limits={"maxConcurrentRequests": 1})
 
     async def nothing() -> AsyncIterator[Any]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from omni_proto.pod_contract import ExitCode
+from support import scripted_stages as lab
 from support.polling import until
 
 SERVICE = "omni_proto.stage.v1.StageService"
@@ -34,8 +34,8 @@ async def check(port: int, service: str) -> int:
     return int(answer.status)
 
 
-async def begin(stage: Any, lab: SimpleNamespace, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
-    """A call that the engine has begun."""
+async def begin(stage: Any, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
+    """Returns a call that the engine has begun."""
     call = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=timeout_s)
     task = asyncio.create_task(lab.collect(call))
     await asyncio.wait_for(stage.engine.started.wait(), 10)
@@ -45,7 +45,7 @@ async def begin(stage: Any, lab: SimpleNamespace, timeout_s: float | None = 30) 
 # Deadlines and cancellation ------------------------------------
 
 
-async def test_default_deadline_is_timeouts_request(kit: Any, lab: SimpleNamespace) -> None:
+async def test_default_deadline_is_timeouts_request(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 0.3})
     answer = await lab.ask(stage, timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
@@ -53,7 +53,7 @@ async def test_default_deadline_is_timeouts_request(kit: Any, lab: SimpleNamespa
     assert len(stage.engine.aborted) == 1
 
 
-async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any, lab: SimpleNamespace) -> None:
+async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any) -> None:
     first, middle, last = await kit.chain(token2wav=lab.wait_forever, timeouts={"request": 1.5})
     answer = await lab.ask(first, timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
@@ -63,9 +63,9 @@ async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any,
     assert len(last.engine.aborted) == 1
 
 
-async def test_cancelling_reaches_every_stage(kit: Any, lab: SimpleNamespace) -> None:
+async def test_cancelling_reaches_every_stage(kit: Any) -> None:
     stages = await kit.chain(token2wav=lab.wait_forever)
-    call, task = await begin(stages[0], lab)
+    call, task = await begin(stages[0])
     await asyncio.wait_for(stages[2].engine.started.wait(), 10)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -80,9 +80,9 @@ async def test_cancelling_reaches_every_stage(kit: Any, lab: SimpleNamespace) ->
 # Admission ------------------------------------
 
 
-async def test_too_many_requests_carries_retry_info(kit: Any, lab: SimpleNamespace) -> None:
+async def test_too_many_requests_carries_retry_info(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": 1})
-    call, task = await begin(stage, lab)
+    call, task = await begin(stage)
     answer = await lab.ask(stage)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REQUESTS")
     assert answer.detail(error_details_pb2.RetryInfo).retry_delay.seconds == 1
@@ -91,11 +91,11 @@ async def test_too_many_requests_carries_retry_info(kit: Any, lab: SimpleNamespa
         await task
 
 
-async def test_byte_budget(kit: Any, lab: SimpleNamespace) -> None:
+async def test_byte_budget(kit: Any) -> None:
     stages = await kit.chain(thinker=lab.wait_forever, limits={"maxInflightBytes": 1 << 20}, max_model_len=40_000)
     stage = stages[0]
     stage.server.admission.max_bytes = 1000
-    call, task = await begin(stage, lab)
+    call, task = await begin(stage)
     reserved = stage.server.admission.bytes
     assert reserved == (len("hello") + 8 + 16) * (16 + 8)
     answer = await lab.ask(stage)
@@ -112,7 +112,7 @@ async def test_byte_budget(kit: Any, lab: SimpleNamespace) -> None:
 # Health, reflection, metrics ------------------------------------
 
 
-async def test_health_on_both_ports(kit: Any, lab: SimpleNamespace) -> None:
+async def test_health_on_both_ports(kit: Any) -> None:
     stage = await kit.serve()
     ports = stage.server.ports
     assert [await check(ports.grpc, name) for name in ("", SERVICE)] == [SERVING, SERVING]
@@ -123,7 +123,7 @@ async def test_health_on_both_ports(kit: Any, lab: SimpleNamespace) -> None:
     assert await check(ports.health, "liveness") == SERVING
 
 
-async def test_reflection_lists_the_service(kit: Any, lab: SimpleNamespace) -> None:
+async def test_reflection_lists_the_service(kit: Any) -> None:
     stage = await kit.serve()
     async with grpc.aio.insecure_channel(stage.target) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -137,7 +137,7 @@ async def test_reflection_lists_the_service(kit: Any, lab: SimpleNamespace) -> N
     assert answers[1].file_descriptor_response.file_descriptor_proto
 
 
-async def test_metrics_over_http(kit: Any, lab: SimpleNamespace) -> None:
+async def test_metrics_over_http(kit: Any) -> None:
     stage = await kit.serve()
     await lab.ask(stage)
     await stage.wait_for_metric("omni_stage_requests_total", 1, code="OK", reason="")
@@ -150,7 +150,7 @@ async def test_metrics_over_http(kit: Any, lab: SimpleNamespace) -> None:
 # Drain ------------------------------------
 
 
-async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any, lab: SimpleNamespace) -> None:
+async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any) -> None:
     release = asyncio.Event()
 
     async def held(request: Any) -> Any:
@@ -159,7 +159,7 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any, lab: SimpleNa
             yield step
 
     stage = await kit.serve(held, timeouts={"drainNotice": 1.0})
-    _, early = await begin(stage, lab)
+    _, early = await begin(stage)
     stop = asyncio.Event()
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
     stop.set()
@@ -179,9 +179,9 @@ async def test_drain_lets_calls_end_and_refuses_new_ones(kit: Any, lab: SimpleNa
     assert await asyncio.wait_for(serving, 10) is ExitCode.DRAINED
 
 
-async def test_second_signal_aborts(kit: Any, lab: SimpleNamespace) -> None:
+async def test_second_signal_aborts(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, timeouts={"drainNotice": 0})
-    _, task = await begin(stage, lab)
+    _, task = await begin(stage)
     stop, abort = asyncio.Event(), asyncio.Event()
     serving = asyncio.create_task(stage.server.serve(stop, abort))
     stop.set()
@@ -196,11 +196,11 @@ async def test_second_signal_aborts(kit: Any, lab: SimpleNamespace) -> None:
 
 
 async def test_engine_death_ends_calls_and_the_server(
-    kit: Any, lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(tmp_path / "termination"))
     stage = await kit.serve(lab.wait_forever)
-    _, task = await begin(stage, lab)
+    _, task = await begin(stage)
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     stage.engine.is_dead = True
     answer = await asyncio.wait_for(task, 30)
@@ -212,7 +212,7 @@ async def test_engine_death_ends_calls_and_the_server(
     assert (await lab.ask(stage)).info.reason == "ENGINE_DEAD"
 
 
-async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any, lab: SimpleNamespace) -> None:
+async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any) -> None:
     stage = await kit.serve(lab.wait_forever, timeouts={"step": 0.3})
     stop = asyncio.Event()
     serving = asyncio.create_task(stage.server.serve(stop, asyncio.Event()))
@@ -226,7 +226,7 @@ async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any, lab: SimpleNamesp
 
 @pytest.mark.parametrize(("dies", "reason"), [(True, "EngineDead"), (False, "StepTimeout")])
 async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
-    kit: Any, lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
 ) -> None:
     """The operator retells it in Events and the status."""
     note, canary = tmp_path / "termination", "canarino7f3a"
@@ -248,7 +248,7 @@ async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
     assert canary not in said
 
 
-async def test_engine_that_is_loading(kit: Any, lab: SimpleNamespace) -> None:
+async def test_engine_that_is_loading(kit: Any) -> None:
     stage = await kit.serve()
     stage.server.runtime.engine_ready = False
     answer = await lab.ask(stage)

@@ -29,6 +29,7 @@ from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import ServerTls, StageConfig
 from omni_stage.errors import ConfigurationError
 from omni_stage.service.server import tls
+from support import scripted_stages as lab
 from support.certificates import DAY, Authority, MountedSecret, Pair, tls_files
 from support.polling import until
 
@@ -72,7 +73,7 @@ async def connect(stage: Any, trust: grpc.ChannelCredentials | None) -> Any:
 
 
 async def ask(stage: Any, trust: grpc.ChannelCredentials | None) -> str:
-    """The stage's name, over a connection of its own."""
+    """Returns the stage's name, over a connection of its own."""
     async with connect(stage, trust) as stub:
         answer = await stub.GetStage(pb.GetStageRequest(), timeout=10)
     return str(answer.stage)
@@ -101,7 +102,7 @@ async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int
 # Who is let in ------------------------------------
 
 
-async def test_clients_that_trust_the_ca_are_answered(kit: Any, lab: SimpleNamespace, secret: MountedSecret) -> None:
+async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedSecret) -> None:
     stage = await kit.serve(listen=listen(secret))
     async with connect(stage, credentials()) as stub:
         answer = await lab.ask(SimpleNamespace(stub=stub))
@@ -120,7 +121,7 @@ async def test_others_are_not(kit: Any, secret: MountedSecret, trust: grpc.Chann
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_health_and_metrics_ports_stay_plaintext(kit: Any, lab: SimpleNamespace, secret: MountedSecret) -> None:
+async def test_health_and_metrics_ports_stay_plaintext(kit: Any, secret: MountedSecret) -> None:
     stage = await kit.serve(listen=listen(secret))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{stage.server.ports.health}") as channel:
         answer = await health_pb2_grpc.HealthStub(channel).Check(
@@ -161,9 +162,7 @@ async def test_required_client_certificates(kit: Any, tmp_path: Path) -> None:
 # Rotation ------------------------------------
 
 
-async def test_rotation_reaches_new_connections_and_leaves_streams_alone(
-    kit: Any, lab: SimpleNamespace, secret: MountedSecret
-) -> None:
+async def test_rotation_reaches_new_connections_and_leaves_streams_alone(kit: Any, secret: MountedSecret) -> None:
     go_on = asyncio.Event()
 
     async def two_words(request: Any) -> Any:

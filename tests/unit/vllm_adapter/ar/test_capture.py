@@ -18,7 +18,7 @@ Step = dict[str, tuple[int, int, bool]]
 
 
 def play(ledger: CaptureLedger, steps: list[Step]) -> dict[str, list[list[int]]]:
-    """What each request is sent, per delivery; the row of position p is p itself."""
+    """Returns what each request is sent, per delivery; the row of position p is p itself."""
     sent: dict[str, list[list[int]]] = {}
     for step in steps:
         batch = torch.cat([torch.arange(start, start + length) for start, length, _ in step.values()])

@@ -10,16 +10,18 @@ from vllm import PoolingParams, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
 
+from omni_stage.engine_step import FinishReason as StepEnd
 from omni_stage.errors import InvalidTensorError, ModelExecutionError, QueueTimeoutError
-from omni_stage.vllm_adapter.core.interface import convert_output, join_tensors
+from omni_stage.step_order import FIRST_OUTPUTS
 from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
+from omni_stage.vllm_adapter.core.outputs import convert_output, join_tensors
 from omni_stage.vllm_adapter.packing import pack_error, pack_tensors
 
 
 def make_request(
-    internal: str, external: str, *, pooling: bool = False, ids: list[int] | None = None
+    internal: str, external: str, *, pooling: bool = False, ids: list[int] | None = None, most: int = 8
 ) -> EngineCoreRequest:
-    sampling = SamplingParams(max_tokens=8, detokenize=False, output_kind=RequestOutputKind.DELTA)
+    sampling = SamplingParams(max_tokens=most, detokenize=False, output_kind=RequestOutputKind.DELTA)
     return EngineCoreRequest(
         request_id=internal,
         external_req_id=external,
@@ -62,7 +64,7 @@ def test_rows_leave_before_detokenizing_and_stay_in_order(processor: OmniOutputP
     last = processor.process_outputs([step("a-1", [9], rows(5), FinishReason.LENGTH)]).request_outputs[0]
     converted = convert_output(last, capture, first=False)
     assert converted.tensors["rows"].flatten().tolist() == [4, 5]
-    assert (converted.finish_reason, converted.prompt_token_ids) == ("length", None)
+    assert (converted.finish_reason, converted.prompt_token_ids) == (StepEnd.LENGTH, None)
     assert processor.get_num_unfinished_requests() == 0
 
 
@@ -70,6 +72,20 @@ def test_rows_without_a_capture_are_dropped(processor: OmniOutputProcessor) -> N
     processor.add_request(make_request("a-1", "a"), None)
     output = processor.process_outputs([step("a-1", [7], rows(1))]).request_outputs[0]
     assert output.outputs[0].token_ids == [7]
+
+
+def test_the_first_outputs_of_a_request_are_handled_before_those_of_older_ones(processor: OmniOutputProcessor) -> None:
+    for name in ("old", "new"):
+        processor.open_capture(name)
+        processor.add_request(make_request(f"{name}-1", name, most=32), None)
+    for _ in range(FIRST_OUTPUTS):
+        processor.process_outputs([step("old-1", [1], rows(1))])
+    orders = []
+    for _ in range(FIRST_OUTPUTS + 1):
+        outputs = processor.process_outputs([step("old-1", [1], rows(1)), step("new-1", [2], rows(2))])
+        orders.append([output.request_id for output in outputs.request_outputs])
+    assert orders[:FIRST_OUTPUTS] == [["new", "old"]] * FIRST_OUTPUTS
+    assert orders[FIRST_OUTPUTS] == ["old", "new"], "equals go in vLLM's order"
 
 
 def test_each_request_has_its_own_capture(processor: OmniOutputProcessor) -> None:
@@ -104,7 +120,7 @@ def test_a_diffusion_output(processor: OmniOutputProcessor) -> None:
     output = processor.process_outputs([done]).request_outputs[0]
     converted = convert_output(output, capture, first=True)
     assert converted.tensors["output"].tolist() == [1, 1, 1, 1]
-    assert (converted.finish_reason, converted.stop_reason) == ("diffusion_done", "diffusion_done")
+    assert (converted.finish_reason, converted.stop_reason) == (StepEnd.DIFFUSION_DONE, "diffusion_done")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
     CodecTokens,
     OmniCheckpoint,
     read_checkpoint,
-    read_embedding_rows,
     read_voices,
 )
 from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
 from omni_stage.models.qwen2_5_omni.schemas import PACE, talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.shared.config_file import torch_dtype
+from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
@@ -121,14 +123,7 @@ class TalkerEmitter:
     def emit(self, step: EngineStep) -> StageStep:
         """Convert one engine step to one stage step."""
         codes = [token for token in step.token_ids if token not in self._stop_ids]
-        return StageStep(
-            token_ids=step.token_ids,
-            prompt_token_ids=step.prompt_token_ids,
-            tensors={"codes": torch.tensor(codes, dtype=torch.int64)} if codes else {},
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return replace(StageStep.of(step), tensors={"codes": torch.tensor(codes, dtype=torch.int64)} if codes else {})
 
 
 def build_component(config: StageConfig) -> Talker:
@@ -137,7 +132,8 @@ def build_component(config: StageConfig) -> Talker:
     voices = read_voices(config.model.path)
     ids = [checkpoint.text_end_id, checkpoint.text_padding_id, *(voice.text_start_id for voice in voices.values())]
     # In the dtype of the edge's rows, which config.json names; quantized checkpoints store some tensors in others.
-    rows = read_embedding_rows(config.model.path, ids).to(getattr(torch, checkpoint.dtype))
+    table = EmbeddingTable(checkpoint.path, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
+    rows = table.read(torch.tensor(ids))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
     texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}
     return Talker(checkpoint, texts)

@@ -6,6 +6,7 @@ state plus the input embedding.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -19,9 +20,10 @@ from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
 from omni_stage.models.qwen2_5_omni.schemas import PACE, thinker2talker_schema
 from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
+from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
-from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings, torch_dtype
+from omni_stage.models.shared.thinker import OmniThinker, ThinkerSettings
 
 PATCH: Final = 28
 """Side, in pixels, of the square of an image that becomes one token."""
@@ -64,15 +66,10 @@ class ThinkerEmitter:
         """Convert one engine step to one stage step. Raises ModelExecutionError if rows and tokens do not match."""
         self._token_ids.extend(step.prompt_token_ids or ())
         self._token_ids.extend(step.token_ids)
-        return StageStep(
-            text=step.text,
-            token_ids=step.token_ids,
-            prompt_token_ids=step.prompt_token_ids,
+        return replace(
+            StageStep.of(step),
             tensors=self._tensors(step) if self._want_tensors else {},
             complete_tensors=_PROMPT_TENSORS if self._rows else frozenset(),
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
         )
 
     def _tensors(self, step: EngineStep) -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitt
 from omni_stage.models.qwen2_5_omni.token2wav.windows import CODE_SAMPLES, FADE_SAMPLES, Window
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_WORK = 4096
 """Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
@@ -68,7 +69,7 @@ class Token2Wav:
             "max_num_batched_tokens": self._checkpoint.max_codes,
             "max_num_seqs": MAX_BATCH,
             "enforce_eager": True,  # for vLLM; the model captures its own graphs
-            "additional_config": {"omni_diffusion": {"step_work": STEP_WORK}},
+            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -166,12 +167,7 @@ class Token2WavEmitter:
             raise ModelExecutionError("the engine finished without audio")
         if audio is not None:
             check_audio(audio, self._samples)
-        return StageStep(
-            audio=audio,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return StageStep.of_audio(step, audio)
 
 
 def build_component(config: StageConfig) -> Token2Wav:

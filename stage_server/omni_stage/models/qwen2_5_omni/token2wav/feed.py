@@ -69,12 +69,7 @@ class WindowEmitter:
         if tail is not None:
             check_audio(tail, FADE_SAMPLES)
         self._tail = tail
-        return StageStep(
-            audio=audio,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return StageStep.of_audio(step, audio)
 
 
 def check_audio(audio: torch.Tensor, samples: int | None = None) -> None:

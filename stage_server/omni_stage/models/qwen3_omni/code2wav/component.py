@@ -24,6 +24,7 @@ from omni_stage.models.qwen3_omni.manifest import CODE2WAV
 from omni_stage.models.qwen3_omni.model_configs import pick_code2wav
 from omni_stage.models.qwen3_omni.schemas import talker2code2wav_schema
 from omni_stage.payloads import AdditionalInformationPayload
+from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 
 STEP_FRAMES = 1024
 """Frames of one engine step, 82 s of speech; a longer request runs alone."""
@@ -60,7 +61,7 @@ class Code2Wav:
             "max_num_batched_tokens": self._speech.max_frames,
             "max_num_seqs": MAX_BATCH,
             "enforce_eager": True,
-            "additional_config": {"omni_diffusion": {"step_work": STEP_FRAMES}},
+            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_FRAMES}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -143,12 +144,7 @@ class Code2WavEmitter:
                 f"the engine gave audio of {audio.dtype} and shape {tuple(audio.shape)} behind "
                 f"{self._samples - audio.numel()} samples: no whole number of frames"
             )
-        return StageStep(
-            audio=audio,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return StageStep.of_audio(step, audio)
 
 
 def build_component(config: StageConfig) -> Code2Wav:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,17 +13,13 @@ from omni_proto.stage_config import SamplingDefaults, StageConfig
 from omni_stage.errors import InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import EdgeInput, Emitter, EngineStep, StageInput, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows
-from omni_stage.models.qwen3_omni.checkpoint import (
-    EMBEDDING,
-    OmniCheckpoint,
-    SpeechFacts,
-    read_speaking_checkpoint,
-)
+from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
 from omni_stage.models.qwen3_omni.schemas import PACE, talker2code2wav_schema, thinker2talker_schema
 from omni_stage.models.qwen3_omni.talker.conditioning import TalkerConditioning
-from omni_stage.models.shared.embedding import EmbeddingTable
+from omni_stage.models.shared.config_file import torch_dtype
+from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
@@ -122,17 +119,11 @@ class TalkerEmitter:
             sounded = frames[frames[:, 0] < self._speech.codebook_size].to(torch.int64)
             if sounded.shape[0]:
                 tensors["codes"] = sounded.contiguous()
-        return StageStep(
-            token_ids=step.token_ids,
-            prompt_token_ids=step.prompt_token_ids,
-            tensors=tensors,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return replace(StageStep.of(step), tensors=tensors)
 
 
 def build_component(config: StageConfig) -> Talker:
     """Build the talker of config.model.path. Raises ConfigurationError."""
     checkpoint, speech = read_speaking_checkpoint(config.model.path)
-    return Talker(checkpoint, speech, EmbeddingTable(checkpoint.path, EMBEDDING, getattr(torch, checkpoint.dtype)))
+    table = EmbeddingTable(checkpoint.path, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
+    return Talker(checkpoint, speech, table)

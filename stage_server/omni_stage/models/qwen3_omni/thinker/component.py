@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,10 @@ from omni_stage.models.qwen3_omni.manifest import THINKER
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
 from omni_stage.models.qwen3_omni.schemas import PACE, thinker2talker_schema
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
+from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
 from omni_stage.models.shared.prompts import PromptBuilder
-from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings, torch_dtype
+from omni_stage.models.shared.thinker import MAX_TOKENS, OmniThinker, ThinkerSettings
 
 PATCH: Final = 32
 """Side, in pixels, of the square of an image that becomes one token."""
@@ -98,16 +100,7 @@ class ThinkerEmitter:
             if known:
                 tensors["token_ids"] = torch.tensor(known, dtype=torch.int64)
             complete = frozenset() if self._is_first else _FIRST_TENSORS
-        return StageStep(
-            text=step.text,
-            token_ids=step.token_ids,
-            prompt_token_ids=step.prompt_token_ids,
-            tensors=tensors,
-            complete_tensors=complete,
-            finish_reason=step.finish_reason,
-            stop_reason=step.stop_reason,
-            scheduled_ns=step.scheduled_ns,
-        )
+        return replace(StageStep.of(step), tensors=tensors, complete_tensors=complete)
 
     def _first_tensors(self, prompt: torch.Tensor, step: EngineStep) -> dict[str, torch.Tensor]:
         tensors = {"prompt_tokens": torch.tensor([prompt.shape[0]])}

@@ -25,7 +25,7 @@ HEAD = frozenset({"mrope_positions", "mrope_delta"})
 
 
 def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
-    """What a thinker publishes: row p holds the value 10 + p."""
+    """Returns what a thinker publishes: row p holds the value 10 + p."""
     return {
         "x": (torch.arange(rows, dtype=torch.float32) + 10)[:, None].repeat(1, 2),
         "mrope_positions": torch.arange(prompt)[:, None].repeat(1, 3),
@@ -38,7 +38,7 @@ def feed_of(goes_on: bool = False) -> TalkerFeed:
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:
-    """All parts, each asked for as soon as it can be."""
+    """Returns all parts; each is requested as soon as possible."""
     feed, parts = feed_of(), []
     for batch in batches:
         feed.add(batch)
@@ -58,7 +58,7 @@ def positions_of(part: InputPart) -> tuple[int, torch.Tensor]:
 
 @st.composite
 def cut_edges(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], list[EdgeRows]]:
-    """A whole edge, and the same in batches: x cut anywhere, the prompt's tensors before, between or behind."""
+    """Returns a whole edge, and the same in batches: x cut anywhere, the prompt's tensors before, between or behind."""
     prompt, reply = draw(st.integers(1, 6)), draw(st.integers(1, 8))
     whole = edge(prompt + reply, prompt, draw(st.integers(-min(3, prompt), 3)))
     cuts = sorted(draw(st.sets(st.integers(1, prompt + reply - 1))))

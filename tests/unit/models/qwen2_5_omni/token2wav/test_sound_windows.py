@@ -29,7 +29,7 @@ BLOCK = 4
 
 
 def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
-    """A feed that notes what it builds."""
+    """Returns a feed that notes what it builds."""
 
     def build(codes: torch.Tensor, window: Window) -> StageInput:
         windows.append((codes.tolist(), window))
@@ -39,7 +39,7 @@ def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
-    """The windows of codes that come cut like this."""
+    """Returns the windows of codes that come cut like this."""
     windows: list[tuple[list[int], Window]] = []
     feed = feed_of(windows)
     edges = [0, *cuts, len(codes)]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from omni_stage.models.qwen2_5_omni.checkpoint import Voice
-from omni_stage.models.qwen2_5_omni.token2wav.model import Speech
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
 from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 from support.wave_models import WAITS, Operators, make_utterance, make_wave_model, make_wave_voices
 
@@ -47,7 +47,7 @@ class Kit:
             return self.speech.speak(utterances)
 
     def mel(self, utterance: Utterance) -> torch.Tensor:
-        """What transformers' sample() makes: float32 [1, bins, frames]."""
+        """Returns what transformers' sample() makes: float32 [1, bins, frames]."""
         voice = self.voices[utterance.voice]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(utterance.seed)

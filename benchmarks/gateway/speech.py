@@ -1,0 +1,118 @@
+"""First audio of a paced pipeline: through the gateway, and by gRPC from the same client process."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gateway.load import GRPC, Run
+from benchmarks.gateway.serving import MODEL, Served, serve_gateway
+from benchmarks.interleave import median_ratio, take_turns
+from benchmarks.paced.serving import PROMPT, TEXT_TOKENS, serve
+from benchmarks.report import Row
+from benchmarks.tokens.processes import Callers
+from benchmarks.verdict import Ratio
+from omni_proto.stage_config import EdgeMode
+from omni_stage.models.sim.tables import BUILT_IN
+
+TABLE: Final = "qwen2.5-omni-7b-h100"
+GATEWAY: Final = "through the gateway"
+ROUNDS: Final = {1: 15, 8: 7, 64: 5}
+ADDED_MS, SHARE = 5.0, 1.05
+TOLERANCE: Final = 1.0
+"""Of milliseconds that a small machine's scheduler decides; the bounds do not move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one side, in seconds."""
+
+    first_s: float
+    """Median of its requests."""
+    last_s: float
+
+
+Samples = dict[tuple[str, int], list[Sample]]
+
+
+def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
+    """Both ways in turn. A request ends with its first audio, so that no speech of one run is left in the next."""
+    samples: Samples = defaultdict(list)
+    with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
+        entry = int(local.endpoint.rpartition(":")[2])
+        with serve_gateway(folder, entry) as gateway:
+            for kind in (GRPC, GATEWAY):
+                ask(callers, gateway, kind, 4)
+            for count, most in ROUNDS.items():
+                for number in range(rounds or most):
+                    for kind in take_turns((GRPC, GATEWAY), number):
+                        samples[kind, count].append(ask(callers, gateway, kind, count))
+                for kind in (GRPC, GATEWAY):
+                    print(f"{kind}, {count} at once: first audio {_first_ms(samples[kind, count]):.1f} ms", flush=True)
+    return samples
+
+
+def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
+    """One run. Raises RuntimeError if a request has no audio."""
+    run = Run(
+        port=gateway.grpc_port if kind == GRPC else gateway.port,
+        count=count,
+        tokens=TEXT_TOKENS,
+        prompts=[PROMPT] * count,
+        model=MODEL,
+        kind=GRPC if kind == GRPC else "http",
+        speech=True,
+        leave=True,
+    )
+    callers.start(**run.to_json())
+    answers = callers.finish()["answers"]
+    for answer in answers:
+        if answer["error"] or not answer["first_s"]:
+            raise RuntimeError(f"a request without audio: {answer}")
+    firsts = [answer["first_s"] for answer in answers]
+    return Sample(statistics.median(firsts), max(firsts))
+
+
+def speech_rows(samples: Samples) -> list[Row]:
+    """One row for each way and number at once; medians of the rounds."""
+    return [
+        {
+            "way": kind,
+            "at_once": count,
+            "first_audio_ms": round(_first_ms(ones), 1),
+            "last_first_audio_ms": round(statistics.median(one.last_s for one in ones) * 1e3, 1),
+            "added_ms": round(_added_ms(samples, count), 1) if kind == GATEWAY else None,
+        }
+        for (kind, count), ones in samples.items()
+    ]
+
+
+def find_ratios(samples: Samples) -> list[Ratio]:
+    """What the gateway adds: in ms to one request, as a share to eight; to 64 it is shown."""
+    ratios = []
+    for count in ROUNDS:
+        share = median_ratio(_firsts(samples, GATEWAY, count), _firsts(samples, GRPC, count))
+        if count == 1:
+            added = round(_added_ms(samples, count), 2)
+            ratios.append(Ratio("first audio, ms over gRPC, 1 at once", added, at_most=ADDED_MS, tolerance=TOLERANCE))
+        else:
+            bound = SHARE if count == 8 else None
+            name = f"first audio x gRPC, {count} at once"
+            ratios.append(Ratio(name, round(share, 3), at_most=bound, tolerance=0.1))
+    return ratios
+
+
+def _added_ms(samples: Samples, count: int) -> float:
+    pairs = zip(_firsts(samples, GATEWAY, count), _firsts(samples, GRPC, count), strict=True)
+    return statistics.median(ours - theirs for ours, theirs in pairs) * 1e3
+
+
+def _firsts(samples: Samples, kind: str, count: int) -> list[float]:
+    return [one.first_s for one in samples[kind, count]]
+
+
+def _first_ms(ones: list[Sample]) -> float:
+    return statistics.median(one.first_s for one in ones) * 1e3

@@ -1,0 +1,153 @@
+"""Text through gateway and stage beside vLLM's own server: tokens a second, first token, processor time a token."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.gateway.load import Run
+from benchmarks.gateway.serving import MODEL, Served, serve_ours, serve_vllm
+from benchmarks.interleave import median_ratio, take_turns
+from benchmarks.report import Row
+from benchmarks.tokens.processes import Callers
+from benchmarks.verdict import Ratio
+
+OURS: Final = "gateway and stage"
+VLLM: Final = "vLLM's server"
+CLIENT: Final = "load client"
+TOKENS: Final = {1: 96, 8: 64, 64: 32}
+"""Of each request, by the number at once."""
+TINY_TOKENS: Final = {1: 256, 8: 256, 64: 256}
+RATE_BOUND, FIRST_BOUND = 0.9, 1.1
+TOLERANCE: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run of one side."""
+
+    tokens_per_s: float
+    first_s: float
+    """Median."""
+    last_first_s: float
+    cpu_us: dict[str, float]
+    """A token, by process."""
+
+
+Samples = dict[tuple[str, int], list[Sample]]
+
+
+def make_prompts(count: int, number: int) -> list[str]:
+    """Returns prompts that differ from their first word on, so that nothing of them is cached."""
+    return [f"{number * 1000 + index} Please write a story." for index in range(count)]
+
+
+def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
+    """Both sides with one checkpoint, both running, asked in turn."""
+    folder = folder / shape
+    folder.mkdir()
+    checkpoint = folder / "model"
+    subprocess.run([sys.executable, "-m", "benchmarks.gateway.checkpoint", str(checkpoint), shape], check=True)
+    samples: Samples = defaultdict(list)
+    with ExitStack() as stack:
+        sides = {
+            OURS: stack.enter_context(serve_ours(folder, checkpoint)),
+            VLLM: stack.enter_context(serve_vllm(folder, checkpoint)),
+        }
+        for side in sides.values():
+            ask(callers, side, 8, 16, -1)
+        for number in range(rounds):
+            for count, tokens in counts.items():
+                for name in take_turns(list(sides), number):
+                    sample = ask(callers, sides[name], count, tokens, number)
+                    samples[name, count].append(sample)
+                    print(
+                        f"{shape}, {count} at once, {name}: {sample.tokens_per_s:.0f} tokens/s, "
+                        f"first token {sample.first_s * 1e3:.0f} ms",
+                        flush=True,
+                    )
+    return samples
+
+
+def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
+    """One run. Raises RuntimeError if an answer is not whole: a side that drops tokens is not faster."""
+    run = Run(port=side.port, count=count, tokens=tokens, prompts=make_prompts(count, number), model=MODEL)
+    before = side.cpu_s()
+    callers.start(**run.to_json())
+    brought = callers.finish()
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in side.cpu_s().items()}
+    for answer in brought["answers"]:
+        if answer["error"] or answer["tokens"] != tokens:
+            raise RuntimeError(f"an answer is not whole: {answer}")
+    firsts = [answer["first_s"] for answer in brought["answers"]]
+    made = count * tokens
+    return Sample(
+        tokens_per_s=made / brought["wall_s"],
+        first_s=statistics.median(firsts),
+        last_first_s=max(firsts),
+        cpu_us={name: seconds / made * 1e6 for name, seconds in {**spent, CLIENT: brought["cpu_s"]}.items()},
+    )
+
+
+def text_rows(samples: Samples) -> list[Row]:
+    """One row for each side and number at once; medians of the rounds."""
+    return [
+        {
+            "side": name,
+            "at_once": count,
+            "tokens_per_s": round(statistics.median(one.tokens_per_s for one in ones), 1),
+            "first_token_ms": round(statistics.median(one.first_s for one in ones) * 1e3, 1),
+            "last_first_token_ms": round(statistics.median(one.last_first_s for one in ones) * 1e3, 1),
+        }
+        for (name, count), ones in sorted(samples.items(), key=lambda item: item[0][1])
+    ]
+
+
+def cpu_rows(samples: Samples) -> list[Row]:
+    """One row for each process: microseconds of processor time for each token, in the best round of each number."""
+    names: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    for (side, count), ones in samples.items():
+        for process in ones[0].cpu_us:
+            names[side, process][count] = min(one.cpu_us[process] for one in ones)
+    counts = sorted({count for _, count in samples})
+    rows = [
+        {"side": side, "process": process, **{f"us_{count}_at_once": round(by[count], 1) for count in counts}}
+        for (side, process), by in names.items()
+    ]
+    for side in dict.fromkeys(side for side, _ in samples):
+        # Without engines and client: what each side's servers add to the engine.
+        servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
+        sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
+        rows.append({"side": side, "process": "servers together", **sums})
+    return rows
+
+
+def _is_apart(process: str) -> bool:
+    return process == CLIENT or process.endswith("engine")
+
+
+def find_ratios(samples: Samples) -> list[Ratio]:
+    """Tokens a second and first token, each over vLLM's in the same round."""
+    ratios = []
+    for count in sorted({count for _, count in samples}):
+        ours, theirs = samples[OURS, count], samples[VLLM, count]
+        rate = median_ratio([one.tokens_per_s for one in ours], [one.tokens_per_s for one in theirs])
+        first = median_ratio([one.first_s for one in ours], [one.first_s for one in theirs])
+        ratios.append(
+            Ratio(f"tokens a second x vLLM's server, {count} at once", round(rate, 3), RATE_BOUND, tolerance=TOLERANCE)
+        )
+        ratios.append(
+            Ratio(
+                f"first token x vLLM's server, {count} at once",
+                round(first, 3),
+                at_most=FIRST_BOUND,
+                tolerance=TOLERANCE,
+            )
+        )
+    return ratios

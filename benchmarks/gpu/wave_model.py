@@ -1,0 +1,120 @@
+"""A token2wav of transformers with random weights, and the stage's own computation over it, on any device.
+
+On a GPU with the published shapes; on a CPU with small shapes of the same structure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omni_stage.models.qwen2_5_omni.token2wav.wave.speech import Speech
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
+
+PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
+STEPS, CPU_STEPS = 10, 3
+"""Time points of the solver: the release's, and as few as still integrate."""
+
+
+@dataclass(slots=True)
+class Wave:
+    """A token2wav model of transformers, and the stage's Speech over its weights."""
+
+    model: Any
+    voices: dict[str, Any]
+    codes: int
+    """Size of the codec vocabulary."""
+    speech: Speech = field(init=False)
+    """Without CUDA graphs."""
+
+    def __post_init__(self) -> None:
+        self.speech = Speech(self.model, self.voices, use_graphs=False)
+
+    @property
+    def dit(self) -> Any:
+        """transformers' transformer."""
+        return self.model.code2wav_dit_model
+
+    @torch.inference_mode()
+    def speak(self, *utterances: Utterance) -> list[torch.Tensor]:
+        """Returns the audio of each, float32 [samples] on the device, computed in one batch."""
+        return self.speech.speak(utterances)
+
+    @torch.inference_mode()
+    def speak_densely(self, utterance: Utterance) -> torch.Tensor:
+        """Returns transformers' own audio of the same codes from the same noise, float32 [samples] on the device."""
+        voice, device = self.voices[utterance.voice], self.dit.proj_out.weight.device
+        sampled = torch.randn
+        pack, _, start = self.speech.prepare([utterance])
+        noise = pack.split(start)[0][None]
+
+        def same_noise(*_: Any, **__: Any) -> torch.Tensor:
+            return noise.clone()
+
+        try:
+            # transformers draws its start from the global generator, on the device: not the numbers of the CPU's.
+            torch.randn = same_noise
+            audio: torch.Tensor = self.model(
+                utterance.codes[None].to(device),
+                conditioning=voice.speaker.to(device),
+                reference_mel=voice.reference_mel.to(device),
+                num_steps=utterance.steps,
+                guidance_scale=utterance.guidance,
+            )
+        finally:
+            torch.randn = sampled
+        # transformers' vocoder ends on the CPU.
+        return audio.reshape(-1).to(device)
+
+    def utterance(self, codes: int, seed: int = 0, steps: int = STEPS) -> Utterance:
+        """Returns an utterance of random codes."""
+        drawn = torch.randint(self.codes, (codes,), generator=torch.Generator().manual_seed(100 + seed))
+        return Utterance(codes=drawn, voice="a", seed=seed, steps=steps, guidance=0.5)
+
+
+@cache
+def load(device: str) -> Wave:
+    """Returns a model of the published shapes on a GPU, of small ones on a CPU.
+
+    Its random weights carry a signal through every layer.
+    """
+    from support.wave_models import make_wave_model, make_wave_voices, strength
+
+    if device == "cuda":
+        model = make_published("cuda")
+        generator = torch.Generator("cuda").manual_seed(0)
+        for name, parameter in model.named_parameters():
+            fan_in = parameter[0].numel() if parameter.dim() > 1 else 100
+            parameter.data.normal_(0, strength(name) * fan_in**-0.5, generator=generator)
+    else:
+        # Few layers: a check must take seconds on a CPU; the tests have the published depth.
+        model = make_wave_model("small blocks")
+    return Wave(model, make_wave_voices(model, "a"), model.config.dit_config.num_embeds)
+
+
+def make_published(device: str) -> Any:
+    """Returns transformers' token2wav with the release's shapes, in float32, its weights not set."""
+    from transformers import Qwen2_5OmniToken2WavConfig
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+
+    config = json.loads(PUBLISHED.read_text(encoding="utf-8"))["token2wav_config"]
+    with torch.device(device):
+        return Qwen2_5OmniToken2WavModel(Qwen2_5OmniToken2WavConfig(**config)).float().eval().requires_grad_(False)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Turn TF32 off, which cuDNN uses by default: it would hide what is compared."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,82 @@
+"""How many replicas of this gateway are ready: they share the limits of keys.
+
+A headless Service's name has the address of each ready pod. Reading it needs no rights in the cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from omni_gateway.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+CHECK_S: Final = 5.0
+"""Pause between two questions; the cluster's DNS keeps answers about as long."""
+ASK_S: Final = 4.0
+"""Longest time that an answer may take."""
+
+Resolve = Callable[[str], Awaitable[Counter[int]]]
+"""Gives the number of addresses of a name, by family. Raises OSError."""
+
+
+async def count_addresses(name: str) -> Counter[int]:
+    """Returns how many addresses a name has, by family. Raises OSError."""
+    found: list[Any] = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return Counter(family for family, address in {(one[0], one[4][0]) for one in found})
+
+
+class ReadyReplicas:
+    """The replicas of a name, asked for again and again inside `run`."""
+
+    def __init__(self, name: str, assumed: int, resolve: Resolve = count_addresses, every_s: float = CHECK_S) -> None:
+        """assumed: the number until the name was first resolved."""
+        self._name = name
+        self._count = assumed
+        self._resolve = resolve
+        self._every_s = every_s
+        self._failing = False
+
+    def count(self) -> int:
+        """Returns the replicas of the last answer: at least 1."""
+        return self._count
+
+    @asynccontextmanager
+    async def run(self, metrics: GatewayMetrics) -> AsyncGenerator[None, None]:
+        """Asks inside the block."""
+        task = asyncio.create_task(self._keep_asking(metrics))
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _keep_asking(self, metrics: GatewayMetrics) -> None:
+        while True:
+            await self._ask()
+            metrics.replicas.set(self._count)
+            await asyncio.sleep(self._every_s)
+
+    async def _ask(self) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                by_family = await self._resolve(self._name)
+        except OSError as error:  # TimeoutError is one
+            if not self._failing:
+                reason = str(error) or type(error).__name__
+                log.warning("the replicas cannot be counted, the last number stays", extra={"reason": reason})
+            self._failing = True
+            return
+        # A pod has an address of each family.
+        found = max(1, max(by_family.values(), default=0))
+        if found != self._count or self._failing:
+            log.info("counted the ready replicas", extra={"replicas": found})
+        self._count, self._failing = found, False

@@ -1,0 +1,163 @@
+"""Settings that a stage's part of the OmniPipeline resource and the stage file have in common."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.alias_generators import to_camel
+
+STAGE_NAME_PATTERN: Final = r"^[a-z][a-z0-9]*$"
+COMPONENT_PATTERN: Final = r"^[a-z0-9_]+/[a-z0-9_]+$"
+
+StageName = Annotated[str, StringConstraints(min_length=1, max_length=20, pattern=STAGE_NAME_PATTERN)]
+ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_-]+$")]
+ComponentId = Annotated[str, StringConstraints(max_length=128, pattern=COMPONENT_PATTERN)]
+
+
+class ConfigModel(BaseModel):
+    """Base of every model of the stage file: camelCase keys, unknown keys refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class EdgeMode(StrEnum):
+    """When a stage starts to process its input."""
+
+    FULL = "Full"
+    STREAM = "Stream"
+
+
+class Modality(StrEnum):
+    """A modality that a stage returns to the client."""
+
+    TEXT = "Text"
+    AUDIO = "Audio"
+
+
+class ClientCertificates(StrEnum):
+    """Whether clients must present a certificate."""
+
+    IGNORED = "Ignored"
+    REQUIRED = "Required"
+
+
+class EngineArgs(ConfigModel):
+    """Arguments of the engine: a closed list, so that no resource can name a class, a path or remote code."""
+
+    max_model_len: Annotated[int, Field(ge=2, le=1_048_576)] | None = None
+    """Longest sequence of prompt and output together, in tokens. Default: the model's maximum."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Most requests that the engine runs in one step."""
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens that the engine computes in one step."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    """Type of weights and activations. Default: the component's, else the checkpoint's."""
+    quantization: Literal["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"] | None = None
+    """Quantization of the weights. Default: the checkpoint's."""
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    """Type of the KV cache."""
+    kv_cache_memory_mib: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Memory of the KV cache in MiB. Default: what weights and activations leave of gpuMemoryUtilization."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of each GPU's memory that the stage may use. That much must be free when the stage starts, whatever
+    kvCacheMemoryMib says. Default: 0.92, vLLM's. Stages that share a GPU need both fields (docs/gpu-sizing.md)."""
+    enforce_eager: bool | None = None
+    """Run without CUDA graphs and compilation."""
+    enable_prefix_caching: bool | None = None
+    """Reuse the KV cache of equal prefixes. Refused for stages whose hidden states are read."""
+    enable_prompt_embeds: bool | None = None
+    """Accept embeddings instead of a prompt's tokens. Every request is then embedded outside CUDA graphs, which slows
+    text requests down. Only for an entry stage whose rows no other stage reads."""
+    mm_processor_cache_mib: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Cache of processed media in MiB, so that repeated ones are not processed again. This memory comes on top of
+    limits.maxInflightBytes. Default: 0, no cache."""
+    load_format: Literal["auto", "safetensors", "dummy"] | None = None
+    """How weights are loaded; dummy means random weights, for tests of size and speed."""
+    tool_call_parser: ParserName | None = None
+    """Name of vLLM's parser that finds tool calls in the text, e.g. hermes. Without one requests offer no tools."""
+    reasoning_parser: ParserName | None = None
+    """Name of vLLM's parser that separates reasoning from text, e.g. qwen3. Without one reasoning is text."""
+    block_size: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Tokens of one block of the KV cache."""
+
+
+class SamplingDefaults(ConfigModel):
+    """Sampling parameters by vLLM's names. What is not set comes from the component, then from the model."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Smallest set of tokens whose probabilities add up to this."""
+    top_k: Annotated[int, Field(ge=-1, le=1_048_576)] | None = None
+    """Most likely tokens considered; -1 or 0 means all."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Least probability of a token, relative to the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    """Above 1 discourages tokens of the prompt and the output."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Above 0 discourages tokens that are in the output."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Above 0 discourages tokens by their number in the output."""
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    """Seed of the stage."""
+    max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
+    """Most tokens to generate."""
+    min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Fewest tokens to generate before a stop token counts."""
+    ignore_eos: bool | None = None
+    """Continue after the end-of-sequence token."""
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(max_length=64)] | None = None
+    """Additional token ids that end the output."""
+    stop: (
+        Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] | None
+    ) = None
+    """Stop strings: they end the output. Only for stages that return text."""
+    num_inference_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Steps of the solver of a diffusion stage."""
+    guidance_scale: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Strength of the guidance of a diffusion stage."""
+
+
+class Limits(ConfigModel):
+    """Limits of one stage pod."""
+
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Most requests in the stage at once; further ones get RESOURCE_EXHAUSTED with RetryInfo."""
+    max_inflight_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 40)] | None = None
+    """Bytes of tensors and media that all requests together may hold. Default: 25 % of the memory limit."""
+    max_media_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 32 << 20
+    """Most bytes of one encoded image, audio or video file."""
+    max_media_per_request: Annotated[int, Field(ge=0, le=64)] = 8
+    """Most images, audio and video files of one request."""
+    max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
+    """Most characters of a request's text."""
+    max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
+    """Most bytes of one gRPC message; chunks of tensors take about 1 MiB, and every channel stops at 8 MiB."""
+
+
+class MediaLimits(ConfigModel):
+    """Limits for a request's images, audio and videos, checked against their headers before anything is decoded."""
+
+    max_image_pixels: Annotated[int, Field(ge=1024, le=1 << 28)] = 16 << 20
+    """Most pixels of an image, width times height."""
+    max_image_scans: Annotated[int, Field(ge=1, le=1000)] = 50
+    """Most scans of a progressive JPEG. Programs write about ten; each costs a pass over the picture."""
+    max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
+    """Longest audio file, in seconds. The model may accept less."""
+    max_audio_rate_hz: Annotated[int, Field(ge=4000, le=768_000)] = 192_000
+    """Highest sample rate of audio; the lowest is 4,000."""
+    max_audio_channels: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most channels of audio."""
+    max_video_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    """Longest video, in seconds. The model sees two frames per second, and may accept less."""
+    max_video_frames: Annotated[int, Field(ge=2, le=1 << 20)] = 7200
+    """Most frames of a video as it is encoded: all are decoded to find those that the model sees."""
+    max_video_pixels: Annotated[int, Field(ge=1024, le=1 << 26)] = 9 << 20
+    """Most pixels of a video's frame, width times height. The default is a little more than 4096 x 2160."""
+    max_decoded_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 36)] = 256 << 20
+    """Most bytes of a request's media once decoded: 3 per pixel, 4 per sample of each channel. Videos count with the
+    size and number of the frames that the model sees."""

@@ -1,0 +1,26 @@
+"""The properties of a started engine that requests are validated by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """The properties of the engine that validation needs."""
+
+    max_model_len: int
+    """Longest sequence in tokens, prompt and output together."""
+    vocab_size: int | None = None
+    """Token ids are below this; None skips the check."""
+    hidden_size: int | None = None
+    """Hidden size of the model's embeddings; None refuses prompt embeddings."""
+    embeds_dtype: torch.dtype | None = None
+    """The dtype that prompt embeddings are cast to; None leaves theirs unchanged."""
+    stream_fed: bool = False
+    """Whether the request's input comes in parts."""
+    limits: PayloadLimits = DEFAULT_LIMITS

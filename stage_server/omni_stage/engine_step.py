@@ -1,0 +1,41 @@
+"""One output of an engine for one request: what the engine core returns and a component's emitter reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FinishReason(Enum):
+    """Why a stage stopped; maps one to one to omni_proto.stage.v1.FinishReason."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    DIFFUSION_DONE = "diffusion_done"
+    EMPTY_INPUT = "empty_input"
+
+
+@dataclass(slots=True)
+class EngineStep:
+    """One output of the engine for one request, before the component processes it. Deltas, not totals."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_token_ids: list[int] | None = None
+    """The prompt's token ids as the engine received them; set in the first step."""
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What the runner captured, on the CPU. "rows" [n, H]: one row for each new position, prompt included;
+    "mrope_positions" [P, 3] int64 and "mrope_delta" [1] int64 in the first step of M-RoPE models; a diffusion
+    model's named outputs."""
+    finish_reason: FinishReason | None = None
+    """How the request ended; None if it continues. What the engine core returns for input in parts says how the part
+    ended."""
+    stop_reason: str = ""
+    """A stop token's id, a stop string, or a reason of the scheduler; empty if it ended otherwise."""
+    scheduled_ns: int | None = None
+    """time.monotonic_ns() when the scheduler first took the request, if known."""

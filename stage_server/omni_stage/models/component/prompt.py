@@ -1,0 +1,80 @@
+"""What a user's prompt is made of: text, decoded media, messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from omni_stage.reply_form import CalledTool, GivenReply, StructuredText, Tools
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+    from omni_stage.payloads import PromptEmbedsPayload
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text of a chat message."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A decoded RGB image."""
+
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """Decoded audio: float32 [samples], mono, in [-1, 1]."""
+
+    samples: np.ndarray
+    sampling_rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPart:
+    """The frames of a video that the model sees, and its audio track where the model reads it."""
+
+    frames: np.ndarray
+    """uint8 [frames, height, width, 3], RGB, two frames a second, in the size that TakesVideo.frame_size returns."""
+    sound: AudioPart | None = None
+
+
+MediaPart = ImagePart | AudioPart | VideoPart
+"""Decoded audio, image or video."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: str
+    parts: Sequence[TextPart | MediaPart]
+    tool_calls: Sequence[CalledTool] = ()
+    """Tools that the assistant called in this message."""
+    tool_call_id: str = ""
+    """Id of the call that a message of the role "tool" answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserPrompt:
+    """The input of an entry stage. Exactly one of the first four is set."""
+
+    text: str | None = None
+    messages: Sequence[ChatMessage] | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_embeds: PromptEmbedsPayload | None = None
+    """Embeddings [rows, hidden size] in place of tokens. Only for engines with enablePromptEmbeds; `prepare` returns
+    them as StageInput.prompt_embeds."""
+    reply: GivenReply | None = None
+    """The given reply, in place of a sampled one. Only where the component's facts say takes_reply."""
+    tools: Tools | None = None
+    """Tools that the model may call. Only where the component's facts say takes_tools."""
+    structured: StructuredText | None = None
+    """The form of the text. Only where the component's facts say structures_text."""

@@ -1,0 +1,48 @@
+"""One output of a stage for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from omni_stage.arrays import Array
+from omni_stage.engine_step import EngineStep, FinishReason
+from omni_stage.reply_form import ToolCallPiece
+
+
+@dataclass(slots=True)
+class StageStep:
+    """One output of a stage for one request: what goes to the client and what goes downstream. Deltas."""
+
+    text: str = ""
+    reasoning: str = ""
+    """The reasoning that precedes the text, where a parser separates the two."""
+    tool_calls: Sequence[ToolCallPiece] = ()
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+    """Rows by name, as the output schema defines, contiguous, on the CPU."""
+    complete_tensors: frozenset[str] = frozenset()
+    """Tensors that are complete with this step or an earlier one, where this is known before the request's end."""
+    audio: Array | None = None
+    """float32 [samples] in [-1, 1] at the sample_rate_hz of the component's facts."""
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+    scheduled_ns: int | None = None
+
+    @classmethod
+    def of(cls, step: EngineStep) -> StageStep:
+        """Returns a step with the text, the token ids and the end of an engine step."""
+        return replace(
+            cls.of_audio(step, None), text=step.text, token_ids=step.token_ids, prompt_token_ids=step.prompt_token_ids
+        )
+
+    @classmethod
+    def of_audio(cls, step: EngineStep, audio: Array | None) -> StageStep:
+        """Returns a step with audio and the end of an engine step, whose token ids are no tokens of a vocabulary."""
+        return cls(
+            audio=audio,
+            finish_reason=step.finish_reason,
+            stop_reason=step.stop_reason,
+            scheduled_ns=step.scheduled_ns,
+        )

@@ -1,0 +1,131 @@
+"""Utterances to audio on transformers' token2wav: pack, solve, vocode; with CUDA graphs at fixed sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
+
+from omni_stage.models.qwen2_5_omni.checkpoint import Voice
+from omni_stage.models.qwen2_5_omni.token2wav.wave.blocks import BlockPack, count_blocks, pack_blocks
+from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import advance, make_noise, solve, time_points
+from omni_stage.models.qwen2_5_omni.token2wav.wave.transformer import BlockTransformer, Conditions, VoiceRows
+from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
+from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
+from omni_stage.models.qwen2_5_omni.token2wav.windows import window_blocks
+from omni_stage.models.shared.graphs import Capture, CudaCapture, GraphedFunction, next_size
+
+logger = logging.getLogger(__name__)
+
+_SHARED_BLOCKS = (4, 8, 12, 16, 24, 32)
+"""Blocks in packs of several windows."""
+GRAPH_WINDOWS = (1, 2, 4)
+"""Batch sizes of equally long windows for which the vocoder is captured."""
+
+
+def graph_blocks(block_codes: int) -> tuple[int, ...]:
+    """Returns the block counts of the packs that are captured, ascending: for one window alone, and for several.
+
+    Other packs are padded to the next of these. Packs larger than the last run uncaptured: they have enough work to
+    hide the kernel launches.
+    """
+    return tuple(sorted({*window_blocks(block_codes), *_SHARED_BLOCKS}))
+
+
+class Speech:
+    """Utterances to audio on a loaded model: pack, solve, vocode."""
+
+    def __init__(self, model: Qwen2_5OmniToken2WavModel, voices: dict[str, Voice], *, use_graphs: bool) -> None:
+        self._dit = model.code2wav_dit_model
+        self._vocoder = model.code2wav_bigvgan_model
+        self.transformer = BlockTransformer(self._dit)
+        self._voices = voices
+        self._encoded: dict[str, VoiceRows] = {}
+        device = self.transformer.device
+        self.use_capture(CudaCapture(device) if use_graphs and device.type == "cuda" else None)
+
+    def use_capture(self, capture: Capture | None) -> None:
+        """Use `capture` from the next warm_up on; None runs everything uncaptured."""
+        self._has_graphs = capture is not None
+        self._advance = GraphedFunction(self._step, capture)
+        self._vocode = GraphedFunction(lambda mel: vocode(self._vocoder, mel), capture)
+
+    def prepare(self, utterances: Sequence[Utterance]) -> tuple[BlockPack, Conditions, torch.Tensor]:
+        """Returns the pack of the utterances, what the transformer is conditioned on, and the noise to start from.
+
+        The noise is float32 [packs, frames, mel bins] on the device.
+        """
+        dit = self._dit
+        frames = [utterance.codes.shape[0] * dit.repeats for utterance in utterances]
+        needed = sum(count_blocks(count, dit.block_size) for count in frames)
+        captured = graph_blocks(dit.block_size // dit.repeats)
+        pack = pack_blocks(frames, dit.block_size, next_size(needed, captured) if self._has_graphs else needed)
+        conditions = self.transformer.condition(
+            pack,
+            [utterance.codes for utterance in utterances],
+            [self.encode_voice(utterance.voice) for utterance in utterances],
+            [utterance.guidance for utterance in utterances] if utterances[0].is_guided else None,
+        )
+        noise = [
+            make_noise(item.seed, count, dit.mel_dim, first_frame=item.first_code * dit.repeats)[0]
+            for item, count in zip(utterances, frames, strict=True)
+        ]
+        return pack, conditions, pack.fill(noise).to(self.transformer.device)
+
+    def speak(self, utterances: Sequence[Utterance]) -> list[torch.Tensor]:
+        """Returns audio float32 [samples] on the device of utterances with equal batch keys; NaN where it failed."""
+        pack, conditions, mel = self.prepare(utterances)
+        times = time_points(utterances[0].steps, self.transformer.device)
+        mel = solve(lambda value, begin, end: self._advance(value, begin, end, *conditions), mel, times)
+        return self._vocode_all(pack.split(mel))
+
+    def warm_up(self) -> int:
+        """Encode every voice, and capture CUDA graphs. Returns how many were captured.
+
+        The largest come first: the smaller graphs then reuse their memory.
+        """
+        for name in self._voices:
+            self.encode_voice(name)
+        if not self._has_graphs:
+            return 0
+        dit, device = self._dit, self.transformer.device
+        captured = 0
+        times = time_points(2, device)
+        voice = self.encode_voice(next(iter(self._voices)))
+        block_codes = dit.block_size // dit.repeats
+        for blocks in reversed(graph_blocks(block_codes)):
+            frames = blocks * dit.block_size
+            pack = pack_blocks([frames], dit.block_size)
+            codes = torch.zeros(frames // dit.repeats, dtype=torch.int64)
+            conditions = self.transformer.condition(pack, [codes], [voice], [1.0])
+            mel = pack.fill([make_noise(0, frames, dit.mel_dim)[0]]).to(device)
+            captured += self._advance.warm_up(mel, times[0], times[1], *conditions)
+        for blocks in reversed(window_blocks(block_codes)):
+            for count in reversed(GRAPH_WINDOWS):
+                mel = torch.zeros(count, dit.mel_dim, blocks * dit.block_size, device=device)
+                captured += self._vocode.warm_up(mel)
+        logger.info("token2wav: %d CUDA graphs captured", captured)
+        return captured
+
+    def encode_voice(self, name: str) -> VoiceRows:
+        """Returns the rows that condition the transformer on a voice; encoded once."""
+        if name not in self._encoded:
+            self._encoded[name] = self.transformer.encode_voice(self._voices[name])
+        return self._encoded[name]
+
+    def _step(self, mel: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        conditions = Conditions(*tables)
+        return advance(lambda time, value: self.transformer.velocity(time, value, conditions), mel, begin, end)
+
+    def _vocode_all(self, mels: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the audio of mels [frames, bins]; equally long mels share one forward."""
+        by_length: dict[int, list[int]] = {}
+        for index, mel in enumerate(mels):
+            by_length.setdefault(mel.shape[0], []).append(index)
+        audio: dict[int, torch.Tensor] = {}
+        for indexes in by_length.values():
+            batch = torch.stack([mels[index].T for index in indexes])
+            audio |= zip(indexes, self._vocode(batch).float(), strict=True)
+        return [audio[index] for index in range(len(mels))]

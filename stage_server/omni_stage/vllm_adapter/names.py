@@ -1,0 +1,15 @@
+"""Names that the stage server and the engine's processes share: keys of additional_config and stop reasons."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DIFFUSION_SETTINGS: Final = "omni_diffusion"
+"""Key of vllm_config.additional_config: fields of DiffusionSettings."""
+PAYLOAD_LIMITS: Final = "omni_payload_limits"
+"""Key of vllm_config.additional_config: fields of PayloadLimits, which every scheduler reads."""
+
+QUEUE_TIMEOUT: Final = "queue_timeout"
+"""Stop reason of a request that waited too long."""
+INVALID_PAYLOAD: Final = "invalid_payload"
+"""Begin of the stop reason of a request whose payload could not be read."""

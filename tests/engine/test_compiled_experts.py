@@ -1,0 +1,89 @@
+"""The check at start-up on a mixture of experts: rounding may decide which experts a token gets, and is no fault.
+
+The talker of Qwen3-Omni with many experts, compiled as test_compiled_models does it. As on a GPU, the experts run in
+vLLM's operator that a compiler does not see into (on a CPU vLLM calls the function itself).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+
+from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
+from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
+from omni_stage.vllm_adapter.ar.compiled_check import check_runner
+from support.omni_stages import OmniStages, run_omni_stages
+
+pytestmark = pytest.mark.engine
+
+MANY_EXPERTS = TinyShape(talker_layers=2, talker_experts=128)
+ROUNDING = 4e-3
+"""Of the input rows, relative: a rounding to bfloat16."""
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def select_forward(runner: MoERunner) -> Any:
+        operators = torch.ops.vllm
+        return operators.moe_forward if runner._shared_experts is None else operators.moe_forward_shared
+
+    monkeypatch.setenv("VLLM_CPU_CI_ENV", "1")
+    monkeypatch.setattr(MoERunner, "_select_forward", select_forward)
+
+
+@pytest.fixture
+def rounded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How much the configured run's inputs are off; the list's one value may be changed."""
+    from omni_stage.vllm_adapter.ar.runner import OmniARRunnerMixin
+
+    size = [0.0]
+    generator = torch.Generator().manual_seed(0)
+    forward = OmniARRunnerMixin._model_forward
+
+    def off(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        if not runner._as_written and size[0]:
+            # The runner fills the buffer anew in every step.
+            rows = runner._input_rows.buffer
+            rows.mul_(1 + size[0] * torch.randn(rows.shape, generator=generator).to(rows.dtype))
+        return forward(runner, *args, **kwargs)
+
+    monkeypatch.setattr(OmniARRunnerMixin, "_model_forward", off)
+    return size
+
+
+def runner_of(stages: OmniStages) -> Any:
+    core: Any = stages.engines["talker"]._core  # type: ignore[attr-defined]
+    return core.llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+async def test_rounding_that_changes_experts_is_no_difference(
+    tmp_path: Path, rounded: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_tiny_checkpoint(tmp_path, shape=MANY_EXPERTS)
+    async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", enforce_eager=False) as stages:
+        assert not stages.engines["talker"].compiled_check_failed
+        runner = runner_of(stages)
+        assert runner.expert_choices is not None
+        assert check_runner(runner) == ""
+        rounded[0] = ROUNDING
+        assert check_runner(runner) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "expert_choices", None)
+            assert "hidden states differ" in check_runner(runner), "otherwise no token got other experts"
+        # What is wrong is found as before.
+        rounded[0] = 0.1
+        assert check_runner(runner) != ""
+        rounded[0] = 0.0
+        recorded = runner.expert_choices.recorded
+
+        def another(tokens: int) -> Any:
+            choice = recorded(tokens)
+            return choice and [(ids + 1) % MANY_EXPERTS.talker_experts for ids in choice]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.expert_choices, "recorded", another)
+            assert check_runner(runner) != ""

@@ -1,0 +1,169 @@
+"""Clients that stop reading, and clients with wrong keys, beside honest ones, whom a real gateway process serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omni_gateway.guard.keys import hash_key
+from support.flooding_entry import ENDLESS, WORDS, serve_flood
+from support.gateways import GatewayProcess, run_gateway
+
+MODEL = "omni"
+MIB = 1 << 20
+STALLED_BYTES = MIB
+"""Most that the gateway may hold for a reader that stalled: gRPC's window, an event, and what the transport buffers."""
+
+UNSENT_BYTES = MIB // 4
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def asked(content: str = "Hello", *, stream: bool = False) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], "stream": stream}
+
+
+def ask(client: httpx.Client) -> None:
+    """An honest request, streamed; its answer must be whole."""
+    answer = client.post("/v1/chat/completions", json=asked(stream=True))
+    assert answer.status_code == 200, answer.text
+    *events, done = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "".join(WORDS)
+
+
+def counter(url: str, name: str) -> float:
+    """Returns the sum of a counter of /metrics over its labels."""
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(rf"{name}_total[ {{]", line))
+
+
+def connect_stalled(url: str) -> socket.socket:
+    """Asks for text without end, and reads nothing of it."""
+    client = socket.socket()
+    # Before the connection, which then offers no larger window: what is not read stays with the gateway.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = url.removeprefix("http://").split(":")
+    client.connect((host, int(port)))
+    body = json.dumps(asked(ENDLESS, stream=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    client.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    return client
+
+
+def unsent_bytes(url: str) -> int:
+    """Returns what the kernel holds for readers of the gateway: part of a container's memory, and of no process'."""
+    port = int(url.rpartition(":")[2])
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return sum(int(row[4].partition(":")[0], 16) for row in rows if row[1].endswith(f":{port:04X}"))
+
+
+def check_stalled_readers(folder: Path, count: int, honest: int) -> None:
+    """So many readers stall, and so many honest requests are answered beside them."""
+    with (
+        serve_flood() as (port, entry),
+        run_gateway(folder, f"{MODEL}=grpc://127.0.0.1:{port}", "sendSeconds: 10\n") as gateway,
+        httpx.Client(base_url=gateway.url, timeout=120) as client,
+        ExitStack() as stack,
+    ):
+        ask(client)
+        before = gateway.rss_bytes()
+        for _ in range(count):
+            stack.enter_context(connect_stalled(gateway.url))
+        until(lambda: entry.endless_begun == count, "not all readers were let in")
+        for _ in range(honest):
+            ask(client)
+        most = gateway.rss_bytes()
+        unsent = unsent_bytes(gateway.url)
+        assert 0 < unsent < count * UNSENT_BYTES, f"{unsent / MIB:.0f} MiB for {count} readers"
+        until(lambda: entry.endless == 0, "readers that stall are not left")
+        most = max(most, gateway.rss_bytes())
+        assert most - before < count * STALLED_BYTES, f"{(most - before) / MIB:.0f} MiB for {count} readers"
+        until(lambda: counter(gateway.url, "omni_gateway_clients_left") == count, "not all of them are counted")
+        ask(client)
+
+
+def test_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path) -> None:
+    check_stalled_readers(tmp_path, 50, 10)
+
+
+@pytest.mark.full
+def test_two_hundred_readers_that_stall_harm_nobody_and_are_left(tmp_path: Path) -> None:
+    check_stalled_readers(tmp_path, 200, 200)
+
+
+class WrongKeys:
+    """Threads that send wrong keys in a loop, each as fast as it is refused."""
+
+    def __init__(self, url: str) -> None:
+        self.statuses: Counter[int] = Counter()
+        self._url = url
+        self._stop = threading.Event()
+
+    @contextmanager
+    def running(self, threads: int) -> Iterator[None]:
+        """Sends inside the block."""
+        started = [threading.Thread(target=self._send, args=(number,)) for number in range(threads)]
+        for thread in started:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in started:
+                thread.join(60)
+
+    def _send(self, number: int) -> None:
+        with httpx.Client(base_url=self._url, timeout=120) as client:
+            turn = 0
+            while not self._stop.is_set():
+                turn += 1
+                # Long ones too: a key is hashed, whatever its length.
+                wrong = f"sk-omni-{number}-{turn}" + "x" * (turn % 2 * 30_000)
+                answer = client.post("/v1/chat/completions", json=asked(), headers={"authorization": f"Bearer {wrong}"})
+                self.statuses[answer.status_code] += 1
+
+
+def test_wrong_keys_in_a_loop_refuse_nobody_else(tmp_path: Path) -> None:
+    """The honest key has limits of its own, which the refused requests do not use up."""
+    keys = tmp_path / "keys.yaml"
+    others = "".join(f"- {{name: other-{number}, sha256: {hash_key(str(number))}}}\n" for number in range(100))
+    limits = "limits: {requestsPerMinute: 150, concurrentRequests: 1}"
+    keys.write_text(f"keys:\n{others}- {{name: alice, sha256: {hash_key('right')}, {limits}}}\n")
+    with (
+        serve_flood() as (port, _),
+        run_gateway(tmp_path, f"{MODEL}=grpc://127.0.0.1:{port}", f"keysFile: {keys}\n") as gateway,
+        httpx.Client(base_url=gateway.url, timeout=120, headers={"authorization": "Bearer right"}) as client,
+    ):
+        wrong = WrongKeys(gateway.url)
+        with wrong.running(4):
+            until(lambda: wrong.statuses[401] > 20, "no wrong key is refused")
+            for _ in range(50):
+                ask(client)
+        assert set(wrong.statuses) == {401}
+        check_log(gateway, wrong)
+
+
+def check_log(gateway: GatewayProcess, wrong: WrongKeys) -> None:
+    """No key is in the log, and all refused requests are counted."""
+    refused = counter(gateway.url, "omni_gateway_refused")
+    assert refused == wrong.statuses[401]
+    log = gateway.log.read_text()
+    assert "sk-omni" not in log
+    assert "Bearer" not in log

@@ -1,0 +1,34 @@
+"""The tour of the code names files and names that exist, and no hop twice."""
+
+from __future__ import annotations
+
+import re
+
+from support.doc_names import ROOT, code_spans
+
+PAGE = ROOT / "docs" / "architecture.md"
+STAGE = ROOT / "stage_server" / "omni_stage"
+HOP = re.compile(r"^\| (\d+) \| `([^`]+)` \| `(\w+)` \| (.+) \|$", re.MULTILINE)
+
+
+def test_every_hop_names_a_definition_of_its_file() -> None:
+    hops = HOP.findall(PAGE.read_text())
+    assert len(hops) > 40
+    for _, path, name, _ in hops:
+        file = ROOT / path if (ROOT / path).exists() else STAGE / path
+        assert file.is_file(), path
+        assert re.search(rf"^\s*(async def|def|class) {name}\b", file.read_text(), re.MULTILINE), f"{path}: {name}"
+
+
+def test_hops_are_numbered_in_order() -> None:
+    numbers = [int(number) for number, *_ in HOP.findall(PAGE.read_text())]
+    second = numbers.index(1, 1)
+    assert numbers == [*range(1, second + 1), *range(1, len(numbers) - second + 1)]
+    assert f"These are {second} files" in PAGE.read_text()
+
+
+def test_paths_in_the_text_exist() -> None:
+    paths = [span for span in code_spans(PAGE) if re.fullmatch(r"[\w./]+/[\w./]+", span)]
+    missing = [path for path in paths if not (ROOT / path).exists() and not (STAGE / path).exists()]
+    assert paths
+    assert not missing

@@ -1,0 +1,22 @@
+"""The order in which a step's outputs are handled."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_stage.service.edges.pacing import EARLY_STEPS
+from omni_stage.step_order import FIRST_OUTPUTS, order_step
+
+AGES = st.lists(st.integers(0, 3 * FIRST_OUTPUTS), max_size=20)
+
+
+def test_it_covers_the_rows_that_are_sent_at_once() -> None:
+    assert FIRST_OUTPUTS == EARLY_STEPS
+
+
+@given(AGES)
+def test_young_requests_come_first_and_all_else_keeps_its_order(ages: list[int]) -> None:
+    numbers = list(range(len(ages)))
+    ordered = order_step(numbers, ages.__getitem__)
+    assert ordered == sorted(numbers, key=lambda number: (ages[number] >= FIRST_OUTPUTS, number))

@@ -1,0 +1,50 @@
+"""Which pages of other origins may call the API: those that the settings name, errors and limits included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from omni_gateway.app import create_app
+from omni_gateway.guard.keys import hash_key
+from omni_gateway.pipelines import StaticPipelines
+from omni_gateway.settings import GatewaySettings
+
+ORIGIN = "https://app.example.com"
+ALLOWED = "access-control-allow-origin"
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+def client_of(settings: GatewaySettings) -> httpx.AsyncClient:
+    app = create_app(StaticPipelines(()), settings)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ((ORIGIN,), ORIGIN, ORIGIN),
+        ((ORIGIN,), "https://evil.example.com", None),
+        (("*",), ORIGIN, "*"),
+        ((), ORIGIN, None),
+    ],
+    ids=["named", "another", "any", "none by default"],
+)
+async def test_a_page_may_call_from_named_origins(
+    tmp_path: Path, origins: tuple[str, ...], origin: str, allowed: str | None
+) -> None:
+    """A browser asks first, without a key; then its page reads answers, and refusals."""
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"keys:\n- {{name: page, sha256: {hash_key('right')}, limits: {{requestsPerMinute: 9}}}}\n")
+    async with client_of(GatewaySettings(cors_origins=origins, keys_file=keys)) as client:
+        asked = await client.options("/v1/chat/completions", headers={"origin": origin, **PREFLIGHT})
+        assert asked.headers.get(ALLOWED) == allowed
+        assert (asked.status_code == 200) is (allowed is not None)
+        for key, status in (("right", 200), ("wrong", 401)):
+            answer = await client.get("/v1/models", headers={"origin": origin, "authorization": f"Bearer {key}"})
+            assert (answer.status_code, answer.headers.get(ALLOWED)) == (status, allowed)
+        exposed = answer.headers.get("access-control-expose-headers", "")
+        assert ("x-ratelimit-remaining-requests" in exposed) is bool(origins)
+        assert "access-control-allow-credentials" not in answer.headers
