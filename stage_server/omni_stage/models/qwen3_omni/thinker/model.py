@@ -33,9 +33,9 @@ MEDIA = "media"
 
 
 class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
-    """vLLM's processor, extended by videos with audio, and with as many frames of a sound as transformers has.
+    """vLLM's processor, extended by videos with audio, and with as many frames of audio as transformers has.
 
-    vLLM 0.32 fills a sound up to whole frames of 10 ms, so that one which ends within a frame has one frame more. Both
+    vLLM 0.32 fills audio up to whole frames of 10 ms, so that a clip which ends within a frame has one frame more. Both
     methods skip the class that does so: private, `_get_hf_mm_inputs` and `_postprocess_hf_mm_data`.
     """
 
@@ -52,13 +52,13 @@ class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
             )
         hop = self.info.get_hf_processor().feature_extractor.hop_length
         frames = [count_frames(audio, hop) for audio in hf_data["audio"]]
-        # As alone: beside a longer sound transformers counts the part of a frame at the end, too.
+        # As alone: beside longer audio transformers counts the part of a frame at the end, too.
         mask = torch.arange(mask.shape[1])[None] < torch.tensor(frames)[:, None]
         processed_data["feature_attention_mask"] = mask
         processed = super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._postprocess_hf_mm_data(
             hf_data, hf_kwargs, processed_data
         )
-        # Of a sound's own length, whatever stands beside it: the items of a prompt are cached one by one.
+        # Of the clip's own length, whatever stands beside it: the items of a prompt are cached one by one.
         processed["feature_attention_mask"] = [torch.ones(count) for count in frames]
         return processed
 
@@ -147,7 +147,7 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
 
 
 def count_frames(audio: np.ndarray | tuple[np.ndarray, float], hop: int) -> int:
-    """Returns the whole frames of `hop` samples in a sound [samples], which may come with its rate."""
+    """Returns the whole frames of `hop` samples in audio [samples], which may come with its rate."""
     samples = audio[0] if isinstance(audio, tuple) else audio
     return int(samples.shape[-1]) // hop
 
