@@ -14,6 +14,17 @@ import torch
 from torch import nn
 
 from omni_stage.errors import ConfigurationError
+from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
+from omni_stage.models.qwen3_omni.thinker.component import (
+    DEFAULT_SAMPLING,
+    PATCH,
+    SAMPLES_PER_TOKEN,
+    Thinker,
+    read_audio_limit,
+)
+from omni_stage.models.shared.media_cost import MediaCosts
+from omni_stage.models.shared.prompts import PromptBuilder
+from omni_stage.models.shared.thinker import ThinkerSettings
 from support.meta_models import create_vllm_config, meta_model, one_rank, published_component
 from support.published import (
     QWEN3,
@@ -23,7 +34,6 @@ from support.published import (
     write_published_qwen3,
     write_sparse_shards,
 )
-from support.qwen3_published import thinker_of
 
 pytestmark = pytest.mark.engine
 
@@ -50,6 +60,34 @@ class Built:
 
     stage: str
     model: nn.Module
+
+
+class MediaTokens:
+    """What a prompt's builder asks of a tokenizer, which is not known byte for byte: that it has the media's tokens."""
+
+    chat_template = ""
+    eos_token_id = 151_645
+
+    def convert_ids_to_tokens(self, token_id: int) -> str:
+        """Returns the published names."""
+        return {151_675: "<|audio_pad|>", 151_655: "<|image_pad|>", 151_656: "<|video_pad|>"}[token_id]
+
+
+def thinker_of(checkpoint: Path) -> Thinker:
+    """Returns the thinker's component, without a tokenizer."""
+    facts = read_checkpoint(checkpoint)
+    settings = ThinkerSettings(
+        feeds=True,
+        max_media=4,
+        default_sampling=DEFAULT_SAMPLING,
+        end_token_ids=(facts.text.message_end,),
+        media_costs=MediaCosts(4 << 10, 64 << 10, 4_800_000, PATCH, SAMPLES_PER_TOKEN),
+        pace={"tokens_per_second": 12.5},
+    )
+    prompts = PromptBuilder(
+        MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True
+    )
+    return Thinker(facts, prompts, settings)
 
 
 @pytest.fixture(scope="module")
