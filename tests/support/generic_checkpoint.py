@@ -44,7 +44,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _train_tokenizer()
+    tokenizer = train_tokenizer()
     if tools:
         # Not special: parsers read them in the text.
         tokenizer.add_tokens([*TOOL_CALL, *THINK])
@@ -73,7 +73,8 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
     return directory
 
 
-def _train_tokenizer() -> Any:
+def train_tokenizer() -> Any:
+    """A byte-level BPE tokenizer of a few sentences, with the chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

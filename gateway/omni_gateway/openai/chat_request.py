@@ -140,7 +140,7 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments."""
     strict: bool | None = None
-    """Arguments always fit the schema: only with tool_choice "required" or a named function."""
+    """Arguments always fit the schema; refused where the model's parser cannot see to it."""
 
 
 class Tool(Body):
@@ -355,11 +355,6 @@ def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
                 return where, "detail must be 'auto': the model decides by the image's size"
     if request.tools and request.parallel_tool_calls is False:
         return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
-    if request.tool_choice in (None, "auto"):
-        for index, tool in enumerate(request.tools or ()):
-            if tool.function.strict:
-                where = f"tools[{index}].function.strict"
-                return where, "strict needs tool_choice 'required' or a named function; leave it out"
     if request.stream_options is not None:
         if not request.stream:
             return "stream_options", "stream_options needs stream: true"

@@ -67,6 +67,7 @@ class TextParsers:
             parser = self._parser_class(self._tokenizer, request.tools, chat_template_kwargs={}, model_config=None)
             if self._parses_reasoning or request.tool_choice != "none":
                 request = parser.adjust_request(request)
+            _check_strict(tools, request)
         except (ValueError, VLLMClientError) as error:
             raise InvalidRequestError(
                 "the tools cannot be offered to this model: its parser refuses their schemas", field="start.chat.tools"
@@ -148,6 +149,23 @@ def _request(
             choice = {"type": "function", "function": {"name": tools.function}}
         fields |= {"tools": tools.as_openai(), "tool_choice": choice}
     return fields
+
+
+def _check_strict(tools: Tools | None, request: ChatCompletionRequest) -> None:
+    """Raises InvalidRequestError if a model that may call a strict tool is not held to its schema.
+
+    vLLM does it by a structural tag, which not every parser has. It drops `strict` where there is none.
+    """
+    if tools is None or tools.function or tools.mode is not ToolMode.AUTO:
+        return
+    strict = next((tool.name for tool in tools.tools if tool.strict), None)
+    structured = request.extract_structured_outputs()
+    if strict is not None and (structured is None or structured.structural_tag is None):
+        raise InvalidRequestError(
+            f"the tool {strict!r} is strict, but this model's parser cannot hold a call that it may make to a schema; "
+            "require a call, or leave strict out",
+            field="start.chat.tools",
+        )
 
 
 def _piece(call: Any) -> ToolCallPiece:

@@ -1,4 +1,4 @@
-"""The programs of the test control plane and of the test node: found, or built from their Go modules.
+"""The programs of the test control plane, of the test node and a collector: found, or built from their Go modules.
 
 Order: $KUBEBUILDER_ASSETS (what lies there), then the cache `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`,
 then a build into that cache. Each module below tests/controlplane/go has a folder of its own there; HASH covers its
@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.controlplane.go_build import BuildError, Program, build_programs, say
+from support.build_cache import cache_root, say
+from support.controlplane.go_build import BuildError, Program, build_programs
 
 GO_MODULES = Path(__file__).resolve().parents[2] / "controlplane" / "go"
 KUBERNETES_VERSION = "v1.34.4"
@@ -28,12 +29,12 @@ KUBERNETES_VERSION = "v1.34.4"
 class Module:
     """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that it gives.
 
-    `node`: only a real node (tests/cluster) needs them, so nothing builds them unless asked by name.
+    `by_name`: only a real node (tests/cluster) or `make full` needs them, so nothing builds them unless asked by name.
     """
 
     name: str
     programs: tuple[Program, ...]
-    node: bool = False
+    by_name: bool = False
 
 
 _KUBERNETES_LDFLAGS = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}"
@@ -50,18 +51,19 @@ MODULES = (
     Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
     Module("kubeconform", (Program("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform"),)),
     Module("helm", (Program("helm", "helm.sh/helm/v3/cmd/helm"),)),
-    Module("node", _kubernetes("kubelet", "kube-proxy"), node=True),
-    Module("pause", (Program("pause", "."),), node=True),
-    Module("coredns", (Program("coredns", "."),), node=True),
+    Module("node", _kubernetes("kubelet", "kube-proxy"), by_name=True),
+    Module("pause", (Program("pause", "."),), by_name=True),
+    Module("coredns", (Program("coredns", "."),), by_name=True),
     Module(
         "buildkit",
         tuple(Program(name, f"github.com/moby/buildkit/cmd/{name}") for name in ("buildkitd", "buildctl")),
-        node=True,
+        by_name=True,
     ),
+    Module("otelcol", (Program("otelcol", "."),), by_name=True),
 )
 _MODULE_OF = {program.name: module for module in MODULES for program in module.programs}
 NAMES = tuple(_MODULE_OF)
-CONTROL_PLANE = tuple(name for name, module in _MODULE_OF.items() if not module.node)
+CONTROL_PLANE = tuple(name for name, module in _MODULE_OF.items() if not module.by_name)
 
 
 class BinariesMissingError(RuntimeError):
@@ -94,8 +96,7 @@ def cache_directory(module: Module) -> Path:
     digest = hashlib.sha256(f"{platform.machine()} {module.programs}".encode())
     for file in sorted((GO_MODULES / module.name).iterdir()):
         digest.update(f"{file.name}\n".encode() + file.read_bytes())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "omnipipeline" / "go" / f"{module.name}-{digest.hexdigest()[:16]}"
+    return cache_root() / "go" / f"{module.name}-{digest.hexdigest()[:16]}"
 
 
 def _from_assets(names: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, Path]:

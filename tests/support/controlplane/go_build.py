@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.build_cache import fill_once, say
 
 MINIMUM_GO = (1, 24)
 
@@ -38,24 +37,13 @@ def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> No
         BuildError: there is no fitting Go, or it failed.
     """
     go = _find_go()
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(cache.parent / f"{module.name}.lock", module.name):
-        if cache.is_dir():
-            return
-        for leftover in cache.parent.glob(f"{module.name}-*.building"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        building = cache.with_name(f"{cache.name}.building")
-        building.mkdir()
+
+    def fill(building: Path) -> None:
         say(f"building {', '.join(program.name for program in programs)} into {cache} (once)")
         for program in programs:
             _build(go, module, program, building)
-        building.rename(cache)
 
-
-def say(text: str) -> None:
-    """Progress, for people."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    fill_once(cache, module.name, fill)
 
 
 def _build(go: str, module: Path, program: Program, output: Path) -> None:
@@ -100,14 +88,3 @@ def _find_go() -> str:
     if match and (int(match[1]), int(match[2])) < MINIMUM_GO:
         raise BuildError(f"{go} is {version.strip()}, too old. {remedy}")
     return go
-
-
-@contextlib.contextmanager
-def _lock(path: Path, name: str) -> Iterator[None]:
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"another build of {name} is running: waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield

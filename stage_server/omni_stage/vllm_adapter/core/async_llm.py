@@ -30,6 +30,7 @@ from omni_stage.vllm_adapter.core.output_processor import OmniOutputProcessor
 from omni_stage.vllm_adapter.core.outputs import Capture, convert_output, translate_error
 from omni_stage.vllm_adapter.core.properties import EngineProperties
 from omni_stage.vllm_adapter.core.thread import EngineThread
+from omni_stage.vllm_adapter.process.load_spans import without_load_spans
 from omni_stage.vllm_adapter.process.template import template_processes
 from omni_stage.vllm_adapter.start_errors import collecting_start_errors
 
@@ -256,7 +257,7 @@ class AsyncEngineCore(EngineProperties):
         config = self._create_config()
         with collecting_start_errors() as find_refusal:
             try:
-                with template_processes():
+                with without_load_spans(), template_processes():
                     return OmniAsyncLLM.from_vllm_config(config)
             except (ValueError, TypeError) as error:
                 raise ConfigurationError(

@@ -1,0 +1,28 @@
+"""Keeps vLLM from tracing how an engine loads.
+
+vLLM 0.32 sends spans of every process of an engine (`EngineCoreProc init`, `Load model`, ...) wherever
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, without being asked: `maybe_init_worker_tracer` (tracing/otel.py), which
+`v1/engine/core.py` and `v1/executor/multiproc_executor.py` call. Its exporter takes no TLS, names no service, and its
+spans are of no request. The stage sends its own spans by the same variable (omni_proto.otlp).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from omni_proto.otlp import ENDPOINTS
+
+_READ_BY_VLLM = ENDPOINTS[0]
+
+
+@contextmanager
+def without_load_spans() -> Iterator[None]:
+    """Let processes that are started within this context know no OTLP endpoint that vLLM would use."""
+    endpoint = os.environ.pop(_READ_BY_VLLM, None)
+    try:
+        yield
+    finally:
+        if endpoint is not None:
+            os.environ[_READ_BY_VLLM] = endpoint

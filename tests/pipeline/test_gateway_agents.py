@@ -1,0 +1,113 @@
+"""Unmodified OpenAI clients of other languages and of voice agents, against the gateway and real engines.
+
+What they give is compared with the gRPC client where a request can carry a seed. Those that cannot send one are held
+against what the gateway says that it sent: every sample arrived.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from omni_proto.client import GenerationResult, OmniClient
+from support.foreign_programs import run_cases
+from support.pipelines import RunningPipeline
+
+# Package registries. test_gateway_clients.py and test_gateway_speech.py have OpenAI's client for Python.
+pytestmark = [pytest.mark.pipeline, pytest.mark.full]
+
+MODEL = "tiny-omni"
+QUESTION = "Tell me what the weather is like."
+RATE_HZ = 24_000
+SILENCE = bytes(2 * RATE_HZ // 100)
+"""10 ms, which livekit-agents puts behind each answer (livekit.agents.tts.AudioEmitter)."""
+
+
+@pytest.fixture(scope="module")
+def text(tiny_pipeline: RunningPipeline) -> str:
+    """What gRPC answers to the question in text."""
+    with OmniClient(tiny_pipeline.endpoint) as direct:
+        return direct.run(text=QUESTION, seed=5, modalities=["text"], sampling={"thinker": {"max_tokens": 12}}).text
+
+
+@pytest.fixture(scope="module")
+def spoken(tiny_pipeline: RunningPipeline) -> GenerationResult:
+    """What gRPC answers in speech."""
+    with OmniClient(tiny_pipeline.endpoint) as direct:
+        return direct.run(text=QUESTION, seed=3, voice="Ethan", sampling={"thinker": {"max_tokens": 8}})
+
+
+@pytest.fixture
+def run(tiny_gateway: str, tmp_path: Path) -> Callable[[str], tuple[dict[str, Any], float]]:
+    """run(client) -> what its cases gave, and the seconds of audio that the gateway counted meanwhile."""
+
+    def run(name: str) -> tuple[dict[str, Any], float]:
+        before = _audio_seconds(tiny_gateway)
+        gave = run_cases(name, tmp_path, f"{tiny_gateway}/v1", MODEL)
+        return gave, _audio_seconds(tiny_gateway) - before
+
+    return run
+
+
+def _audio_seconds(gateway: str) -> float:
+    lines = httpx.get(f"{gateway}/metrics", timeout=30).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("omni_gateway_audio_seconds_total{"))
+
+
+def _pcm(case: dict[str, Any]) -> bytes:
+    return base64.b64decode(case["pcm"])
+
+
+def _assert_speech(*answers: bytes, seconds: float, within: float = 1e-9) -> None:
+    """Each is a sound, and all together are what the gateway sent."""
+    assert all(any(answer) for answer in answers)
+    assert sum(len(answer) for answer in answers) / 2 / RATE_HZ == pytest.approx(seconds, abs=within)
+
+
+def test_openai_for_node(
+    run: Callable[[str], tuple[dict[str, Any], float]], text: str, spoken: GenerationResult, tiny_gateway: str
+) -> None:
+    gave, _ = run("openai-node")
+    assert gave["models"] == [MODEL, "tts-1"]
+    assert gave["text"] == gave["streamed_text"] == {"text": text, "tokens": 12}
+    assert gave["gathered_text"] == {"text": text, "finish": "length"}
+    for case in ("spoken", "streamed_speech"):
+        assert (gave[case]["text"], _pcm(gave[case])) == (spoken.text, spoken.audio)
+    python = openai.OpenAI(base_url=f"{tiny_gateway}/v1", api_key="none")
+    asked = {"model": MODEL, "voice": "alloy", "input": "Good morning!", "response_format": "pcm"}
+    said = python.audio.speech.create(**asked, extra_body={"seed": 3}).content  # type: ignore[arg-type]
+    assert (gave["speech"]["type"], _pcm(gave["speech"])) == ("audio/pcm", said)
+    refusals = {
+        "unknown_model": ("NotFoundError", 404, "model", "model_not_found"),
+        "unsupported_field": ("BadRequestError", 400, "n", "unsupported_parameter"),
+        "unsupported_endpoint": ("NotFoundError", 404, None, "unsupported_endpoint"),
+    }
+    assert {case: tuple(gave[case].values()) for case in refusals} == refusals
+
+
+def test_pipecats_openai_services(run: Callable[[str], tuple[dict[str, Any], float]], text: str) -> None:
+    gave, seconds = run("pipecat")
+    assert gave["text"] == {"text": text, "tokens": 12, "errors": []}
+    spoken = [gave["speech"], gave["speech_by_alias"]]
+    assert [(case["forms"], case["stopped"], case["errors"]) for case in spoken] == [([[RATE_HZ, 1]], 1, [])] * 2
+    _assert_speech(*map(_pcm, spoken), seconds=seconds)
+    for case in (gave["unknown_model"], gave["speech_of_nobody"]):
+        assert "404 - The model 'nobody' does not exist" in case["errors"][0]
+
+
+def test_livekits_openai_plugin(run: Callable[[str], tuple[dict[str, Any], float]], text: str) -> None:
+    gave, seconds = run("livekit")
+    assert gave["text"] == {"text": text, "tokens": 12}
+    spoken = [gave[f"speech_as_{form}"] for form in ("events", "bytes", "mp3")]
+    assert [(case["rate"], case["channels"]) for case in spoken] == [(RATE_HZ, 1)] * 3
+    answers = [_pcm(case) for case in spoken]
+    assert all(answer.endswith(SILENCE) for answer in answers)
+    # Two are exact; MP3 has frames of 24 ms, and begins with what the encoder looks ahead.
+    _assert_speech(*(answer.removesuffix(SILENCE) for answer in answers), seconds=seconds, within=0.1)
+    assert gave["speech_of_nobody"] == {"status": 404, "code": "model_not_found"}

@@ -1,0 +1,130 @@
+"""A request through gateway and stages is one trace in OpenTelemetry's own collector, with what each stage did."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from omni_cli.local.engines import find_model
+from omni_gateway.pipelines import ServedPipeline
+from omni_proto.otlp import ENDPOINTS
+from omni_proto.pipeline import load_pipeline, resolve_model_path
+from support.gateways import serve_gateway
+from support.media import encode_wav, make_sound
+from support.otel_collector import CollectedSpan, OtelCollector, run_collector
+from support.pipelines import SAMPLES, run_pipeline
+
+# The collector takes 80 s of CPU to build; tests/processes/test_gateway_traces.py has a receiver in Python.
+pytestmark = [pytest.mark.pipeline, pytest.mark.full]
+
+REQUEST = "POST /v1/chat/completions"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+MODEL = "omni"
+QUESTION = [{"type": "text", "text": "Tell me what the weather is like."}]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline, what it is asked, and the spans that each of its stages must have."""
+
+    sample: str
+    content: list[dict[str, Any]]
+    parts: dict[str, set[str]]
+
+
+def _hear() -> list[dict[str, Any]]:
+    sound = base64.b64encode(encode_wav(make_sound())).decode()
+    return [{"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}]
+
+
+TOKENS = {"input", "queue", "prefill", "generate", "transfer"}
+CASES = {
+    # Stage servers with engines that keep a table's pace: up in seconds.
+    "paced": Case("sim-omni.yaml", QUESTION, {"thinker": TOKENS, "talker": TOKENS, "decoder": TOKENS - {"transfer"}}),
+    "vllm": Case(
+        "tiny-omni.yaml",
+        _hear(),
+        {"thinker": TOKENS | {"decode"}, "talker": TOKENS, "token2wav": {"input", "generate"}},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the collector has of one request, after everything has ended."""
+
+    case: Case
+    spans: list[CollectedSpan]
+
+    def named(self, name: str) -> CollectedSpan:
+        """The one span of this name."""
+        (span,) = [span for span in self.spans if span.name == name]
+        return span
+
+
+@pytest.fixture(scope="module", params=CASES)
+def trace(
+    request: pytest.FixtureRequest, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trace]:
+    case, folder = CASES[request.param], tmp_path_factory.mktemp("traces")
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": case.content}],
+        "modalities": ["text", "audio"],
+        "audio": {"format": "wav"},
+        "max_completion_tokens": 12,
+    }
+    file = SAMPLES / case.sample
+    checkpoint = (
+        tiny_checkpoint if request.param == "vllm" else find_model(Path(resolve_model_path(load_pipeline(file))))
+    )
+    with run_collector(folder) as collector, pytest.MonkeyPatch.context() as patch:
+        # The name that vLLM reads, too: its engines must not send spans of their own by it.
+        patch.setenv(ENDPOINTS[0], collector.endpoint)
+        with (
+            run_pipeline(file, checkpoint, folder) as running,
+            serve_gateway(ServedPipeline(MODEL, f"grpc://{running.endpoint}")) as url,
+        ):
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "mine"}
+            answer = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers, timeout=120)
+            assert answer.is_success, answer.text
+        # Each process has sent its spans when it ended; the collector writes them within its interval.
+        _wait_until_written(collector, {REQUEST, *(f"stage {stage}" for stage in case.parts)})
+        yield Trace(case, collector.spans())
+
+
+def _wait_until_written(collector: OtelCollector, names: set[str]) -> None:
+    deadline = time.monotonic() + 30
+    while not names <= {span.name for span in collector.spans()}:
+        assert time.monotonic() < deadline, [span.name for span in collector.spans()]
+        time.sleep(0.1)
+
+
+def test_all_spans_are_of_the_clients_trace_and_of_known_services(trace: Trace) -> None:
+    assert {span.trace_id for span in trace.spans} == {TRACE}
+    pipeline = load_pipeline(SAMPLES / trace.case.sample).metadata.name
+    stages = {f"{pipeline}-{stage}" for stage in trace.case.parts}
+    assert {span.service for span in trace.spans} == {"omnipipeline-gateway", *stages}
+
+
+def test_each_stage_is_below_the_one_that_called_it(trace: Trace) -> None:
+    parent = PARENT
+    for name in (REQUEST, *(f"stage {stage}" for stage in trace.case.parts)):
+        span = trace.named(name)
+        assert (span.parent_id, span.attributes["omnipipeline.request_id"]) == (parent, "mine")
+        parent = span.span_id
+
+
+def test_each_stage_shows_its_parts(trace: Trace) -> None:
+    for name, parts in trace.case.parts.items():
+        stage = trace.named(f"stage {name}")
+        below = [span for span in trace.spans if span.parent_id == stage.span_id and not span.name.startswith("stage ")]
+        assert {span.name for span in below} >= parts
+        assert all(span.service == stage.service and stage.start_ns <= span.start_ns < span.end_ns for span in below)

@@ -1,0 +1,25 @@
+"""vLLM's own function, which its engine processes call first, opens an exporter where the variable is set; here not."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from vllm.tracing import otel
+
+from omni_proto.otlp import ENDPOINTS
+from omni_stage.vllm_adapter.process.load_spans import without_load_spans
+
+pytest.importorskip("opentelemetry.sdk")
+
+
+def test_an_engines_process_opens_no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setenv(ENDPOINTS[0], "http://127.0.0.1:1")
+    monkeypatch.setattr(otel, "init_otel_tracer", lambda name, endpoint, *_: opened.append(endpoint))
+    with without_load_spans():
+        otel.init_otel_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")
+    assert opened == []
+    assert os.environ[ENDPOINTS[0]] == "http://127.0.0.1:1", "the stage's own exporter reads it, too"
+    otel.init_otel_worker_tracer("vllm.engine_core", "engine_core", "EngineCore")
+    assert opened == ["http://127.0.0.1:1"], "vLLM has changed: load_spans.py is not needed any more"
