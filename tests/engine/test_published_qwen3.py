@@ -15,7 +15,6 @@ from torch import nn
 
 from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen3_omni.checkpoint import read_checkpoint
-from omni_stage.models.qwen3_omni.schemas import PACE
 from omni_stage.models.qwen3_omni.thinker.component import (
     DEFAULT_SAMPLING,
     PATCH,
@@ -83,7 +82,7 @@ def thinker_of(checkpoint: Path) -> Thinker:
         default_sampling=DEFAULT_SAMPLING,
         end_token_ids=(facts.text.message_end,),
         media_costs=MediaCosts(4 << 10, 64 << 10, 4_800_000, PATCH, SAMPLES_PER_TOKEN),
-        pace=PACE,
+        pace={"tokens_per_second": 12.5},
     )
     prompts = PromptBuilder(
         MediaTokens(), facts, max_audio_samples=read_audio_limit(checkpoint), speech_needs_chat=True

@@ -54,6 +54,8 @@ class ScriptedEngine:
     aborted: list[str] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
+    read: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server has dealt with the first step and asks for the next."""
     was_shut_down: bool = False
 
     def open_tensors(self, received: Any) -> Any:
@@ -74,6 +76,7 @@ class ScriptedEngine:
                 self.last_step_monotonic = time.monotonic()
                 finished = step.finish_reason is not None
                 yield step
+                self.read.set()
         finally:
             self.unfinished_requests -= 1
             if not finished:

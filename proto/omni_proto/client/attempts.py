@@ -1,8 +1,8 @@
 """The attempts of one request, without I/O: handles each response and each end of a call. Both clients use it.
 
-A stage starts work only after End, and a client sends the messages after Start only once it saw Accepted. Retries
-happen only before Accepted, so a retry never makes a request run twice, even if an Accepted was lost in transit. And no
-media are sent to a stage that refuses the request.
+A client sends the messages after Start only once it saw Accepted, so no media are sent to a stage that refuses the
+request. Retries happen only before Accepted, and a stage sends nothing that it made before: no output comes twice, even
+if an Accepted was lost in transit. A stage may begin to work before Accepted, and ends that with the call.
 """
 
 from __future__ import annotations

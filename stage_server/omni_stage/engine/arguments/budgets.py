@@ -7,6 +7,9 @@ from typing import Any
 
 from omni_proto.stage_config import EngineArgs
 
+CPU_STEP_WORK = "cpu_step_work"
+"""A component's step_work where no accelerator computes its batches: a batch there takes as long as its requests one by
+one, and the first audio that comes meanwhile waits for all of it."""
 PAYLOAD_SHARE = 2
 """A payload may be this many times the stage's byte budget: a component may widen rows of 16 bits to 32."""
 
@@ -23,11 +26,16 @@ def diffusion_settings(
     max_num_seqs: int | None,
     queue_timeout_s: float | None,
     byte_budget: int | None,
+    on_cpu: bool,
 ) -> dict[str, Any]:
     """Returns the fields of DiffusionSettings.
 
     They are the component's, overridden by the user's settings of batches, work, graphs and queue timeout.
     """
+    component = dict(component)
+    cpu_step_work = component.pop(CPU_STEP_WORK, None)
+    if on_cpu and cpu_step_work is not None:
+        component["step_work"] = cpu_step_work
     said: dict[str, Any] = {
         "queue_timeout_s": queue_timeout_s,
         "max_batch": max_num_seqs,
@@ -35,4 +43,4 @@ def diffusion_settings(
         "embedding_budget_bytes": byte_budget,
         "cuda_graphs": False if user.enforce_eager else None,
     }
-    return {**component, **{name: value for name, value in said.items() if value is not None}}
+    return component | {name: value for name, value in said.items() if value is not None}

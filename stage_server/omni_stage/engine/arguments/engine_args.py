@@ -165,7 +165,7 @@ def build_engine_args(
     args = OmniEngineArgs(kind=component.facts.kind, **chosen)
     _check(config, args, component, component_args)
     if component.facts.kind.is_one_shot:
-        return _with_diffusion(args, config, component, component_args, byte_budget)
+        return _with_diffusion(args, config, component, component_args, byte_budget, on_cpu)
     if args.captures_rows:
         # vLLM does not compute a cached prefix again, so its rows would be missing.
         return dataclasses.replace(args, enable_prefix_caching=False)
@@ -218,6 +218,7 @@ def _with_diffusion(
     component: Component,
     component_args: Mapping[str, Any],
     byte_budget: int | None,
+    on_cpu: bool,
 ) -> OmniEngineArgs:
     """Returns a diffusion stage's arguments: its own scheduler bounds a step, its model captures its own graphs."""
     queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
@@ -227,6 +228,7 @@ def _with_diffusion(
         max_num_seqs=args.max_num_seqs,
         queue_timeout_s=queue_timeout_s,
         byte_budget=byte_budget,
+        on_cpu=on_cpu,
     )
     # vLLM's own limit must admit the longest request; a request above our scheduler's limit runs alone.
     tokens = (args.max_num_batched_tokens, component_args.get("max_num_batched_tokens"), args.max_model_len)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint
+from omni_stage.models.qwen2_5_omni.first_window import first_codes
 from omni_stage.models.qwen2_5_omni.manifest import TALKER_TO_TOKEN2WAV, THINKER_TO_TALKER
 
-PACE: Final = {"tokens_per_second": 50.0, "first_tokens": 24}
-"""Codec tokens per second of speech; token2wav needs 24 of them for its first window. The talker reads one row of the
-thinker for each codec token, so the thinker's rows are consumed at the same rate."""
+CODES_PER_SECOND: Final = 50.0
+"""Codec tokens per second of speech. The talker reads one row of the thinker for each of them, so the thinker's rows
+are consumed at the same rate."""
+
+
+def find_pace(checkpoint: OmniCheckpoint, config: StageConfig) -> Mapping[str, Any]:
+    """Returns how fast the tokens of a thinker or talker are played: fields of scheduling.pace.Pace."""
+    return {
+        "tokens_per_second": CODES_PER_SECOND,
+        "first_tokens": first_codes(checkpoint.block_codes),
+        "heard_early": any(edge.mode is EdgeMode.STREAM for edge in config.downstream),
+    }
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
+from omni_proto.stage_config import EdgeMode, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts
 from omni_stage.models.qwen3_omni.manifest import TALKER_TO_CODE2WAV, THINKER_TO_TALKER
 
-PACE: Final = {"tokens_per_second": 12.5, "first_tokens": 1}
-"""Frames per second of speech; code2wav decodes each frame as it arrives. The talker reads one row of the thinker for
-each frame, so the thinker's rows are consumed at the same rate."""
+FRAMES_PER_SECOND: Final = 12.5
+"""Frames per second of speech. The talker reads one row of the thinker for each frame, so the thinker's rows are
+consumed at the same rate."""
+
+
+def find_pace(config: StageConfig) -> Mapping[str, Any]:
+    """Returns how fast the tokens of a thinker or talker are played: fields of scheduling.pace.Pace.
+
+    code2wav decodes each frame as it arrives.
+    """
+    streams = any(edge.mode is EdgeMode.STREAM for edge in config.downstream)
+    return {"tokens_per_second": FRAMES_PER_SECOND, "first_tokens": 1, "heard_early": streams}
 
 
 def thinker2talker_schema(checkpoint: OmniCheckpoint) -> TensorSchema:

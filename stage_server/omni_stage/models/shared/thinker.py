@@ -34,7 +34,7 @@ class ThinkerSettings:
     end_token_ids: tuple[int, ...]
     """Tokens that end the text."""
     media_costs: MediaCosts
-    pace: Mapping[str, float]
+    pace: Mapping[str, Any]
     """How fast speech consumes its rows: fields of scheduling.pace.Pace."""
     known_voices: Sequence[str] = ()
     """Voices of the stages downstream, so that an unknown one is refused before any text is generated."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -14,6 +16,9 @@ from omni_proto.rpc.channels import open_aio_channel
 from omni_proto.rpc.pool import RENEW_AFTER_S, ChannelPool, Loan
 from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
+
+TRUST_AFTER_S: Final = 5.0
+"""How long after a refusal a stage is expected to refuse the next request too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,21 @@ class DownstreamChannels:
         self._closing: set[asyncio.Task[None]] = set()
         self.open_calls = 0
         """Calls that have not ended, to all stages."""
+        self._refused_at: dict[str, float] = {}
 
     def generate(self, stage: str, *, timeout: float, metadata: tuple[tuple[str, str], ...]) -> OpenCall:
         """Open a Generate call to a downstream stage."""
         loan = self._pools[stage].take()
         self.open_calls += 1
         return OpenCall(self, stage, loan, loan.channel.generate(timeout=timeout, metadata=metadata))
+
+    def note_refused(self, stage: str) -> None:
+        """Record that the stage did not accept a request."""
+        self._refused_at[stage] = time.monotonic()
+
+    def is_trusted(self, stage: str) -> bool:
+        """Returns whether the stage will probably accept a request: it refused none lately."""
+        return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
         """Return the channel of a call that has ended to the pool; close the channel if it is no longer needed."""

@@ -91,7 +91,16 @@ class EdgeCall:
     async def open(self, max_rows: int) -> None:
         """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does."""
         self._max_rows = max_rows
-        await self._open()
+        try:
+            await self._open()
+        except (RelayedError, DownstreamProtocolError):
+            self._context.channels.note_refused(self.edge.stage)
+            raise
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the downstream stage will probably accept the request."""
+        return self._context.channels.is_trusted(self.edge.stage)
 
     def close(self) -> None:
         """End the call, if it is open. Idempotent."""

@@ -62,6 +62,11 @@ class RequestReader:
         """Whether End was received."""
         return self._state is _State.ENDED
 
+    @property
+    def expects_data(self) -> bool:
+        """Whether Start announced data that follows it, after `expect`."""
+        return bool(self.media) or self.edge is not None
+
     def start(self, message: WireMessage) -> stage_service_pb2.Start:
         """Take the first message. Raises ProtocolViolationError if it is not Start."""
         kind = _kind(message)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from enum import StrEnum
 
 from omni_proto.errors import OmniProtoError
 from omni_proto.rpc.rich_status import read_status
@@ -29,6 +30,17 @@ _FINISH_REASONS = {
     FinishReason.DIFFUSION_DONE: events_pb2.FINISH_REASON_DIFFUSION_DONE,
     FinishReason.EMPTY_INPUT: events_pb2.FINISH_REASON_EMPTY_INPUT,
 }
+
+
+class Reads(StrEnum):
+    """When the input is read."""
+
+    BEFORE = "before"
+    """To its end before the engine starts."""
+    BESIDE = "beside"
+    """To its end while the engine runs: Start had all that the engine needs, and only End follows."""
+    WHILE_NEEDED = "while_needed"
+    """While the engine runs, which may end before the input does."""
 
 
 class RequestRun:
@@ -62,9 +74,10 @@ class RequestRun:
         self._sends_audio = Modality.AUDIO in plan.own
         self._sends_tokens = _wants_tokens(plan, self._component)
         self._rows_bound = plan.output_rows
+        self._accepted = asyncio.Event()
 
-    async def open_early(self) -> None:
-        """Open the calls of Stream edges, so that Accepted means that those stages accepted the request too.
+    async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
+        """Open the calls of Stream edges, then accept: Accepted means that those stages accepted the request too.
 
         Raises the first failure. With allow_partial an unavailable stage is reported and left out instead.
         """
@@ -75,6 +88,13 @@ class RequestRun:
                     group.create_task(self._open(call))
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None
+        # gRPC cannot end a call while a write is in progress, so a failure meanwhile waits for this one.
+        writing = asyncio.ensure_future(accept())
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait([writing])
+        self._accepted.set()
 
     async def _open(self, call: EdgeCall) -> None:
         try:
@@ -91,37 +111,59 @@ class RequestRun:
             call.close()
 
     async def execute(
-        self, build: Callable[[], Awaitable[StageRequest]], receive: Callable[[], Awaitable[None]] | None = None
+        self,
+        build: Callable[[], Awaitable[StageRequest]],
+        accept: Callable[[], Awaitable[None]],
+        read: Callable[[], Awaitable[None]],
+        reads: Reads,
     ) -> None:
-        """Run the engine on the request that `build` returns, and the downstream calls, until both have ended.
+        """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
 
-        `receive` reads the rest of the input meanwhile; it is cancelled when the engine has finished. Raises the first
+        `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted
+        too, while the engine already works; nothing of its output is sent before. If one of them refused a request
+        lately, the engine waits, so as not to work in vain. `read` reads the input up to its end. Raises the first
         failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead, and
         the stages that can continue do so.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._run_call(call)) for call in self._calls]
-                receiving = None if receive is None else group.create_task(_await(receive))
+                group.create_task(self._accept(accept))
+                tasks = {group.create_task(self._run_call(call)): call for call in self._calls}
+                reading = group.create_task(self._read(read))
                 try:
+                    if reads is Reads.BEFORE:
+                        await reading
+                    if not all(call.is_trusted for call in self._calls if call.opens_early):
+                        await self._accepted.wait()
                     last = await self._run_engine(await build())
-                    if receiving is not None:
-                        receiving.cancel()
+                    if reads is Reads.WHILE_NEEDED:
+                        reading.cancel()
+                    else:
+                        await reading
+                    await self._accepted.wait()
                     await self._finish(last)
                 except (OmniStageError, OmniProtoError) as error:
                     if not self._plan.allow_partial:
                         raise
-                    if receiving is not None:
-                        receiving.cancel()
-                    for task, call in zip(tasks, self._calls, strict=True):
+                    reading.cancel()
+                    await self._accepted.wait()
+                    for task, call in tasks.items():
                         task.cancel()
-                        if call.opened:
+                        if call.opened and call in self._calls:
                             self._writer.note_cancelled(call.edge.stage)
                     await self._report(error, self._stage)
         except BaseExceptionGroup as group_error:
             raise first_error(group_error) from None
 
+    async def _read(self, read: Callable[[], Awaitable[None]]) -> None:
+        await self._accepted.wait()
+        await read()
+
     async def _run_call(self, call: EdgeCall) -> None:
+        if call.opens_early:
+            await self._accepted.wait()
+            if call not in self._calls:
+                return
         try:
             await call.run()
         except (OmniStageError, OmniProtoError) as error:
@@ -163,6 +205,8 @@ class RequestRun:
         if step.tensors:
             for call in self._calls:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
+        if not self._accepted.is_set():
+            await self._accepted.wait()
         if step.text and self._sends_text:
             await self._writer.send_text(step.text)
         if (step.reasoning or step.tool_calls) and self._sends_text:
@@ -230,7 +274,3 @@ class RequestRun:
 
 def _wants_tokens(plan: RequestPlan, component: ServedComponent) -> bool:
     return plan.include.token_ids if component.facts.writes_text else plan.include.codec_tokens
-
-
-async def _await(receive: Callable[[], Awaitable[None]]) -> None:
-    await receive()

@@ -40,7 +40,7 @@ from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.prompt_embeds import build_embeds
 from omni_stage.service.request.reading import RequestReader
 from omni_stage.service.request.responses import ResponseWriter
-from omni_stage.service.request.run import RequestRun
+from omni_stage.service.request.run import Reads, RequestRun
 from omni_stage.service.request.stage_info import describe_stage
 from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.request.tracing import RequestTrace, Tracing
@@ -48,6 +48,7 @@ from omni_stage.service.wire import WireMessage
 
 START_TIMEOUT_S = 30.0
 """Time limit for a call's first message, which may hold several MiB of media."""
+_Source = RequestReader | EdgeStream
 PLANNERS: Final = 2
 """Threads that plan large requests before they are admitted."""
 
@@ -136,23 +137,16 @@ class StageServicer:
                 metrics=runtime.metrics,
             )
             with closing(run), _traced(trace, timeline):
-                # 4. Accept, after the stages of Stream edges did. From here on the caller may not retry.
-                await run.open_early()
                 timeline.accept()
-                await writer.accept(
-                    events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
-                )
-                # 5. Read the input up to End, before the engine starts or while it runs. 6. Run the engine and the
-                # downstream calls.
-                if plan.streamed:
-                    stream = EdgeStream()
-                    await run.execute(
-                        lambda: self._stage_request(plan, stream, bool(calls), timeline),
-                        lambda: self._receive(messages, reader, stream, timeline),
-                    )
-                else:
-                    await self._receive(messages, reader, None, timeline)
-                    await run.execute(lambda: self._stage_request(plan, reader, bool(calls), timeline))
+                accepted = events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
+                # 4. Accept, after the stages of Stream edges did; then the caller may not retry. 5. Meanwhile read the
+                # input up to End, before the engine starts or while it runs. 6. Run the engine and downstream calls.
+                source = EdgeStream() if plan.streamed else reader
+                read = partial(self._receive, messages, reader, source, timeline)
+                build = partial(self._stage_request, plan, source, bool(calls), timeline)
+                reads = _reads(plan, reader)
+                timeline.input_complete = timeline.now() if reads is Reads.BESIDE else 0
+                await run.execute(build, partial(writer.accept, accepted), read, reads)
             # 7. The entry stage reports how each stage ended.
             if config.input is None:
                 stages = writer.summarize(config.stages)
@@ -202,14 +196,15 @@ class StageServicer:
         ]
 
     async def _receive(
-        self, messages: AsyncIterator[WireMessage], reader: RequestReader, stream: EdgeStream | None, timeline: Timeline
+        self, messages: AsyncIterator[WireMessage], reader: RequestReader, source: _Source, timeline: Timeline
     ) -> None:
-        """Read up to End, and pass rows to `stream` as they arrive. Raises ProtocolViolationError, TensorError."""
+        """Read up to End, and pass rows to a stream as they arrive. Raises ProtocolViolationError, TensorError."""
+        stream = source if isinstance(source, EdgeStream) else None
         while not reader.done:
             reader.feed(await _next(messages, reader))
             if stream is not None and reader.edge is not None and not reader.done:
                 stream.put(self._runtime.engine.open_tensors(reader.edge.take()), reader.edge.complete_tensors)
-        timeline.input_complete = timeline.now()
+        timeline.input_complete = timeline.input_complete or timeline.now()
         if reader.edge is not None and self._config.input is not None:
             self._runtime.metrics.input_received(
                 self._config.input.source, reader.edge.received_bytes, len(reader.tensors)
@@ -218,7 +213,7 @@ class StageServicer:
             stream.end()
 
     async def _stage_request(
-        self, plan: RequestPlan, received: RequestReader | EdgeStream, want_tensors: bool, timeline: Timeline
+        self, plan: RequestPlan, received: _Source, want_tensors: bool, timeline: Timeline
     ) -> StageRequest:
         """Returns the engine's request. Raises InvalidMediaError, PrepareTimeoutError, TensorError."""
         source: UserPrompt | EdgeInput | EdgeStream
@@ -263,6 +258,12 @@ class StageServicer:
         parts = await runtime.media.decode(slots, rules, config.timeouts.prepare)
         timeline.decode_end = timeline.now()
         return parts
+
+
+def _reads(plan: RequestPlan, reader: RequestReader) -> Reads:
+    if plan.streamed:
+        return Reads.WHILE_NEEDED
+    return Reads.BEFORE if reader.expects_data else Reads.BESIDE
 
 
 @contextmanager

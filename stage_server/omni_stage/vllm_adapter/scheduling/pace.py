@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omni_stage.errors import ConfigurationError
@@ -21,6 +21,8 @@ class Pace:
     tokens_per_second: float
     first_tokens: int = 1
     """Tokens before anything can be heard."""
+    heard_early: bool = True
+    """Whether they are played while the request runs (Stream edges)."""
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError naming the field."""
@@ -29,6 +31,8 @@ class Pace:
             raise ConfigurationError(f"{PACE_KEY}.tokens_per_second must be a positive number", field=PACE_KEY)
         if isinstance(self.first_tokens, bool) or not isinstance(self.first_tokens, int) or self.first_tokens < 1:
             raise ConfigurationError(f"{PACE_KEY}.first_tokens must be an integer of at least 1", field=PACE_KEY)
+        if not isinstance(self.heard_early, bool):
+            raise ConfigurationError(f"{PACE_KEY}.heard_early must be true or false", field=PACE_KEY)
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> Pace | None:
@@ -36,9 +40,10 @@ class Pace:
         values: Any = additional_config.get(PACE_KEY) if isinstance(additional_config, Mapping) else None
         if values is None:
             return None
-        if not isinstance(values, Mapping) or set(values) - {"tokens_per_second", "first_tokens"}:
+        known = [item.name for item in fields(cls)]
+        if not isinstance(values, Mapping) or set(values) - set(known):
             raise ConfigurationError(
-                f"additional_config.{PACE_KEY} must be a mapping of tokens_per_second and first_tokens", field=PACE_KEY
+                f"additional_config.{PACE_KEY} must be a mapping of {', '.join(known)}", field=PACE_KEY
             )
         if "tokens_per_second" not in values:
             raise ConfigurationError(f"{PACE_KEY}.tokens_per_second is missing", field=PACE_KEY)
@@ -60,6 +65,10 @@ class Listener:
     def at(cls, now: float, tokens: int) -> Listener:
         """Returns the listener of a request that arrived `now` with `tokens` tokens."""
         return cls(tokens, Playback().due(now))
+
+    def unheard(self, pace: Pace, tokens: int) -> int:
+        """Returns how many tokens a request with `tokens` tokens lacks to its first audio; 0 once it was heard."""
+        return max(0, pace.first_tokens - (tokens - self.begin))
 
     def note(self, pace: Pace, now: float, tokens: int) -> float:
         """Note that the request has `tokens` tokens `now`. Returns when the next one is due."""

@@ -3,7 +3,8 @@
 `schedule` runs vLLM's own and then enriches the new requests that carry a payload; nothing is copied when none does.
 Where a component says how fast its tokens are played (pace.py), requests of one priority are in the order in which
 their audio would run out. If a step cannot hold all, the request that runs out next goes first; if KV cache is short,
-the request with the most audio ahead is preempted.
+the request with the most audio ahead is preempted. New ones wait where their prompts would delay the first audio of
+those before them by more than that saves (groups.py).
 `update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
 
 A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
@@ -15,13 +16,17 @@ Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.
 `_update_request_as_session`),
 `v1.engine.EngineCoreOutput(s)`, `v1.request.Request`. `Request.arrival_time` orders `PriorityRequestQueue` and picks
 whom to preempt, and is used for nothing else; it may not change while the request is in that queue.
-`Scheduler.running` is a list that a step goes through in its order.
+`Scheduler.running` is a list that a step goes through in its order. `Scheduler._handle_blocked_waiting_request` is
+asked once for each waiting request and step, in queue order, before anything is allocated; a request for which it
+returns False keeps its place.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -37,10 +42,14 @@ from vllm.v1.request import Request, RequestStatus
 from omni_stage.errors import ConfigurationError, OmniStageError
 from omni_stage.payloads import DEFAULT_LIMITS, PayloadLimits
 from omni_stage.vllm_adapter.names import INVALID_PAYLOAD, PAYLOAD_LIMITS
+from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
 from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
 
 logger = logging.getLogger(__name__)
+
+_MOST_STEPS = 8
+"""Most steps that vLLM schedules before it takes in their outputs; it is 2 with asynchronous scheduling."""
 
 
 class OmniSchedulerMixin:
@@ -59,6 +68,11 @@ class OmniSchedulerMixin:
         self._rejected: dict[str, str] = {}
         self._pace = Pace.from_additional_config(self.vllm_config.additional_config)  # type: ignore[attr-defined]
         self._listeners: dict[str, Listener] = {}
+        self._cost = StepCost()
+        self._group: Group | None = None
+        self._begun: deque[tuple[SchedulerOutput, float]] = deque(maxlen=_MOST_STEPS)
+        """Steps that were scheduled, and when."""
+        self._last_end = -math.inf
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or the next part of one, as vLLM does."""
@@ -71,7 +85,10 @@ class OmniSchedulerMixin:
         """Schedule one step as vLLM does; new requests with a payload come out as OmniNewRequestData."""
         if self._pace is not None:
             self._order_running(self._pace)
+            self._group = self._find_group(self._pace)
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        if self._pace is not None:
+            self._begun.append((output, self.clock()))
         self._enrich(output.scheduled_new_reqs)
         return output
 
@@ -79,6 +96,8 @@ class OmniSchedulerMixin:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take in the outputs of a step as vLLM does, after ending the requests that were rejected."""
+        if self._pace is not None:
+            self._note_step(scheduler_output)
         rejected, self._rejected = self._rejected, {}
         # Ended first, so that vLLM drops whatever the step computed for them.
         finished: list[Request] = []
@@ -110,6 +129,35 @@ class OmniSchedulerMixin:
             request.arrival_time = self._listeners[request.request_id].note(pace, now, request.num_tokens)
         # Stable, and Python's sort takes one pass over what is in order already.
         self.running.sort(key=attrgetter("priority", "arrival_time"))
+
+    def _find_group(self, pace: Pace) -> Group | None:
+        """Returns who is before the first audio now; None where nothing is heard before a request ends."""
+        if not pace.heard_early:
+            return None
+        # Those that wait for rows of the stage above are not in `running`, and delay nobody.
+        lacks = [self._listeners[request.request_id].unheard(pace, request.num_tokens) for request in self.running]
+        unheard = [steps for steps in lacks if steps]
+        waiting = sum(map(_is_new, self.waiting))  # type: ignore[attr-defined]
+        return Group(self._cost.line(), len(unheard), waiting, max(unheard, default=0))
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
+            return False
+        if self._group is None or self._pace is None or not _is_new(request):
+            return True
+        if any(other.priority > request.priority for other in self.running):
+            # It goes before them, whatever it costs them.
+            return True
+        return self._group.admits(request.num_prompt_tokens, self._pace.first_tokens)
+
+    def _note_step(self, output: SchedulerOutput) -> None:
+        # Steps overlap with asynchronous scheduling: a step takes the time since the one before ended.
+        now = self.clock()
+        for begun, at in self._begun:
+            if begun is output and output.total_num_scheduled_tokens:
+                self._cost.add(output.total_num_scheduled_tokens, now - max(at, self._last_end))
+        self._last_end = now
 
     def reject(self, request_id: str, stop_reason: str) -> None:
         """End a request at the next `update_from_output`; its client gets finish reason abort and this stop reason.
@@ -147,6 +195,11 @@ class OmniScheduler(OmniSchedulerMixin, Scheduler):
 
 class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
     """vLLM's AsyncScheduler with payloads, for engines with async_scheduling (the default on GPUs)."""
+
+
+def _is_new(request: Request) -> bool:
+    """Whether none of its prompt was read yet; a preempted request, and a session's next part, are not new."""
+    return request.num_computed_tokens == 0 and request.num_output_tokens == 0 and not request.num_preemptions
 
 
 def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:

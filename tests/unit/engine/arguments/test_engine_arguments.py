@@ -263,6 +263,21 @@ def test_a_diffusion_stages_steps_are_bounded(
     assert args.enforce_eager, "vLLM has nothing to compile or capture here"
 
 
+@pytest.mark.parametrize(
+    ("user", "on_cpu", "step_work"),
+    [
+        (None, True, 72),
+        (None, False, 4096),
+        (EngineArgs(max_num_batched_tokens=1000), True, 1000),
+        (EngineArgs(max_num_batched_tokens=1000), False, 1000),
+    ],
+)
+def test_a_component_may_have_smaller_steps_for_a_cpu(user: EngineArgs | None, on_cpu: bool, step_work: int) -> None:
+    kwargs = {**DIFFUSION_KWARGS, "additional_config": {"omni_diffusion": {"step_work": 4096, "cpu_step_work": 72}}}
+    args = build(user, on_cpu=on_cpu, kind=EngineKind.DIFFUSION, kwargs=kwargs)
+    assert args.additional_config["omni_diffusion"] == {"step_work": step_work, "max_batch": 32}
+
+
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
     from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS

@@ -18,6 +18,7 @@ from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from omni_stage.service.edges import downstream_call
+from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.wire import OutgoingChunk
 from support import scripted_stages as lab
 from support.polling import until
@@ -238,13 +239,40 @@ async def test_what_the_talker_refuses_is_known_before_accepted(start_pair: Call
     pair = await start_pair(lab.say_hello)
     params = pb.Start(text="x")
     params.sampling["talker"].min_tokens = 2
-    answer = await lab.ask(pair.thinker, [pb.GenerateRequest(start=params), lab.END])
-    assert answer.responses == []
-    assert (answer.code.name, answer.info.metadata["field"]) == (
-        "INVALID_ARGUMENT",
-        "start.sampling[talker].min_tokens",
-    )
-    assert pair.thinker.engine.requests == [], "nothing was written in vain"
+    for _ in range(3):
+        answer = await lab.ask(pair.thinker, [pb.GenerateRequest(start=params), lab.END])
+        assert answer.responses == []
+        assert (answer.code.name, answer.info.metadata["field"]) == (
+            "INVALID_ARGUMENT",
+            "start.sampling[talker].min_tokens",
+        )
+    began, aborted = pair.thinker.engine.requests, pair.thinker.engine.aborted
+    assert len(began) == len(aborted) <= 1, "after a refusal the engine waits for the next answer"
+
+
+async def test_the_engine_works_while_the_stage_below_accepts(
+    start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The talker is asked only once the thinker's engine runs: were one to wait for the other, nothing would come."""
+    began, opened = asyncio.Event(), EdgeCall.open
+
+    async def open_late(call: EdgeCall, max_rows: int) -> None:
+        async with asyncio.timeout(20):
+            await began.wait()
+        await opened(call, max_rows)
+
+    async def think(request: StageRequest) -> AsyncIterator[StageStep]:
+        began.set()
+        yield step(0, 3, prompt_token_ids=[1])
+        yield StageStep(finish_reason=FinishReason.STOP)
+
+    monkeypatch.setattr(EdgeCall, "open", open_late)
+    pair = await start_pair(think)
+    answer = await lab.ask(pair.thinker)
+    assert answer.code.name == "OK"
+    assert answer.text == "0 "
+    assert answer.kinds[0] == ("thinker", "accepted"), "nothing comes before it"
+    assert len(pair.rows) == 3
 
 
 async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_they_begin(

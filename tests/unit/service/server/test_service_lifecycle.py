@@ -201,6 +201,7 @@ async def test_engine_death_ends_calls_and_the_server(
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(tmp_path / "termination"))
     stage = await kit.serve(lab.wait_forever)
     _, task = await begin(stage)
+    await asyncio.wait_for(stage.engine.read.wait(), 10)
     serving = asyncio.create_task(stage.server.serve(asyncio.Event(), asyncio.Event()))
     stage.engine.is_dead = True
     answer = await asyncio.wait_for(task, 30)

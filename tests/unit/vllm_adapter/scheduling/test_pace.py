@@ -38,6 +38,7 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
         {"tokens_per_second": float("nan")},
         {"tokens_per_second": True},
         {"tokens_per_second": 50, "first_tokens": 0},
+        {"tokens_per_second": 50, "heard_early": 1},
         {"tokens_per_second": 50, "other": 1},
     ],
 )

@@ -29,7 +29,7 @@ from omni_stage.models.qwen2_5_omni.checkpoint import (
 from omni_stage.models.qwen2_5_omni.manifest import TALKER
 from omni_stage.models.qwen2_5_omni.model_configs import pick_talker
 from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRows
-from omni_stage.models.qwen2_5_omni.schemas import PACE, talker2token2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
 from omni_stage.models.shared.talker_feed import TalkerFeed
@@ -50,9 +50,10 @@ class Talker:
     facts = TALKER
     default_sampling = TALKER.default_sampling
 
-    def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows]) -> None:
-        """`texts`: the rows that frame the text, by voice, the default voice first."""
+    def __init__(self, checkpoint: OmniCheckpoint, texts: Mapping[str, TextRows], pace: Mapping[str, Any]) -> None:
+        """`texts`: the rows that frame the text, by voice, the default voice first; `pace`: see schemas.find_pace."""
         self._checkpoint = checkpoint
+        self._pace = pace
         self._texts = dict(texts)
         self.voices: Sequence[str] = tuple(texts)
         self.input_schema = thinker2talker_schema(checkpoint)
@@ -68,7 +69,7 @@ class Talker:
             "generation_config": str(_GENERATION_CONFIG),
             # See the manifest.
             "enable_prefix_caching": False,
-            "additional_config": {PACE_KEY: PACE},
+            "additional_config": {PACE_KEY: self._pace},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -136,4 +137,4 @@ def build_component(config: StageConfig) -> Talker:
     rows = table.read(torch.tensor(ids))
     end, padding, *starts = (rows[index : index + 1] for index in range(len(ids)))
     texts = {name: TextRows(start=start, end=end, padding=padding) for name, start in zip(voices, starts, strict=True)}
-    return Talker(checkpoint, texts)
+    return Talker(checkpoint, texts, find_pace(checkpoint, config))

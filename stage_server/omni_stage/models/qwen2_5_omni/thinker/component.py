@@ -17,7 +17,7 @@ from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRe
 from omni_stage.models.qwen2_5_omni.checkpoint import OmniCheckpoint, read_checkpoint, read_voices
 from omni_stage.models.qwen2_5_omni.manifest import THINKER
 from omni_stage.models.qwen2_5_omni.model_configs import name_thinker
-from omni_stage.models.qwen2_5_omni.schemas import PACE, thinker2talker_schema
+from omni_stage.models.qwen2_5_omni.schemas import find_pace, thinker2talker_schema
 from omni_stage.models.qwen2_5_omni.thinker.prompts import SPEECH_SYSTEM_PROMPT, read_audio_limit
 from omni_stage.models.qwen2_5_omni.thinker.text_defaults import read_text_ends, read_text_sampling
 from omni_stage.models.shared.config_file import torch_dtype
@@ -103,7 +103,7 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path, max_samples=max_samples, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
         ),
-        pace=PACE,
+        pace=find_pace(checkpoint, config),
         known_voices=tuple(read_voices(config.model.path)) if config.downstream else (),
     )
     return Thinker(checkpoint, prompts, settings)

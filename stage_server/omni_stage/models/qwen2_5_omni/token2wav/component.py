@@ -34,6 +34,8 @@ from omni_stage.vllm_adapter.names import DIFFUSION_SETTINGS
 STEP_WORK = 4096
 """Work of one engine step, in codec tokens at the default number of solver steps: 82 s of speech. Longer requests run
 alone. docs/gpu-sizing.md has the memory that this needs."""
+CPU_STEP_WORK = 72
+"""The same on a CPU: the longest window of a streamed request, 6 blocks of 12 codes, or several shorter ones."""
 MAX_BATCH = 32
 """Most requests in one engine step."""
 _DEFAULT_INTERVALS = DEFAULT_STEPS - 1
@@ -69,7 +71,7 @@ class Token2Wav:
             "max_num_batched_tokens": self._checkpoint.max_codes,
             "max_num_seqs": MAX_BATCH,
             "enforce_eager": True,  # for vLLM; the model captures its own graphs
-            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK}},
+            "additional_config": {DIFFUSION_SETTINGS: {"step_work": STEP_WORK, "cpu_step_work": CPU_STEP_WORK}},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:

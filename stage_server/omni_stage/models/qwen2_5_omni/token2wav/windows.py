@@ -21,11 +21,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_stage.models.qwen2_5_omni.first_window import FIRST_BLOCKS, lookahead_blocks
+
 LOOKBACK_BLOCKS = 2
-LOOKAHEAD_CODES = 8
-"""Fewest codes that a window reads after its new blocks; a whole block if a block has more."""
-FIRST_BLOCKS = 1
-"""New blocks of the first window."""
 NEXT_BLOCKS = 3
 """New blocks of every later window."""
 CODE_SAMPLES = 480
@@ -53,11 +51,6 @@ class Window:
     def keep(self) -> int:
         """Codes that become audio."""
         return self.until - self.first
-
-
-def lookahead_blocks(block_codes: int) -> int:
-    """Returns the number of blocks that a window reads after its new ones."""
-    return -(-LOOKAHEAD_CODES // block_codes)
 
 
 def window_blocks(block_codes: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
-from omni_stage.models.qwen3_omni.schemas import PACE, talker2code2wav_schema, thinker2talker_schema
+from omni_stage.models.qwen3_omni.schemas import find_pace, talker2code2wav_schema, thinker2talker_schema
 from omni_stage.models.qwen3_omni.talker.conditioning import TalkerConditioning
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
@@ -36,9 +36,12 @@ class Talker:
     facts = TALKER
     default_sampling = TALKER.default_sampling
 
-    def __init__(self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable) -> None:
-        """`table`: the thinker's input embedding."""
+    def __init__(
+        self, checkpoint: OmniCheckpoint, speech: SpeechFacts, table: EmbeddingTable, pace: Mapping[str, Any]
+    ) -> None:
+        """`table`: the thinker's input embedding; `pace`: see schemas.find_pace."""
         self._checkpoint = checkpoint
+        self._pace = pace
         self._speech = speech
         self._table = table
         self.voices: Sequence[str] = speech.voices
@@ -55,7 +58,7 @@ class Talker:
             # The checkpoint's generation_config.json has no value under a name that vLLM reads.
             "generation_config": "vllm",
             "enable_prefix_caching": False,
-            "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: PACE},
+            "additional_config": {"omni": {"capture_rows": True}, PACE_KEY: self._pace},
         }
 
     def prepare(self, request: StageRequest) -> StageInput:
@@ -126,4 +129,4 @@ def build_component(config: StageConfig) -> Talker:
     """Build the talker of config.model.path. Raises ConfigurationError."""
     checkpoint, speech = read_speaking_checkpoint(config.model.path)
     table = EmbeddingTable(checkpoint.path, THINKER_EMBEDDING, torch_dtype(checkpoint.dtype))
-    return Talker(checkpoint, speech, table)
+    return Talker(checkpoint, speech, table, find_pace(config))

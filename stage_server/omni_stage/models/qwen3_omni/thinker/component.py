@@ -20,7 +20,7 @@ from omni_stage.models.component import Emitter, EngineStep, StageInput, StageRe
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, read_checkpoint
 from omni_stage.models.qwen3_omni.manifest import THINKER
 from omni_stage.models.qwen3_omni.model_configs import name_thinker
-from omni_stage.models.qwen3_omni.schemas import PACE, thinker2talker_schema
+from omni_stage.models.qwen3_omni.schemas import find_pace, thinker2talker_schema
 from omni_stage.models.qwen3_omni.turns import find_media, find_reply, find_user_tokens
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.media_cost import MediaCosts
@@ -158,7 +158,7 @@ def build_component(config: StageConfig) -> Thinker:
         media_costs=MediaCosts.load(
             checkpoint.path, max_samples=max_samples, patch=PATCH, samples_per_token=SAMPLES_PER_TOKEN
         ),
-        pace=PACE,
+        pace=find_pace(config),
         known_voices=checkpoint.speech.voices if config.downstream and checkpoint.speech else (),
     )
     return Thinker(checkpoint, prompts, settings)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omni_stage.errors import InvalidTensorError, ModelExecutionError
 from omni_stage.models.component import EngineStep, FinishReason, StageInput
 from omni_stage.models.edge_stream import EdgeRows
+from omni_stage.models.qwen2_5_omni.first_window import first_codes, lookahead_blocks
 from omni_stage.models.qwen2_5_omni.processors import talker2token2wav
 from omni_stage.models.qwen2_5_omni.token2wav.feed import SoundFeed, WindowEmitter, fade_over
 from omni_stage.models.qwen2_5_omni.token2wav.wave.solver import make_noise
@@ -21,7 +22,6 @@ from omni_stage.models.qwen2_5_omni.token2wav.windows import (
     FADE_SAMPLES,
     LOOKBACK_BLOCKS,
     Window,
-    lookahead_blocks,
     next_window,
 )
 
@@ -164,3 +164,12 @@ def test_the_emitter_joins_windows() -> None:
 def test_a_window_of_another_form_is_the_models_fault(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ModelExecutionError, match="it must be float32"):
         WindowEmitter().emit(EngineStep(tensors=tensors))
+
+
+@pytest.mark.parametrize("block", [2, 4, 8, 12, 16])
+def test_the_first_audio_needs_the_codes_of_the_first_window(block: int) -> None:
+    need = first_codes(block)
+    assert next_window(0, need - 1, ended=False, block_codes=block) is None
+    window = next_window(0, need, ended=False, block_codes=block)
+    assert window is not None
+    assert window.end == need

@@ -1,0 +1,106 @@
+"""Who waits for the first audio of those before: the rule alone, and vLLM's own schedulers in virtual time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from omni_stage.vllm_adapter.scheduling.groups import Group, StepCost
+from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
+from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
+
+CPU_COST = (0.023, 0.0011)
+"""Seconds of a step, and of a token more: hidden size 1,024, 14 layers, float32, one core."""
+GPU_COST = (0.007, 0.00002)
+PROMPT, FIRST, REPLY = 100, 12, 24
+
+
+def test_a_line_through_the_steps() -> None:
+    cost = StepCost()
+    for index in range(200):
+        tokens = (1, 8, 64, 30)[index % 4]
+        cost.add(tokens, 0.02 + 0.001 * tokens + (0.002 if index % 3 else -0.004))
+    line = cost.line()
+    assert line is not None
+    assert line == pytest.approx((0.02, 0.001), rel=0.1)
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    few, equal = StepCost(), StepCost()
+    for _ in range(3):
+        few.add(1, 0.01)
+        few.add(64, 0.1)
+    for _ in range(100):
+        equal.add(8, 0.05)
+    assert few.line() is None
+    assert equal.line() is None, "steps of one size do not tell what a token costs"
+
+
+@pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])
+def test_how_many_of_eight_are_one_group(cost: tuple[float, float] | None, joined: int) -> None:
+    group = Group(cost, unheard=0, waiting=8, steps_left=0)
+    admitted = [group.admits(145, FIRST) for _ in range(8)]
+    assert admitted == [True] * joined + [False] * (8 - joined)
+
+
+def test_long_prompts_wait_on_a_gpu_too() -> None:
+    group = Group(GPU_COST, unheard=0, waiting=8, steps_left=0)
+    assert sum(group.admits(30_000, 24) for _ in range(8)) < 8
+
+
+def run_burst(scheduler: Any, ar_request: Any, run_step: Any, cost: tuple[float, float]) -> list[tuple[float, float]]:
+    """Eight requests at once, after one that showed what steps cost. Returns when each has FIRST tokens, and ends."""
+    scheduler.now = 0.0
+    scheduler.clock = lambda: scheduler.now
+    fixed, per_token = cost
+
+    def advance() -> None:
+        output = scheduler.schedule()
+        scheduler.now += fixed + per_token * output.total_num_scheduled_tokens
+        scheduler.update_from_output(output, run_step(scheduler, output))
+
+    scheduler.add_request(ar_request("before", tokens=PROMPT, max_tokens=REPLY))
+    while scheduler.requests:
+        advance()
+    began = scheduler.now
+    for index in range(8):
+        scheduler.add_request(ar_request(f"{index}", tokens=PROMPT, max_tokens=REPLY))
+    burst = dict(scheduler.requests)
+    heard: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    while scheduler.requests:
+        advance()
+        for name, request in burst.items():
+            if request.num_output_tokens >= FIRST:
+                heard.setdefault(name, scheduler.now - began)
+            if name not in scheduler.requests:
+                ends.setdefault(name, scheduler.now - began)
+    return [(heard[name], ends[name]) for name in burst]
+
+
+@pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])
+@pytest.mark.parametrize(("cost", "gain"), [(CPU_COST, 0.85), (GPU_COST, 1.01)], ids=["cpu", "gpu"])
+def test_first_audio_of_a_burst(
+    scheduler_class: type,
+    cost: tuple[float, float],
+    gain: float,
+    make_scheduler: Callable[..., Any],
+    ar_request: Any,
+    run_step: Any,
+) -> None:
+    """Where tokens are dear, half of the listeners hear sooner, and no one's reply ends much later. Elsewhere nothing
+    changes."""
+    runs = {}
+    for early in (True, False):
+        pace = {"tokens_per_second": 50.0, "first_tokens": FIRST, "heard_early": early}
+        scheduler = make_scheduler(
+            scheduler_class, additional_config={PACE_KEY: pace}, max_num_batched_tokens=64, kv_blocks=128
+        )
+        runs[early] = run_burst(scheduler, ar_request, run_step, cost)
+    first = {early: statistics.median(heard for heard, _ in run) for early, run in runs.items()}
+    last = {early: max(end for _, end in run) for early, run in runs.items()}
+    assert first[True] <= gain * first[False]
+    assert last[True] <= 1.25 * last[False]
