@@ -10,18 +10,23 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from benchmarks.dear.checkpoint import SHAPE
 from benchmarks.dear.usage import Usage, read_cpu
 from benchmarks.first_audio.serving import CODES_PER_SECOND, THINKER_TOKENS, Heard, ask, sampling_of
-from benchmarks.pipeline.sides import Answer, Reference, connect, start_pipeline
+from benchmarks.pipeline.sides import Answer, Pipeline, Reference, connect, start_pipeline
 from benchmarks.pipeline.work import PROMPTS
 from benchmarks.report import Options, Report, Row
 from benchmarks.verdict import Ratio
 from omni_cli.local.pipeline import LocalPipeline
+from omni_stage.models.qwen2_5_omni.first_window import first_codes
+
+Sampling = Mapping[str, Mapping[str, Any]]
 
 AT_ONCE = (1, 4, 8)
 CODES = 64
@@ -30,7 +35,11 @@ STEP_TOKENS = 64
 ROUNDS = 2
 REFERENCE_REQUESTS = 2
 """transformers takes one after another: more requests take longer, and its rate is the same."""
-HEARD, PROCESSORS = "what listeners hear", "processor time by stage"
+FIRST_CODES = first_codes(SHAPE.block_size // 2)
+"""Codec tokens of the first window: two mel frames each."""
+LEAST_OF = {4: 2, 8: 4}
+"""At once -> how many of them must have been heard, at least, when the median is."""
+HEARD, PROCESSORS, LEAST = "what listeners hear", "processor time by stage", "what the first audio costs at least"
 TOLERANCE = 0.3
 NOTES = [
     f"A seeded Qwen2.5-Omni in float32 on CPU whose thinker and talker have a hidden size of 1,024 and 14 layers: "
@@ -41,6 +50,9 @@ NOTES = [
     "One OpenMP thread a process, transformers too.",
     "`cores` counts the stage server and its engine. The limit is what the cores would make if no stage ever waited: "
     "cores / (processor seconds of all stages for a second of audio).",
+    "The least share of the job: the processor seconds of as many requests as the median needs, alone and with nothing "
+    f"behind their first window ({FIRST_CODES} codec tokens), over those of all whole jobs. No order of the same work "
+    "can be below it, even if no core ever waited.",
 ]
 
 
@@ -67,33 +79,67 @@ def measure(options: Options) -> Report:
         local = stack.enter_context(start_pipeline("tiny-omni", checkpoint, STEP_TOKENS))
         reference = Reference(checkpoint)
         stack.callback(reference.close)
-        outcomes, answers = asyncio.run(_ask_all(local, reference, options.rounds or ROUNDS))
+        outcomes, least, answers = asyncio.run(_ask_all(local, reference, options.rounds or ROUNDS))
     cores = os.cpu_count() or 1
     usages = {
         count: Usage(outcome.cpu_s, outcome.wall_s, outcome.audio_s, cores) for count, outcome in outcomes.items()
     }
     heard = [*(heard_row(count, outcome) for count, outcome in outcomes.items()), reference_row(answers)]
     processors = [row for count, usage in usages.items() for row in usage.rows(count)]
-    return Report({HEARD: heard, PROCESSORS: processors}, find_ratios(heard, usages), NOTES)
+    costs = least_rows(least, outcomes)
+    return Report({HEARD: heard, PROCESSORS: processors, LEAST: costs}, find_ratios(heard, usages), NOTES)
 
 
 async def _ask_all(
     local: LocalPipeline, reference: Reference, rounds: int
-) -> tuple[dict[int, Outcome], list[list[Answer]]]:
+) -> tuple[dict[int, Outcome], dict[int, Outcome], list[list[Answer]]]:
     pipeline, sampling = connect(local), sampling_of(CODES / CODES_PER_SECOND)
     await ask(pipeline.client, 1, sampling)
+    first = shorten(sampling, FIRST_CODES)
     outcomes = {count: Outcome() for count in AT_ONCE}
+    least = {count: Outcome() for count in LEAST_OF.values()}
     answers: list[list[Answer]] = []
     for _ in range(rounds):
         for count, outcome in outcomes.items():
-            before, began = read_cpu(pipeline.pids), time.perf_counter()
-            outcome.heard += await ask(pipeline.client, count, sampling)
-            outcome.wall_s += time.perf_counter() - began
-            for stage, spent in read_cpu(pipeline.pids).items():
-                outcome.cpu_s[stage] += spent - before[stage]
+            await _ask_once(pipeline, count, sampling, outcome)
+        for count, outcome in least.items():
+            await _ask_once(pipeline, count, first, outcome)
         answers.append(await reference.ask(PROMPTS[:REFERENCE_REQUESTS], CODES))
     await pipeline.client.close()
-    return outcomes, answers
+    return outcomes, least, answers
+
+
+async def _ask_once(pipeline: Pipeline, count: int, sampling: Sampling, outcome: Outcome) -> None:
+    before, began = read_cpu(pipeline.pids), time.perf_counter()
+    outcome.heard += await ask(pipeline.client, count, sampling)
+    outcome.wall_s += time.perf_counter() - began
+    for stage, spent in read_cpu(pipeline.pids).items():
+        outcome.cpu_s[stage] += spent - before[stage]
+
+
+def shorten(sampling: Sampling, codes: int) -> Sampling:
+    """Returns the sampling of requests that end with their first window: a row of text for each of its codes."""
+    return {
+        "thinker": {**sampling["thinker"], "max_tokens": codes + 1},
+        "talker": {**sampling["talker"], "max_tokens": codes},
+    }
+
+
+def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
+    """Returns a row for each number at once with the least share of the job that the median first audio can have."""
+    rows: list[Row] = []
+    for count, heard in LEAST_OF.items():
+        first, whole = sum(least[heard].cpu_s.values()), sum(outcomes[count].cpu_s.values())
+        rows.append(
+            {
+                "at_once": count,
+                "heard": heard,
+                "first_cpu_s": round(first, 2),
+                "jobs_cpu_s": round(whole, 2),
+                "least_first_over_job": round(first / whole, 3),
+            }
+        )
+    return rows
 
 
 def heard_row(count: int, outcome: Outcome) -> Row:

@@ -32,13 +32,15 @@ def render_tables() -> dict[str, str]:
     """Markdown by the name that marks its place in the page."""
     large, small = load_release("7b"), load_release("3b")
     three, one, little = (_sample(name) for name in ("qwen25-omni", "qwen25-omni-one-gpu", "qwen25-omni-3b"))
-    omni, shared = load_release("30b-a3b"), _sample("qwen3-omni-30b-a3b-one-gpu")
+    omni = load_release("30b-a3b")
+    shared, apart = _sample("qwen3-omni-30b-a3b-one-gpu"), _sample("qwen3-omni-30b-a3b")
     thinker = three.spec.stages[0]
     awq = stage_memory(large, thinker, device_bytes=22 * GIB, weights=awq_bytes(large))
     return {
         "three GPUs": _table(large, three, pipeline_memory(large, three, device_bytes=44 * GIB), 44),
         "one GPU": _table(large, one, pipeline_memory(large, one, device_bytes=78 * GIB), 78),
         "Qwen3-Omni, one GPU": _table(omni, shared, pipeline_memory(omni, shared, device_bytes=139 * GIB), 139),
+        "Qwen3-Omni, three GPUs": _table(omni, apart, pipeline_memory(omni, apart, device_bytes=78 * GIB), 78),
         "24 GB": _table(small, little, pipeline_memory(small, little, device_bytes=22 * GIB), 22),
         "AWQ": _table(large, three, [awq], 22),
     }

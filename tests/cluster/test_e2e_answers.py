@@ -1,12 +1,14 @@
-"""A pipeline of pods answers text, sound and image prompts as the same pipeline of local processes does."""
+"""A pipeline of pods answers text, sound, image and video prompts as the same pipeline of local processes does."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +17,76 @@ import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod
 from support.cluster.images import ROOT
-from support.cluster.workload import SAMPLES
-from support.controlplane.api import Manifest
+from support.cluster.workload import SAMPLES, delete_pipeline, load_sample
+from support.controlplane.api import Api, Manifest
+from support.controlplane.pipelines import wait_settled
 from support.media import encode_png, encode_wav, make_image, make_sound
 from support.pipelines import run_pipeline
+from support.stage_processes import STAGES
+from support.videos import encode_video
 
 SERVICE = "omni_proto.stage.v1.StageService"
 PROMPTS: dict[str, dict[str, Any]] = {
     "text": {"text": "Say hello to the whales."},
     "sound": {"text": "What do you hear?", "audio": base64.b64encode(encode_wav(make_sound(1))).decode()},
     "image": {"text": "What do you see?", "image": base64.b64encode(encode_png(make_image(2))).decode()},
+    "video": {"text": "What happens?", "video": base64.b64encode(encode_video(width=448, height=320)).decode()},
 }
+FAMILIES = {"qwen2_5_omni": "tiny-omni", "qwen3_omni": "tiny-qwen3-omni"}
+"""The sample of each."""
 REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.values(), start=7)]
 
 
 @pytest.fixture(scope="session")  # as the node: what is of a module would begin after it
-def local_answers(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `omnipipe run` of the sample answers; it has ended, for the pods need the memory."""
-    folder = tmp_path_factory.mktemp("local")
+def local_answers(
+    make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """What `omnipipe run` of each family's sample answers; it has ended, for the pods need the memory."""
     # As many threads as the pods take: sums in another order are other sums.
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    with run_pipeline(SAMPLES / "tiny-omni.yaml", tiny_checkpoint, folder, threads) as running:
-        asked = json.dumps({"target": running.endpoint, "requests": REQUESTS})
-        script = ROOT / "tests/support/cluster/ask.py"
-        result = subprocess.run(
-            [sys.executable, script], input=asked, capture_output=True, text=True, check=True, timeout=300
-        )
-    return dict(zip(PROMPTS, json.loads(result.stdout), strict=True))
+    answers = {}
+    for family, sample in FAMILIES.items():
+        checkpoint, folder = make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp("local")
+        with run_pipeline(SAMPLES / f"{sample}.yaml", checkpoint, folder, threads) as running:
+            asked = json.dumps({"target": running.endpoint, "requests": REQUESTS})
+            script = ROOT / "tests/support/cluster/ask.py"
+            result = subprocess.run(
+                [sys.executable, script], input=asked, capture_output=True, text=True, check=True, timeout=300
+            )
+        answers[family] = dict(zip(PROMPTS, json.loads(result.stdout), strict=True))
+    return answers
 
 
 @pytest.fixture(scope="module")
-def pod_answers(local_answers: dict[str, Any], tiny_omni: Manifest, client: ClientPod) -> dict[str, Any]:
-    """What the pods answer to the same prompts, asked from another pod."""
-    return dict(zip(PROMPTS, client.ask(TARGET, REQUESTS), strict=True))
+def tiny_qwen3_omni(
+    local_answers: dict[str, Any], speech: Api, models: Path, make_tiny_checkpoint: Callable[..., Path]
+) -> Iterator[str]:
+    """Where the sample of Qwen3-Omni is reached from a pod; Ready, and gone after this module."""
+    sample = FAMILIES["qwen3_omni"]
+    shutil.copytree(make_tiny_checkpoint(0, "small", "qwen3_omni"), models / sample)
+    subprocess.run(["chmod", "-R", "a+rX", models / sample], check=True)
+    speech.apply(load_sample(sample, model=f"pvc://models/{sample}"))
+    ready = wait_settled(speech, sample, timeout_s=300)
+    yield str(ready["status"]["url"]).removeprefix("grpc://")
+    delete_pipeline(speech, sample)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pod_answers(request: pytest.FixtureRequest, client: ClientPod) -> tuple[str, dict[str, Any]]:
+    """The family, and what its pods answer to the same prompts, asked from another pod."""
+    request.getfixturevalue("tiny_omni")
+    target = TARGET if request.param == "qwen2_5_omni" else request.getfixturevalue("tiny_qwen3_omni")
+    return request.param, dict(zip(PROMPTS, client.ask(target, REQUESTS), strict=True))
 
 
 @pytest.mark.timeout(3600)  # the first one makes binaries, images and the node
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_pods_answer_as_local_processes_do(
-    prompt: str, local_answers: dict[str, Any], pod_answers: dict[str, Any]
+    prompt: str, local_answers: dict[str, Any], pod_answers: tuple[str, dict[str, Any]]
 ) -> None:
-    here, there = local_answers[prompt], pod_answers[prompt]
-    assert there["finished"] == ["talker", "thinker", "token2wav"]
+    family, answers = pod_answers
+    here, there = local_answers[family][prompt], answers[prompt]
+    assert there["finished"] == sorted(STAGES[family])
     assert there["texts"] == here["texts"]
     assert there["texts"]["thinker"]
     assert there["token_ids"] == here["token_ids"]

@@ -38,6 +38,8 @@ PROMPTS = {
     "system": ReferencePrompt("Tell me what the weather is like.", system="Be brief."),
     "long": ReferencePrompt(2 * SENTENCE),
     "sound": ReferencePrompt("What do you hear?", sounds=[make_sound(0)]),
+    # Ends within a frame of 10 ms, of which one more would be one more token.
+    "odd sound": ReferencePrompt("What do you hear?", sounds=[make_sound(2, 2.0055)]),
     "image": ReferencePrompt("What do you see?", images=[make_image(0)]),
     "image and sound": ReferencePrompt(
         "Read the sentence slowly.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]

@@ -1,4 +1,4 @@
-"""Videos, with and without their sound, against transformers' own Qwen2.5-Omni."""
+"""Videos, with and without their sound, against transformers' own Qwen2.5-Omni and Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from support import qwen3_chain
 from support.media import make_frames, make_image, make_sound
 from support.omni_stages import check_parity, run_omni_stages
 from support.reference import ReferencePrompt, ReferenceSettings, load_reference
+from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 
 pytestmark = pytest.mark.engine
 
 
 def prompts(patch: int) -> dict[str, ReferencePrompt]:
-    """Frames of 14 by 10 tokens, whatever the family's patch: a second of video is 140 tokens."""
+    """Frames of 14 by 10 tokens, whatever the family's patch: a second of video is 140 tokens.
+
+    Sounds that stand beside others last a second or longer (docs/qwen3-omni.md, Limits).
+    """
     size = {"width": 14 * patch, "height": 10 * patch}
     two, five = make_frames(0, 4, **size), make_frames(1, 5, **size)
     return {
@@ -25,12 +30,15 @@ def prompts(patch: int) -> dict[str, ReferencePrompt]:
         "heard beside others": ReferencePrompt(
             "Compare them.",
             images=[make_image(0)],
-            sounds=[make_sound(1, 0.7)],
+            sounds=[make_sound(1, 1.2)],
             videos=[two],
             heard=[make_sound(2, 1.6)],
         ),
         "two heard": ReferencePrompt(
-            "Compare them.", videos=[two, five[:2]], heard=[make_sound(0, 1.9), make_sound(1, 0.5)]
+            "Compare them.", videos=[two, five[:2]], heard=[make_sound(0, 1.9), make_sound(1, 1.1)]
+        ),
+        "wide, short": ReferencePrompt(
+            "?", videos=[make_frames(1, 2, 40 * patch, 4 * patch)], heard=[make_sound(1, 0.6)]
         ),
     }
 
@@ -49,3 +57,19 @@ async def test_qwen2_5(make_tiny_checkpoint: Callable[..., Path]) -> None:
         together = await asyncio.gather(*(stages.run_chain(prompt, SHORT) for prompt in asked.values()))
     for name, ours in zip(asked, together, strict=True):
         check_parity(ours, expected[name])
+
+
+async def test_qwen3(make_tiny_checkpoint: Callable[..., Path]) -> None:
+    """The same, with every code of the talker."""
+    checkpoint, asked = make_tiny_checkpoint(0, "small", "qwen3_omni"), prompts(32)
+    settings = Qwen3Settings(thinker_tokens=8, frames=6)
+    expected = {name: load_qwen3_reference(checkpoint).run(prompt, settings) for name, prompt in asked.items()}
+    limits = {"max_num_batched_tokens": 320, "kv_cache_memory_mib": 32}
+    async with run_omni_stages(checkpoint, family="qwen3_omni", **limits) as stages:
+        for name, prompt in asked.items():
+            qwen3_chain.check_parity(await qwen3_chain.run_chain(stages, prompt, settings), expected[name])
+        together = await asyncio.gather(
+            *(qwen3_chain.run_streamed(stages, prompt, settings) for prompt in asked.values())
+        )
+    for name, ours in zip(asked, together, strict=True):
+        qwen3_chain.check_parity(ours, expected[name])

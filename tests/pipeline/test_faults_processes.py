@@ -1,6 +1,6 @@
 """Stages and engines that die, hang, vanish and come back: real stage servers, real engines, one tiny pipeline.
 
-The tests share the pipeline and run in the order of this file; each leaves it able to serve.
+The tests share the pipeline of a family and run in the order of this file; each leaves it able to serve.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,15 @@ LONG = {**SAMPLING, "talker": {"temperature": 0.0, "max_tokens": 1800, "min_toke
 
 @dataclass
 class Chain:
-    """thinker -> talker -> token2wav, each a process that can be killed and started again."""
+    """thinker -> talker -> token2wav or code2wav, each a process that can be killed and started again."""
 
     processes: dict[str, StageProcess]
     client: AsyncOmniClient
+
+    @property
+    def last(self) -> str:
+        """The stage that makes sound."""
+        return list(self.processes)[-1]
 
     async def run(self, timeout_s: float = 60, **arguments: Any) -> GenerationResult:
         return await self.client.run(**{"raw_text": "hello", "sampling": SAMPLING, "timeout": timeout_s, **arguments})
@@ -86,12 +91,24 @@ class Chain:
         return task, begun
 
 
-@pytest.fixture(scope="module")
-def processes(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, StageProcess]]:
-    folder = tmp_path_factory.mktemp("faults")
+@pytest.fixture(
+    scope="module",
+    params=[
+        "qwen2_5_omni",
+        # What dies is the same server; test_canaries.py and test_cancelled_engines.py beside this have the family.
+        pytest.param("qwen3_omni", marks=pytest.mark.full),
+    ],
+)
+def processes(
+    request: pytest.FixtureRequest,
+    make_tiny_checkpoint: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, StageProcess]]:
+    folder, family = tmp_path_factory.mktemp("faults"), request.param
+    checkpoint = make_tiny_checkpoint(0, "small", family)
     timeouts = {"step": STEP_TIMEOUT_S, "drainNotice": 0.5, "request": 60}
     configs = chain_configs(
-        pick_chain_ports(), model={"path": str(tiny_checkpoint)}, engineArgs=MODEL, timeouts=timeouts
+        pick_chain_ports(family), family=family, model={"path": str(checkpoint)}, engineArgs=MODEL, timeouts=timeouts
     )
     with ExitStack() as stack:
         chain = {
@@ -163,13 +180,13 @@ async def test_hung_engine_ends_calls_and_fails_liveness(chain: Chain) -> None:
 
 
 async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain: Chain, tmp_path: Path) -> None:
-    token2wav = chain.processes["token2wav"]
-    known = token2wav.list_tree()
-    token2wav.send(signal.SIGKILL)
+    last = chain.processes[chain.last]
+    known = last.list_tree()
+    last.send(signal.SIGKILL)
     error = await chain.fail()
-    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", "token2wav")
+    assert (error.code.name, error.reason, error.stage) == ("UNAVAILABLE", "DOWNSTREAM_UNAVAILABLE", chain.last)
     wait_until_gone(known)
-    with StageProcess(token2wav.configs, tmp_path, CHEAP) as stranger:
+    with StageProcess(last.configs, tmp_path, CHEAP) as stranger:
         stranger.start()
         began = time.monotonic()
         while (error := await chain.fail()).reason == "DOWNSTREAM_UNAVAILABLE":
@@ -177,10 +194,10 @@ async def test_killed_stage_is_named_and_may_be_replaced_only_by_its_like(chain:
         assert (error.code.name, error.reason, error.stage) == (
             "FAILED_PRECONDITION",
             "EDGE_SCHEMA_MISMATCH",
-            "token2wav",
+            chain.last,
         )
-        assert stranger.metric("token2wav", "cheap_executions") == 0
-    token2wav.start()
+        assert stranger.metric(chain.last, "cheap_executions") == 0
+    last.start()
     await chain.check_served()
 
 

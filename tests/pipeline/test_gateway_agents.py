@@ -26,7 +26,7 @@ MODEL = "tiny-omni"
 QUESTION = "Tell me what the weather is like."
 RATE_HZ = 24_000
 SILENCE = bytes(2 * RATE_HZ // 100)
-"""10 ms, which livekit-agents puts behind each answer (livekit.agents.tts.AudioEmitter)."""
+"""10 ms, which livekit-agents puts behind each answer of PCM (livekit.agents.tts.AudioEmitter)."""
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,8 @@ def test_livekits_openai_plugin(run: Callable[[str], tuple[dict[str, Any], float
     spoken = [gave[f"speech_as_{form}"] for form in ("events", "bytes", "mp3")]
     assert [(case["rate"], case["channels"]) for case in spoken] == [(RATE_HZ, 1)] * 3
     answers = [_pcm(case) for case in spoken]
-    assert all(answer.endswith(SILENCE) for answer in answers)
+    # The plugin's decoder of MP3 adds no silence.
+    assert [answer.endswith(SILENCE) for answer in answers[:2]] == [True] * 2
     # Two are exact; MP3 has frames of 24 ms, and begins with what the encoder looks ahead.
     _assert_speech(*(answer.removesuffix(SILENCE) for answer in answers), seconds=seconds, within=0.1)
     assert gave["speech_of_nobody"] == {"status": 404, "code": "model_not_found"}

@@ -216,6 +216,8 @@ class ReferenceModel:
                 **media,
             )
             cache, reply = output.past_key_values, output.thinker_reply_part
+            # As generate() continues: one by one after the prompt's last position, which need not be the largest.
+            talker.rope_deltas = positions[:, :, -1].max()[None, None] + 1 - text_ids.shape[1]
             logits = penalize(torch.tensor([codec_prompt + written]), output.logits[:, -1].clone())[0]
             logits[talker.codec_bos_token] = -torch.inf
             written.append(int(logits.argmax()))

@@ -1,9 +1,10 @@
 """What transformers' own Qwen3-Omni makes of a prompt: the reference that our stages are held against.
 
-Greedy, one request, float32, by generate() itself. Two things are made to be as the model's code intends. Its talker
+Greedy, one request, float32, by generate() itself. Three things are made to be as the model's code intends. Its talker
 gets its attention mask: generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon
-the talker leaves out the M-RoPE positions of media. And the codes are sounded by one forward of code2wav: its
-chunked_decode drops 555 samples every 300 frames.
+the talker leaves out the M-RoPE positions of media. It gets use_audio_in_video, which its get_rope_index has and
+generate() passes to the thinker alone, so that the talker would count a heard video as text. And the codes are sounded
+by one forward of code2wav: its chunked_decode drops 555 samples every 300 frames.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Qwen3ReferenceModel:
         model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
         self.model = model.eval()
         self._codes: list[torch.Tensor] = []
+        self._heard = False
         self.model.code2wav.chunked_decode = self._decode
         # Which its get_rope_index asks for, of sounds.
         self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
@@ -59,7 +61,8 @@ class Qwen3ReferenceModel:
 
         def place_all(inputs: torch.Tensor, model_kwargs: dict[str, Any]) -> torch.Tensor:
             ids = model_kwargs["talker_input_ids"]
-            return place(inputs, {**model_kwargs, "attention_mask": torch.ones_like(ids)})
+            intended = {"attention_mask": torch.ones_like(ids), "use_audio_in_video": self._heard}
+            return place(inputs, {**model_kwargs, **intended})
 
         self.model.talker._prepare_position_ids_for_generation = place_all
 
@@ -68,9 +71,10 @@ class Qwen3ReferenceModel:
         """Think, talk, sound."""
         inputs = self.encode(prompt)
         self._codes.clear()
+        self._heard = bool(prompt.heard)
         sequences, _ = self.model.generate(
             **inputs,
-            use_audio_in_video=bool(prompt.heard),
+            use_audio_in_video=self._heard,
             speaker=settings.voice,
             thinker_max_new_tokens=settings.thinker_tokens,
             thinker_eos_token_id=self.model.config.im_end_token_id,

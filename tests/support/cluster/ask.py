@@ -1,6 +1,7 @@
 """Runs where the pipeline can be reached (a pod, or this machine): the client and the standard library alone.
 
-Reads {"target", "requests": [{"text", "image", "audio", "seed"}]} as JSON (media in base64), writes a list of answers.
+Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON (media in base64), writes a list of
+answers. Videos are heard, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from omni_proto.client import ChatMessage, GenerationResult, OmniClient, audio_part, image_part
+from omni_proto.client import ChatMessage, GenerationResult, OmniClient, audio_part, image_part, video_part
 
 TIMEOUT_S = 120.0
 
@@ -30,8 +31,11 @@ def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
         parts.append(image_part(base64.b64decode(request["image"])))
     if "audio" in request:
         parts.append(audio_part(base64.b64decode(request["audio"])))
+    if "video" in request:
+        parts.append(video_part(base64.b64decode(request["video"])))
     return client.run(
         chat=[ChatMessage("user", (*parts, request["text"]))],
+        use_audio_in_video="video" in request,
         seed=request["seed"],
         include_token_ids=True,
         include_codec_tokens=True,

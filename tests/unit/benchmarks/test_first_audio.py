@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.dear.measure import Outcome, least_rows, shorten
 from benchmarks.first_audio.playback import Chunk, count_clicks, play
+from benchmarks.first_audio.serving import sampling_of
+from benchmarks.paced.measure import ANCHOR, carried_rows
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,40 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
     assert count_clicks(broken, [100, 200, 300]) == 1
     assert count_clicks(broken, [100, 300]) == 0, "a step of the audio itself is none of a border"
     assert count_clicks(smooth, []) == 0
+
+
+def test_the_least_share_of_the_first_audio() -> None:
+    least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
+    whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
+    rows = {row["at_once"]: row for row in least_rows(least, whole)}
+    assert rows[4]["least_first_over_job"] == 0.25
+    assert (rows[8]["heard"], rows[8]["least_first_over_job"]) == (4, 0.3)
+
+
+def test_a_request_that_ends_with_its_first_window() -> None:
+    short = shorten(sampling_of(8), 12)
+    assert (short["thinker"]["max_tokens"], short["talker"]["max_tokens"]) == (13, 12)
+    assert short["talker"]["ignore_eos"] is True
+
+
+def test_what_two_cores_carry() -> None:
+    made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
+    streams = [
+        {"table": ANCHOR, "at once": count, "first audio ms": first, "ideal ms": 100, "RTF": 1.0, "ideal RTF": 1.0}
+        for count, (_, first, _) in made.items()
+    ]
+    busy = [
+        {
+            "table": ANCHOR,
+            "mode": "Stream",
+            "at once": count,
+            "cores": cores,
+            "text done ms": text,
+            "ideal text ms": 100,
+        }
+        for count, (cores, _, text) in made.items()
+    ]
+    most, idle, on_time = carried_rows(streams, busy)
+    assert (most["at once"], most["latest"]) == (64, "text"), "it gives way first"
+    assert idle["at once"] == 32
+    assert (on_time["at once"], on_time["first audio x ideal"]) == (16, 1.05)

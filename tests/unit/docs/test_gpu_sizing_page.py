@@ -34,15 +34,28 @@ def test_stages_that_share_fit_and_may_start_in_any_order(name: str, release: tu
     assert {stage: one["CUDA_VISIBLE_DEVICES"] for stage, one in found.items()} == dict.fromkeys(stages, "0")
 
 
-def test_the_7b_on_gpus_of_its_own() -> None:
-    """32 GB for the thinker (31 GiB usable), 16 GB for the others (15 GiB): each cache holds whole requests."""
-    large, pipeline = load_release("7b"), load_checked(SAMPLES / "qwen25-omni.yaml")
-    for stage, gib in zip(pipeline.spec.stages, (31, 15, 15), strict=True):
-        memory = stage_memory(large, stage, device_bytes=gib * GIB)
+@pytest.mark.parametrize(
+    ("name", "size", "usable"),
+    [
+        pytest.param("qwen25-omni", "7b", (31, 15, 15), id="32 GB for the thinker, 16 GB for the others"),
+        pytest.param("qwen3-omni-30b-a3b", "30b-a3b", (78, 22, 22), id="80 GB for the thinker, 24 GB for the others"),
+    ],
+)
+def test_on_gpus_of_their_own(name: str, size: str, usable: tuple[int, int, int]) -> None:
+    """Each stage fits, and each cache holds whole requests."""
+    release, pipeline = load_release(size), load_checked(SAMPLES / f"{name}.yaml")
+    for stage, gib in zip(pipeline.spec.stages, usable, strict=True):
+        memory = stage_memory(release, stage, device_bytes=gib * GIB)
         assert find_problems([memory], gib * GIB) == []
-        if stage.name != "token2wav":
-            shape = kv_shape(decoder_config(large, stage.name))
+        if stage.name in ("thinker", "talker"):
+            shape = kv_shape(decoder_config(release, stage.name))
             assert shape.count_requests(memory.kv_cache, stage.engine_args.max_model_len or 0) >= 4
+    found = gpu_environments(pipeline, ["0", "1", "2"])
+    assert len({one["CUDA_VISIBLE_DEVICES"] for one in found.values()}) == 3
+
+
+def test_the_7b_in_four_bits_on_a_small_gpu() -> None:
+    large, pipeline = load_release("7b"), load_checked(SAMPLES / "qwen25-omni.yaml")
     thinker = pipeline.spec.stages[0]
     assert find_problems([stage_memory(large, thinker, device_bytes=22 * GIB)], 22 * GIB) != []
     assert (
@@ -63,7 +76,7 @@ def test_the_30b_as_it_was_seen_on_an_h200() -> None:
 
 
 def test_the_page_names_the_samples_and_the_driver() -> None:
-    for name in ("qwen25-omni", *DOCUMENTED):
+    for name in ("qwen25-omni", "qwen3-omni-30b-a3b", *DOCUMENTED):
         assert f"manifests/samples/{name}.yaml" in TEXT
         assert load_pipeline(SAMPLES / f"{name}.yaml").metadata.name == name
     assert "driver 580 or newer" in TEXT

@@ -30,8 +30,8 @@ qwen_omni_utils."""
 VIDEO_TOKENS: Final = 128_000
 """Tokens of which the frames of a video may take 90 %: `VIDEO_TOTAL_PIXELS` of qwen_omni_utils, in tokens."""
 BYTES_PER_FRAME_PIXEL: Final = 60
-"""Per pixel of a video's frames while the processor makes the engine's input. Three float32 channels are 12 bytes, and
-at most five such copies are alive: converted, scaled, normalized, stacked and cut to patches."""
+"""Per pixel of a video's frames while the processor makes the engine's input. transformers 5.19's takes 36, measured by
+benchmarks/video_memory.py; the rest is for two copies of its result, three float32 channels each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,11 @@ class PairedModel:
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """Returns what transformers' get_rope_index does: int64 [3, tokens], and the offset of later positions."""
+        """Returns what transformers' get_rope_index does: int64 [3, tokens], and the offset of later positions.
+
+        Later positions continue the last one, as in transformers' generate(), not the largest one, as with its
+        rope_deltas: a wide video with short audio reaches beyond the text behind it.
+        """
         by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
         for feature in mm_features:
             by_start.setdefault(feature.mm_position.offset, {})[feature.modality] = feature
@@ -102,7 +106,7 @@ class PairedModel:
             return plain
         blocks = [self._block(start, features) for start, features in by_start.items()]
         positions = place_prompt(len(input_tokens), blocks, frames_share=self.frames_share)
-        return torch.from_numpy(positions), int(positions.max()) + 1 - len(input_tokens)
+        return torch.from_numpy(positions), int(positions[:, -1].max()) + 1 - len(input_tokens)
 
     def _block(self, start: int, features: Mapping[str, MultiModalFeatureSpec]) -> Block:
         per_second = self.heard_positions_per_second()

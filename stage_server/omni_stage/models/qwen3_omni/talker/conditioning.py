@@ -15,6 +15,8 @@ medium begins in this shorter prompt.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from omni_stage.errors import InvalidTensorError
@@ -157,7 +159,8 @@ class TalkerConditioning:
             parts.append(self._speech_rows("end", "padding"))
         tokens = torch.where(is_media, media_here, text_here).tolist() + [text_here] * _FRAME
         tokens += [codec.no_think, codec.think_start, codec.think_end, self._speaker, codec.padding, codec.start]
-        positions, following = place_positions(is_media, media_positions, len(tokens))
+        audio, _, _ = self._checkpoint.placeholder_ids
+        positions, following = place_positions(is_media, heard == audio, media_positions, len(tokens))
         if following >= self._speech.talker_positions:
             raise InvalidTensorError(
                 f"token_ids: users' messages have {heard.shape[0]} tokens, more than fit the talker's "
@@ -188,24 +191,33 @@ class TalkerConditioning:
         return tensor
 
 
-def place_positions(is_media: torch.Tensor, media_positions: torch.Tensor, length: int) -> tuple[torch.Tensor, int]:
+def place_positions(
+    is_media: torch.Tensor, is_sound: torch.Tensor, media_positions: torch.Tensor, length: int
+) -> tuple[torch.Tensor, int]:
     """Returns M-RoPE positions int64 [length, 3] of a prompt, and the position that follows.
 
-    `is_media`: bool [n], n <= length: which of the first n tokens stand for media; `media_positions`: int64
-    [media, 3], as counted in the thinker. Text continues one by one after the largest position before it; a medium
-    keeps its shape and begins at that point.
+    `is_media`, `is_sound`: bool [n], n <= length: which of the first n tokens stand for media, and which of those for
+    audio; `media_positions`: int64 [media, 3], as counted in the thinker. Text continues one by one after the largest
+    position of the stretch before it; a medium keeps its shape and begins at that point. A video whose audio lies
+    between its frames ends with a stretch of one of them, beyond which a wide frame may reach.
     """
     positions = torch.empty(length, 3, dtype=torch.int64)
     kinds = torch.cat([is_media, is_media.new_zeros(length - is_media.shape[0])])
-    borders = (torch.nonzero(kinds[1:] != kinds[:-1]).flatten() + 1).tolist()
     following = used = 0
-    for begin, end in zip([0, *borders], [*borders, length], strict=True):
+    for begin, end in _stretches(kinds):
         count = end - begin
         if kinds[begin]:
             own = media_positions[used : used + count]
             used += count
             positions[begin:end] = own - own.min() + following
+            begin += _stretches(is_sound[begin:end])[-1][0]
         else:
             positions[begin:end] = (torch.arange(count) + following)[:, None]
         following = int(positions[begin:end].max()) + 1
     return positions, following
+
+
+def _stretches(kinds: torch.Tensor) -> list[tuple[int, int]]:
+    """Returns the ranges of equal values in bool [n], n > 0."""
+    borders = (torch.nonzero(kinds[1:] != kinds[:-1]).flatten() + 1).tolist()
+    return list(pairwise([0, *borders, kinds.shape[0]]))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import BatchFeature
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniAudioFeatureInputs
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
@@ -32,7 +33,34 @@ MEDIA = "media"
 
 
 class ThinkerProcessor(PairedProcessor, Qwen3OmniMoeThinkerMultiModalProcessor):
-    """vLLM's processor, extended by videos with audio."""
+    """vLLM's processor, extended by videos with audio, and with as many frames of audio as transformers has.
+
+    vLLM 0.32 fills audio up to whole frames of 10 ms, so that a clip which ends within a frame has one frame more. Both
+    methods skip the class that does so: private, `_get_hf_mm_inputs` and `_postprocess_hf_mm_data`.
+    """
+
+    def _get_hf_mm_inputs(self, mm_items: Any, hf_kwargs: Mapping[str, object]) -> Any:
+        return super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._get_hf_mm_inputs(mm_items, hf_kwargs)
+
+    def _postprocess_hf_mm_data(
+        self, hf_data: Mapping[str, Any], hf_kwargs: Mapping[str, object], processed_data: BatchFeature
+    ) -> BatchFeature:
+        mask = processed_data.get("feature_attention_mask")
+        if mask is None:
+            return super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._postprocess_hf_mm_data(
+                hf_data, hf_kwargs, processed_data
+            )
+        hop = self.info.get_hf_processor().feature_extractor.hop_length
+        frames = [count_frames(audio, hop) for audio in hf_data["audio"]]
+        # As alone: beside longer audio transformers counts the part of a frame at the end, too.
+        mask = torch.arange(mask.shape[1])[None] < torch.tensor(frames)[:, None]
+        processed_data["feature_attention_mask"] = mask
+        processed = super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._postprocess_hf_mm_data(
+            hf_data, hf_kwargs, processed_data
+        )
+        # Of the clip's own length, whatever stands beside it: the items of a prompt are cached one by one.
+        processed["feature_attention_mask"] = [torch.ones(count) for count in frames]
+        return processed
 
     @staticmethod
     def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
@@ -116,6 +144,12 @@ class ThinkerModel(PairedModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load the thinker from a whole checkpoint. Raises ConfigurationError."""
         return load_checked(self, weights, super().load_weights, mapper=self.hf_to_vllm_mapper)
+
+
+def count_frames(audio: np.ndarray | tuple[np.ndarray, float], hop: int) -> int:
+    """Returns the whole frames of `hop` samples in audio [samples], which may come with its rate."""
+    samples = audio[0] if isinstance(audio, tuple) else audio
+    return int(samples.shape[-1]) // hop
 
 
 def placeholder_ids(thinker: Any) -> dict[str, int]:

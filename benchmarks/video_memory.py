@@ -1,0 +1,123 @@
+"""Peak memory of a video, in bytes per pixel: while it is decoded, and in the processor that makes the engine's input.
+
+    python -m benchmarks.video_memory
+
+What the stage reserves are upper bounds of these: WORK_BYTES_PER_PIXEL (omni_stage/media/video.py, of one frame as it
+is encoded) and BYTES_PER_FRAME_PIXEL (omni_stage/models/shared/media_cost.py, of all frames that are seen). Each case
+runs in a process of its own, whose peak the kernel counts.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WIDTH, HEIGHT, FRAMES = 1920, 1088, 40
+SEEN = (20, 28 * 24, 28 * 36)
+"""Frames, height and width of what the processor gets: 864 tokens of Qwen2.5's patch a frame."""
+CODECS: dict[str, tuple[str, dict[str, str], str]] = {
+    "h264": ("libx264", {"preset": "ultrafast"}, "yuv420p"),
+    "h264, 16 references": ("libx264", {"preset": "ultrafast", "refs": "16", "level": "6.2"}, "yuv420p"),
+    "h264, 16 references, 10 bits": ("libx264", {"preset": "ultrafast", "refs": "16", "level": "6.2"}, "yuv420p10le"),
+    "h264, 16 references, 4:4:4": ("libx264", {"preset": "ultrafast", "refs": "16", "level": "6.2"}, "yuv444p"),
+    "hevc": ("libx265", {"preset": "ultrafast", "x265-params": "log-level=error"}, "yuv420p"),
+    "vp9": ("libvpx-vp9", {"deadline": "realtime", "cpu-used": "8"}, "yuv420p"),
+    "av1": ("libsvtav1", {"preset": "12"}, "yuv420p"),
+    "mpeg4": ("mpeg4", {}, "yuv420p"),
+}
+
+
+def encode(codec: str) -> bytes:
+    """A video of noise that moves, in one of CODECS."""
+    import av
+
+    name, options, pixels = CODECS[codec]
+    frame = np.random.default_rng(0).integers(0, 255, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream: Any = container.add_stream(name, rate=10, options=options)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, pixels
+        for index in range(FRAMES):
+            moved = av.VideoFrame.from_ndarray(np.roll(frame, 8 * index, axis=1), format="rgb24")
+            container.mux(stream.encode(moved))
+        container.mux(stream.encode())
+    return buffer.getvalue()
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Returns by how many bytes this process grew at most while it did the work."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def decode_case(file: Path) -> float:
+    """Bytes per pixel of one frame as it is encoded, without what is kept."""
+    from omni_stage.media.video import decode_video
+
+    data = file.read_bytes()
+    out = np.zeros((8, 64, 64, 3), np.uint8)
+    return peak_of(lambda: decode_video(data, "video/mp4", seconds=FRAMES / 10, max_frames=FRAMES, out=out)) / (
+        WIDTH * HEIGHT
+    )
+
+
+def process_case(patch: int) -> float:
+    """Bytes per pixel of all frames, through transformers' video processor as vLLM calls it."""
+    import torch
+    from transformers import Qwen2VLVideoProcessor
+
+    frames, height, width = SEEN
+    video = np.random.default_rng(0).integers(0, 255, (frames, height, width, 3)).astype(np.uint8)
+    processor = Qwen2VLVideoProcessor(patch_size=patch, cap_pixels_per_frame=False)
+    torch.set_num_threads(1)
+    small = video[:4, : 8 * patch, : 8 * patch]
+    processor(videos=[small], return_tensors="pt", fps=2.0, do_sample_frames=False)
+    return peak_of(lambda: processor(videos=[video], return_tensors="pt", fps=2.0, do_sample_frames=False)) / (
+        frames * height * width
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """All cases, or the one that is named."""
+    if arguments[:1] == ["decode"]:
+        print(decode_case(Path(arguments[1])))
+        return
+    if arguments[:1] == ["process"]:
+        print(process_case(int(arguments[1])))
+        return
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        for codec in CODECS:
+            file = Path(folder) / "video.mp4"
+            try:
+                file.write_bytes(encode(codec))
+            except ValueError as error:
+                print(f"decode, {codec}: not encoded here ({type(error).__name__})")
+                continue
+            print(f"decode, {codec}: {_run('decode', str(file)):.1f} bytes a pixel", flush=True)
+    for patch in (14, 16):
+        print(f"process, patches of {patch}: {_run('process', str(patch)):.1f} bytes a pixel", flush=True)
+
+
+def _run(*arguments: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.video_memory", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return float(done.stdout.split()[-1])
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name}:")))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""Three stage servers as processes of their own, over gRPC, against transformers' own Qwen3-Omni."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from omni_proto.client import AsyncOmniClient, audio_part, image_part, system, user, video_part
+from omni_stage.media.video import decode_sound, decode_video
+from support.media import encode_png, encode_wav, make_image, make_sound
+from support.omni_stages import SOUND_TOLERANCE
+from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
+from support.reference import SOUND_RATE_HZ, ReferencePrompt
+from support.reference_qwen3 import Qwen3Reference, Qwen3Settings, load_qwen3_reference
+from support.videos import encode_video
+
+pytestmark = pytest.mark.pipeline
+
+FILE = encode_video(width=14 * 32, height=10 * 32)
+"""Two seconds of 14 by 10 tokens, a size in which the model sees it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt as transformers takes it, and what a client sends of it that differs."""
+
+    prompt: ReferencePrompt
+    settings: Qwen3Settings
+    video: bytes = b""
+
+
+def seen(*, heard: bool) -> dict[str, Any]:
+    """The frames of FILE, and its sound, by the stage's own decoder."""
+    frames = np.empty((4, 10 * 32, 14 * 32, 3), np.uint8)
+    assert decode_video(FILE, "video/mp4", seconds=2.0, max_frames=20, out=frames) == 4
+    sound = np.empty(3 * SOUND_RATE_HZ, np.float32)
+    length = decode_sound(FILE, "video/mp4", to_hz=SOUND_RATE_HZ, out=sound)
+    return {"videos": [frames], "heard": [sound[:length]] if heard else []}
+
+
+def make_cases() -> dict[str, Case]:
+    """Prompts of every kind; some with another voice and length."""
+    usual, other = Qwen3Settings(), Qwen3Settings(thinker_tokens=20, frames=24, voice="Aiden")
+    return {
+        "text": Case(ReferencePrompt("Tell me what the weather is like."), usual),
+        "system": Case(ReferencePrompt("Tell me what the weather is like.", system="Be brief."), other),
+        "sound": Case(ReferencePrompt("What do you hear?", sounds=[make_sound(0)]), usual),
+        "image": Case(ReferencePrompt("What do you see?", images=[make_image(0)]), other),
+        "image and sound": Case(
+            ReferencePrompt("Read it.", images=[make_image(1, 140, 56)], sounds=[make_sound(1, 0.7)]), usual
+        ),
+        "video": Case(ReferencePrompt("What happens?", **seen(heard=False)), usual, FILE),
+        "heard video": Case(ReferencePrompt("What happens?", **seen(heard=True)), other, FILE),
+        "heard video beside an image": Case(
+            ReferencePrompt("Compare.", images=[make_image(2)], system="Be brief.", **seen(heard=True)), usual, FILE
+        ),
+    }
+
+
+async def generate(client: AsyncOmniClient, case: Case) -> Any:
+    prompt, settings = case.prompt, case.settings
+    parts = [*(image_part(encode_png(image)) for image in prompt.images)]
+    parts += [audio_part(encode_wav(sound)) for sound in prompt.sounds]
+    parts += [video_part(case.video)] if case.video else []
+    chat = [user(*parts, prompt.text)]
+    return await client.run(
+        chat=chat if prompt.system is None else [system(prompt.system), *chat],
+        use_audio_in_video=bool(prompt.heard),
+        sampling={
+            "thinker": {"temperature": 0.0, "max_tokens": settings.thinker_tokens},
+            "talker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.frames},
+        },
+        voice=settings.voice,
+        encoding="pcm_f32le",
+        include_token_ids=True,
+        include_codec_tokens=True,
+        timeout=120,
+    )
+
+
+def check(result: Any, expected: Qwen3Reference) -> None:
+    assert result.prompt_token_ids["thinker"] == expected.prompt_token_ids
+    assert result.token_ids["thinker"] == expected.thinker_token_ids
+    assert result.text == expected.text
+    frames = expected.codes.shape[0]
+    assert result.token_ids["talker"][:frames] == expected.codes[:, 0].tolist()
+    assert (result.sample_rate_hz, result.channels) == (24_000, 1)
+    # The sound is made of all codebooks: another code of any frame is another sound.
+    sound = torch.from_numpy(np.frombuffer(result.audio, "<f4").copy())
+    torch.testing.assert_close(sound, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
+
+
+async def check_each_alone_and_all_at_once(endpoint: str, checkpoint: Path) -> None:
+    reference, cases = load_qwen3_reference(checkpoint), make_cases()
+    expected = {name: reference.run(case.prompt, case.settings) for name, case in cases.items()}
+    async with AsyncOmniClient(endpoint) as client:
+        for name, case in cases.items():
+            check(await generate(client, case), expected[name])
+        together = await asyncio.gather(*(generate(client, case) for case in cases.values()))
+    assert len(together) == 8
+    for name, result in zip(cases, together, strict=True):
+        check(result, expected[name])
+
+
+async def test_seed_0_small(qwen3_pipeline: RunningPipeline, make_tiny_checkpoint: Callable[..., Path]) -> None:
+    await check_each_alone_and_all_at_once(qwen3_pipeline.endpoint, make_tiny_checkpoint(0, "small", "qwen3_omni"))
+
+
+@pytest.mark.full  # pipelines of their own; the test above has one of them
+@pytest.mark.parametrize(("seed", "shape"), [(1, "small"), (0, "wide"), (1, "wide")])
+async def test_other_seeds_and_shapes(
+    make_tiny_checkpoint: Callable[..., Path], tmp_path: Path, seed: int, shape: str
+) -> None:
+    checkpoint = make_tiny_checkpoint(seed, shape, "qwen3_omni")
+    with run_pipeline(SAMPLES / "tiny-qwen3-omni.yaml", checkpoint, tmp_path) as running:
+        await check_each_alone_and_all_at_once(running.endpoint, checkpoint)
