@@ -107,7 +107,9 @@ async def test_its_own_reply_is_spoken_as_the_chat_was(
         check(spoken, answers[name], job["reply"], alone=False)
     spoken_codes = {str(answer.token_ids["talker"]) for answer in answers.values()}
     assert len(spoken_codes) == len(chosen), "chats that all sound alike show nothing"
-    assert {answer.finished["thinker"].finish_reason for answer in answers.values()} == {"stop", "length"}
+    reasons = {answer.finished["thinker"].finish_reason for answer in answers.values()}
+    # The tiny Qwen3-Omni does not end by itself here; tests/engine/test_parity_qwen3.py has replies that do.
+    assert reasons == ({"stop", "length"} if family["diffuses"] else {"length"})
 
 
 async def test_text_is_spoken_as_it_stands(stream_pipeline: RunningPipeline) -> None:
