@@ -196,7 +196,7 @@ class OmniSchedulerMixin:
         # Those that wait for rows of the stage above are not in `running`, and delay nobody.
         lacks = [self._listeners[request.request_id].unheard(pace, request.num_tokens) for request in self.running]
         unheard = [steps for steps in lacks if steps]
-        waiting = sum(map(_is_new, self.waiting))  # type: ignore[attr-defined]
+        waiting = sum(map(_is_new, self.waiting))
         return Group(self._cost.line(), len(unheard), waiting, max(unheard, default=0))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
