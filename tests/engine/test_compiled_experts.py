@@ -15,7 +15,6 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
 from omni_stage.models.qwen3_omni.tiny import write_tiny_checkpoint
 from omni_stage.models.qwen3_omni.tiny.shapes import TinyShape
-from omni_stage.vllm_adapter.ar.compiled_check import check_runner
 from support.omni_stages import OmniStages, run_omni_stages
 
 pytestmark = pytest.mark.engine
@@ -55,9 +54,12 @@ def rounded(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return size
 
 
+def core_of(stages: OmniStages) -> Any:
+    return stages.engines["talker"]._core  # type: ignore[attr-defined]
+
+
 def runner_of(stages: OmniStages) -> Any:
-    core: Any = stages.engines["talker"]._core  # type: ignore[attr-defined]
-    return core.llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    return core_of(stages).llm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 async def test_rounding_that_changes_experts_is_no_difference(
@@ -66,17 +68,17 @@ async def test_rounding_that_changes_experts_is_no_difference(
     checkpoint = write_tiny_checkpoint(tmp_path, shape=MANY_EXPERTS)
     async with run_omni_stages(checkpoint, "talker", family="qwen3_omni", enforce_eager=False) as stages:
         assert not stages.engines["talker"].compiled_check_failed
-        runner = runner_of(stages)
+        runner, check = runner_of(stages), core_of(stages).compare_with_eager
         assert runner.expert_choices is not None
-        assert check_runner(runner) == ""
+        assert await check() == ""
         rounded[0] = ROUNDING
-        assert check_runner(runner) == ""
+        assert await check() == ""
         with monkeypatch.context() as patch:
             patch.setattr(runner, "expert_choices", None)
-            assert "hidden states differ" in check_runner(runner), "otherwise no token got other experts"
+            assert "hidden states differ" in await check(), "otherwise no token got other experts"
         # What is wrong is found as before.
         rounded[0] = 0.1
-        assert check_runner(runner) != ""
+        assert await check() != ""
         rounded[0] = 0.0
         recorded = runner.expert_choices.recorded
 
@@ -86,4 +88,4 @@ async def test_rounding_that_changes_experts_is_no_difference(
 
         with monkeypatch.context() as patch:
             patch.setattr(runner.expert_choices, "recorded", another)
-            assert check_runner(runner) != ""
+            assert await check() != ""

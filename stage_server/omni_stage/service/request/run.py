@@ -92,8 +92,11 @@ class RequestRun:
         writing = asyncio.ensure_future(accept())
         try:
             await asyncio.shield(writing)
-        finally:
+        except asyncio.CancelledError:
             await asyncio.wait([writing])
+            if writing.exception() is not None:
+                _log.debug("Accepted was not written: the call had ended")
+            raise
         self._accepted.set()
 
     async def _open(self, call: EdgeCall) -> None:
