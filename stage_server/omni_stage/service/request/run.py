@@ -210,10 +210,13 @@ class RequestRun:
                 call.feed(step.tensors, self._rows_bound, step.complete_tensors)
         if not self._accepted.is_set():
             await self._accepted.wait()
+        # In the order in which a model writes: a step that holds several tokens may hold all three.
+        if step.reasoning and self._sends_text:
+            await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
         if step.text and self._sends_text:
             await self._writer.send_text(step.text)
-        if (step.reasoning or step.tool_calls) and self._sends_text:
-            await self._send_parsed(step)
+        if step.tool_calls and self._sends_text:
+            await self._send_calls(step)
         if self._sends_tokens and (step.token_ids or step.prompt_token_ids):
             await self._send_tokens(step)
         if self._sends_audio:
@@ -233,9 +236,7 @@ class RequestRun:
         prompt = step.prompt_token_ids if has_ids else None
         await self._writer.send(tokens=events_pb2.TokenDelta(ids=step.token_ids, prompt_ids=prompt or ()))
 
-    async def _send_parsed(self, step: StageStep) -> None:
-        if step.reasoning:
-            await self._writer.send(reasoning=events_pb2.ReasoningDelta(text=step.reasoning))
+    async def _send_calls(self, step: StageStep) -> None:
         for piece in step.tool_calls:
             delta = events_pb2.ToolCallDelta(index=piece.index, id=piece.id, name=piece.name, arguments=piece.arguments)
             await self._writer.send(tool_call=delta)

@@ -11,6 +11,7 @@ import torch
 from omni_proto.stage.v1 import events_pb2, sampling_pb2
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageStep
+from omni_stage.reply_form import ToolCallPiece
 from support import scripted_stages as lab
 
 
@@ -71,6 +72,18 @@ async def test_three_stages_hand_tensors_on_byte_for_byte(kit: Any) -> None:
     assert first.metric("omni_stage_edge_bytes_total", peer="talker", direction="sent") == sent
     assert middle.metric("omni_stage_edge_bytes_total", peer="thinker", direction="received") == sent
     assert middle.metric("omni_stage_edge_tensors_total", peer="thinker", direction="received") == 2
+
+
+async def test_what_one_step_wrote_comes_in_the_order_in_which_it_was_written(kit: Any) -> None:
+    async def all_at_once(request: Any) -> Any:
+        call = ToolCallPiece(index=0, id="c1", name="weather", arguments="{}")
+        yield StageStep(
+            reasoning="Hm.", text="I look.", tool_calls=(call,), prompt_token_ids=[1], finish_reason=FinishReason.STOP
+        )
+
+    answer = await lab.ask(await kit.serve(all_at_once), [lab.start("x"), lab.END])
+    kinds = [kind for _, kind in answer.kinds if kind in ("reasoning", "text", "tool_call")]
+    assert kinds == ["reasoning", "text", "tool_call"]
 
 
 async def test_large_tensors_travel_in_many_chunks(kit: Any) -> None:
