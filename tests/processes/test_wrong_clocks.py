@@ -55,6 +55,14 @@ async def ask(
     return events
 
 
+def kinds(events: list[Event]) -> dict[str, list[str]]:
+    """Returns the kinds of each stage's events, in order; between stages the order is free."""
+    found: dict[str, list[str]] = {}
+    for event in events:
+        found.setdefault(getattr(event, "stage", ""), []).append(type(event).__name__)
+    return found
+
+
 def accepted_s(events: list[Event]) -> float:
     """Returns when the first stage took the request, by its own wall clock."""
     return next(event.accepted_unix_ns for event in events if isinstance(event, Accepted)) / 1e9
@@ -64,7 +72,7 @@ def accepted_s(events: list[Event]) -> float:
 async def test_requests_do_not_see_a_clock_that_jumps(stages: StageProcess, clock: WallClock, jump_s: int) -> None:
     before = await ask(stages, clock, SHORT, jump_s)
     after = await ask(stages, clock, SHORT, 0, first_s=jump_s)
-    assert [type(event) for event in after] == [type(event) for event in before]
+    assert kinds(after) == kinds(before)
     assert abs(accepted_s(before) - time.time()) < HOUR_S / 2
     assert abs(accepted_s(after) - time.time() - jump_s) < HOUR_S / 2, "the clock did move"
     assert stages.health("thinker", "") == stages.health("thinker", "liveness") == "SERVING"
