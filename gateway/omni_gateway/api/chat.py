@@ -20,7 +20,7 @@ from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
-from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, VoiceId, find_unsupported
+from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unsupported
 from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
 from omni_gateway.pipelines import ServedPipeline, find_pipeline
@@ -58,6 +58,7 @@ async def create_chat_completion(request: Request, body: ChatRequest) -> Respons
         audio_expires_at=unix_seconds() if "audio" in (body.modalities or ()) else 0,
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         include_stages=bool(body.stream_options and body.stream_options.include_stages),
+        named_tool=isinstance(body.tool_choice, NamedTool),
     )
     arguments = await read_arguments(gateway, pipeline, facts, body)
     audio_format = body.audio.format if body.audio and answer.speaks else ""

@@ -28,6 +28,8 @@ class ChatAnswer:
     """Of the stage that writes the text."""
     calls_tools: bool = False
     """Whether the model has called a tool."""
+    named_tool: bool = False
+    """Whether the request named the tool to call: OpenAI's API then says "stop", as if no tool had been called."""
 
     @property
     def speaks(self) -> bool:
@@ -112,7 +114,8 @@ class ChatAnswer:
         return {**self._head("chat.completion"), "choices": [choice], "usage": dict(usage)}
 
     def _finish(self) -> str:
-        return "tool_calls" if self.calls_tools and self.finish_reason == "stop" else self.finish_reason
+        chose_tools = self.calls_tools and not self.named_tool
+        return "tool_calls" if chose_tools and self.finish_reason == "stop" else self.finish_reason
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,30 @@
+"""Why an answer ended, in OpenAI's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_gateway.openai.chat_events import ChatAnswer
+from omni_proto.client import ToolCall, ToolCallDelta
+
+
+@pytest.mark.parametrize(
+    ("named_tool", "calls", "reason", "expected"),
+    [
+        (False, True, "stop", "tool_calls"),
+        (True, True, "stop", "stop"),
+        (False, True, "length", "length"),
+        (False, False, "stop", "stop"),
+    ],
+)
+def test_finish_reason(named_tool: bool, calls: bool, reason: str, expected: str) -> None:
+    def answer() -> ChatAnswer:
+        return ChatAnswer(id="chatcmpl-1", model="m", created=1, finish_reason=reason, named_tool=named_tool)
+
+    streamed = answer()
+    if calls:
+        streamed.tool_call(ToolCallDelta(stage="llm", index=0, id="c", name="f", arguments="{}"))
+    assert streamed.last()["choices"][0]["finish_reason"] == expected
+    made = [ToolCall(id="c", name="f", arguments="{}")] if calls else []
+    whole = answer().whole("", None, {}, calls=made)
+    assert whole["choices"][0]["finish_reason"] == expected
