@@ -55,6 +55,8 @@ class SimulatedCluster:
     events: list[EventData] = field(default_factory=list)
     before_write: list[Callable[[Manifest | Prune], None]] = field(default_factory=list)
     """Called with each write before it happens."""
+    before_reconcile: list[Callable[[], None]] = field(default_factory=list)
+    """Called before each decision of a round."""
 
     # --- API server
 
@@ -136,6 +138,8 @@ class SimulatedCluster:
 
     def reconcile(self, most_writes: int | None = None) -> int:
         """One round of the operator, which dies after most_writes writes. Returns the writes."""
+        for hook in self.before_reconcile:
+            hook()
         decision = self.decide()
         writes = [*decision.plan.apply, *decision.plan.prune]
         for number, write in enumerate(writes):

@@ -68,6 +68,9 @@ class Rollouts(RuleBasedStateMachine):
             }
         )
         self.cluster.before_write.append(self.check_write)
+        self.cluster.before_reconcile.append(self.note_available)
+        self.available: frozenset[str] = frozenset()
+        """The revisions that were available when the operator decided: its own writes may roll one of them in place."""
         self.specs: dict[str, OmniPipeline] = {}
         self.disturbed = False
         """Whether a pause was asked for or something was broken by hand: then serving may have gaps."""
@@ -199,10 +202,12 @@ class Rollouts(RuleBasedStateMachine):
         pipeline = parse_live_pipeline(self.cluster.pipeline)
         if before == after or pipeline.spec.suspend or pipeline.spec.rollout.strategy == "Recreate":
             return
+        if after not in self.available:
+            assert not self.available, f"switched to {after}, which is not available, while {self.available} are"
+
+    def note_available(self) -> None:
         view = self.view({**self.specs, **read_snapshots(self.cluster.observe(), self.target())})
-        if not view.is_available(after):
-            others = [revision for revision in view.sets if revision != after and view.is_available(revision)]
-            assert not others, f"switched to {after}, which is not available, while {others} are"
+        self.available = frozenset(revision for revision in view.sets if view.is_available(revision))
 
     def teardown(self) -> None:
         """Left alone, it comes to rest where the spec says, whatever happened before."""
