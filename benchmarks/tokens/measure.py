@@ -37,6 +37,7 @@ LATE_GOALS = (
     ("later rows", "later_row_late_ms_p99", 40),
 )
 TOLERANCE = 0.3
+MACHINE_TOLERANCE = 2.0
 LATE_TOLERANCE = 2.0
 """One interruption by something else on the machine multiplies a p99."""
 _MODULE = "benchmarks.tokens"
@@ -227,7 +228,11 @@ def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
     ]
     return [
         *ratios,
-        *(Ratio(name, round(value, 1), at_most=goal, goal=True, tolerance=TOLERANCE) for name, value, goal in budgets),
+        # Microseconds are a machine's: those of the same code differed by half between two idle ones.
+        *(
+            Ratio(name, round(value, 1), at_most=goal, goal=True, tolerance=MACHINE_TOLERANCE)
+            for name, value, goal in budgets
+        ),
         *(Ratio(name, value, at_most=goal, goal=True, tolerance=LATE_TOLERANCE) for name, value, goal in late),
     ]
 
