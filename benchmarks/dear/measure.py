@@ -192,7 +192,7 @@ def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
         ratios.append(
             Ratio(
                 f"audio a second x transformers, {count} at once",
-                row["audio_s_per_s"] / reference,
+                round(row["audio_s_per_s"] / reference, 2),
                 at_least=3.0 if count == 8 else None,
                 goal=True,
                 tolerance=TOLERANCE,
@@ -201,7 +201,7 @@ def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
         ratios.append(
             Ratio(
                 f"audio a second x the cores' limit, {count} at once",
-                row["audio_s_per_s"] / usages[count].limit,
+                round(row["audio_s_per_s"] / usages[count].limit, 2),
                 at_least=0.8 if count == 8 else None,
                 goal=True,
                 tolerance=TOLERANCE,
