@@ -77,9 +77,11 @@ def run_case(name: str, options: Options) -> list[str]:
 
 
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
-    """Returns what `measure` gives, printed and written to a folder with when, on what and for how long; and why it
-    fails, a
-    line each. It is compared with the case's committed result, or against the folder's where none is committed."""
+    """Measure a case, print it, and write it to a folder with the date, the machine and the duration.
+
+    Returns the report, and why it fails, a line each. The result is compared with the case's committed one, or with
+    the folder's where none is committed.
+    """
     machine, began = describe_machine(), time.monotonic()
     report = measure()
     last = read_last(load_committed(name) or load_committed(name, results))

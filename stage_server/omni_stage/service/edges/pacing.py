@@ -16,7 +16,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-EARLY_STEPS: Final = 9
+from omni_stage.step_order import FIRST_OUTPUTS
+
+EARLY_STEPS: Final = FIRST_OUTPUTS
 """The prompt's rows, and the first eight after it."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
