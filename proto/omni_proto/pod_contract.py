@@ -65,6 +65,7 @@ class StageMetric(StrEnum):
     CERTIFICATE_EXPIRY_SECONDS = "omni_stage_tls_certificate_expiry_timestamp_seconds"
     CERTIFICATE_REJECTED = "omni_stage_tls_certificate_rejected"
     PIPELINE_REQUESTS = "omni_pipeline_requests_total"
+    PIPELINE_HELD_REFUSALS = "omni_pipeline_held_refusals_total"
     PIPELINE_REQUEST_SECONDS = "omni_pipeline_request_seconds"
     PIPELINE_FIRST_TEXT_SECONDS = "omni_pipeline_first_text_seconds"
     PIPELINE_FIRST_AUDIO_SECONDS = "omni_pipeline_first_audio_seconds"

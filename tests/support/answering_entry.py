@@ -12,6 +12,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from omni_proto.rpc.metadata import USER_KEY
 from omni_proto.stage.v1 import events_pb2, sampling_pb2, stage_service_pb2_grpc
 from omni_proto.stage.v1 import stage_service_pb2 as pb
 
@@ -27,6 +28,8 @@ class Starts(list[pb.Start]):
         super().__init__()
         self.traceparents: list[str] = []
         """What each brought in its metadata; empty without."""
+        self.users: list[str] = []
+        """Whom each named in its metadata; empty without."""
 
 
 class _Entry(stage_service_pb2_grpc.StageServiceServicer):
@@ -36,7 +39,9 @@ class _Entry(stage_service_pb2_grpc.StageServiceServicer):
     def Generate(self, requests: Iterator[pb.GenerateRequest], context: Any) -> Iterator[pb.GenerateResponse]:
         start = next(requests).start
         self.starts.append(start)
-        self.starts.traceparents.append(dict(context.invocation_metadata()).get("traceparent", ""))
+        metadata = dict(context.invocation_metadata())
+        self.starts.traceparents.append(metadata.get("traceparent", ""))
+        self.starts.users.append(metadata.get(USER_KEY, ""))
         if start.audio.voice not in VOICES:
             context.abort_with_status(rpc_status.to_status(_unknown_voice()))
         yield pb.GenerateResponse(stage="thinker", accepted=events_pb2.Accepted(request_id="r1"))

@@ -13,6 +13,7 @@ from omni_gateway.audio.encode import Encoder, PcmEncoder, WavEncoder, make_enco
 from omni_gateway.errors import to_error
 from omni_gateway.pipelines import ServedPipeline
 from omni_proto.client import AudioChunk, Event, GenerateArguments, OmniRequestError, TextDelta
+from omni_proto.rpc.metadata import USER_KEY
 
 BYTES_PER_SAMPLE: Final = 2
 
@@ -26,6 +27,7 @@ async def open_answer(
     arguments.setdefault("timeout", gateway.settings.request_seconds)
     arguments.setdefault("request_id", call.id)
     arguments.setdefault("traceparent", call.traceparent)
+    arguments.setdefault("metadata", ((USER_KEY, gateway.pseudonyms.of(call.key, call.address)),))
     events = gateway.entries.generate(pipeline, **arguments)
     try:
         first = await anext(events)

@@ -9,6 +9,7 @@ from typing import cast
 from starlette.requests import Request
 
 from omni_gateway.entries import Entries
+from omni_gateway.guard.pseudonyms import Pseudonyms
 from omni_gateway.metrics import GatewayMetrics
 from omni_gateway.pipelines import Pipelines
 from omni_gateway.settings import GatewaySettings
@@ -24,6 +25,7 @@ class Gateway:
     entries: Entries
     metrics: GatewayMetrics
     tracing: Tracing = field(default_factory=Tracing)
+    pseudonyms: Pseudonyms = field(default_factory=Pseudonyms)
     draining: bool = False
     """Set on SIGTERM: /ready fails, and connections are not kept."""
 
@@ -39,6 +41,8 @@ class Call:
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
     """Name of the API key; empty where none is asked for."""
+    address: str = ""
+    """The client's, without its port."""
     model: str = ""
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0

@@ -17,6 +17,7 @@ from omni_gateway.errors import GatewayError, InternalError, UnavailableError, a
 from omni_gateway.guard.body import BodyGoneError, BodyReader
 from omni_gateway.guard.keys import KeyRing
 from omni_gateway.guard.limits import KeyLimiter
+from omni_gateway.guard.refused_keys import RefusedKeys
 from omni_gateway.guard.request_ids import request_id, trace_context
 from omni_gateway.tracing import RequestSpan
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 PROTECTED: Final = "/v1/"
 """Beginning of the paths that need a key, where there are keys."""
+WRONG_KEY_STATUS: Final = 401
 LEFT_STATUS: Final = 499
 """In logs and metrics, for clients that left: nginx's."""
 
@@ -39,6 +41,7 @@ class Guard:
         self._limiter = KeyLimiter(replicas)
         self._bodies = BodyReader(gateway.settings.max_body_bytes, gateway.settings.body_seconds)
         self._inflight = 0
+        self._refused_keys = RefusedKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +52,10 @@ class Guard:
         traced = scope["path"].startswith(PROTECTED)
         span = self._gateway.tracing.begin(scope["method"], given) if traced else RequestSpan()
         call = scope["omni_call"] = Call(
-            id=request_id(headers.get("x-request-id")), traceparent=span.traceparent(given), span=span
+            id=request_id(headers.get("x-request-id")),
+            traceparent=span.traceparent(given),
+            span=span,
+            address=(scope.get("client") or ("",))[0],
         )
         reply = _Reply(send, call, self._gateway)
         self._inflight += 1
@@ -106,6 +112,8 @@ class Guard:
         facts = {"omnipipeline.request_id": call.id, "omnipipeline.model": call.model}
         call.span.end(route, reply.status, facts)
         if route in ("/health", "/ready", "/metrics"):
+            return
+        if reply.status == WRONG_KEY_STATUS and not self._refused_keys.note():
             return
         said = {"request_id": call.id, "route": route, "status": reply.status, "seconds": round(took, 4)}
         log.info("request", extra={**said, "model": call.model, "key": call.key})

@@ -140,6 +140,12 @@ class Limits(ConfigModel):
     """Most characters of a request's text."""
     max_message_bytes: Annotated[int, Field(ge=2 << 20, le=8 << 20)] = 8 << 20
     """Most bytes of one gRPC message; chunks of tensors take about 1 MiB, and every channel stops at 8 MiB."""
+    refusals_per_second: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Refused calls of one client that the entry stage answers at once, per second; five times as many in a burst.
+    Further refusals wait for up to maxRefusalWait. Default: 10."""
+    max_refusal_wait: Annotated[float, Field(ge=0, le=10)] | None = None
+    """Most seconds that the answer to a client whose calls are refused more often waits. 0: no answer waits. Calls that
+    are accepted never wait for this. Default: 1."""
 
 
 class MediaLimits(ConfigModel):

@@ -7,10 +7,13 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from omni_proto.rpc.metadata import USER_KEY
+
 REQUEST_ID_KEY: Final = "x-request-id"
 TRACEPARENT_KEY: Final = "traceparent"
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
+_USER = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 
@@ -28,6 +31,12 @@ def traceparent_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Returns the caller's traceparent, or "" if the caller sent no well-formed one."""
     trace = _first(metadata, TRACEPARENT_KEY)
     return trace if _TRACEPARENT.match(trace) else ""
+
+
+def user_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Returns the user that the caller named, or "" if it named none, or none that is well-formed."""
+    user = _first(metadata, USER_KEY)
+    return user if _USER.match(user) else ""
 
 
 def forwarded_metadata(request_id: str, traceparent: str) -> tuple[tuple[str, str], ...]:

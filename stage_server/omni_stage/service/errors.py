@@ -53,6 +53,10 @@ class RelayedError(OmniStageError):
         self.status = status
 
 
+class CallerLeftError(OmniStageError):
+    """The caller left while a message was written to it. The call ends as if it had been cancelled."""
+
+
 def reason_name(reason: reasons.ErrorReason) -> str:
     """Returns the value of ErrorInfo.reason: the enum's name without its prefix."""
     return reasons.ErrorReason.Name(reason).removeprefix("ERROR_REASON_")

@@ -163,6 +163,11 @@ class EntryMetrics:
         self._requests = _errors_counter(
             StageMetric.PIPELINE_REQUESTS, "Requests to the pipeline that have ended", registry
         )
+        self.held_refusals = Counter(
+            StageMetric.PIPELINE_HELD_REFUSALS,
+            "Refused requests whose answer waited because their client's calls are refused often.",
+            registry=registry,
+        )
         self._seconds = _histogram(
             StageMetric.PIPELINE_REQUEST_SECONDS,
             "Time from a request's start to its end, through all stages, for requests that ended with OK.",

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 from google.rpc import status_pb2
 from grpc import StatusCode
 
 from omni_proto.rpc.rich_status import read_status
 from omni_proto.stage.v1 import events_pb2, stage_service_pb2
 from omni_stage.service.answer_meter import AnswerMeter
+from omni_stage.service.errors import CallerLeftError
 from omni_stage.service.wire import TextEncoder
 
 
@@ -44,7 +46,7 @@ class ResponseWriter:
         lock = self._lock
         await lock.acquire()
         try:
-            await self._context.write(message)
+            await self._write(message)
         finally:
             lock.release()
         if self._meter is not None:
@@ -86,9 +88,16 @@ class ResponseWriter:
             self._held.append(response)
             return
         async with self._lock:
-            await self._context.write(response)
+            await self._write(response)
             if self._meter is not None:
                 self._meter.note(response)
+
+    async def _write(self, message: Any) -> None:
+        """Raises CallerLeftError. The event that cancels the call's task may come later than the failure of a write."""
+        try:
+            await self._context.write(message)
+        except grpc.aio.InternalError as error:
+            raise CallerLeftError("the caller left while a message was written to it") from error
 
     def note_cancelled(self, stage: str) -> None:
         """Record as cancelled a downstream stage whose call this stage ended before it reported an outcome."""

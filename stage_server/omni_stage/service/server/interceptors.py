@@ -1,4 +1,4 @@
-"""Wraps every call of StageService: request id, access log, metrics and status."""
+"""Wraps every call of StageService: request id, access log, metrics and status. Refusals may wait (refusals.py)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,9 +14,11 @@ from google.rpc import status_pb2
 
 from omni_proto.rpc.rich_status import STATUS_DETAILS_KEY, grpc_code, read_status
 from omni_stage.process.stage_log import request_id_var
-from omni_stage.service.call_metadata import request_id_of
-from omni_stage.service.errors import to_stage_error, to_status
+from omni_stage.service.call_metadata import request_id_of, user_of
+from omni_stage.service.errors import CallerLeftError, RelayedError, to_stage_error, to_status
 from omni_stage.service.metrics import StageMetrics
+from omni_stage.service.request.places import peer_address
+from omni_stage.service.server.refusals import Client, HeldRefusals
 from omni_stage.service.wire import SERVICE_NAME
 
 DISCARD_S = 0.05
@@ -33,9 +36,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Other services of the port (health, reflection) pass unchanged.
     """
 
-    def __init__(self, stage: str, metrics: StageMetrics) -> None:
+    def __init__(self, stage: str, metrics: StageMetrics, held: HeldRefusals | None = None) -> None:
+        """held: makes refusals wait; None where only other stages call."""
         self._stage = stage
         self._metrics = metrics
+        self._held = held
         self._discarding = 0
 
     async def intercept_service(
@@ -57,31 +62,46 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             request_id = request_id_of(context.invocation_metadata())
             token = request_id_var.set(request_id)
             began = time.monotonic()
-            code, reason = grpc.StatusCode.OK, ""
             try:
                 with self._metrics.in_flight.track_inprogress():
-                    return await behavior(request, context)
-            except asyncio.CancelledError:
-                code, reason = grpc.StatusCode.CANCELLED, "CANCELLED"
-                raise
+                    result = await behavior(request, context)
+                ended = _End(grpc.StatusCode.OK)
+            except (asyncio.CancelledError, CallerLeftError):
+                result, ended = None, _End(grpc.StatusCode.CANCELLED, "CANCELLED")
             except Exception as error:  # noqa: BLE001 - the one place that turns any error into a status
-                if to_stage_error(error) is None:
-                    _log.error("internal error", exc_info=error)
-                status = to_status(error, stage=self._stage, request_id=request_id)
-                read = read_status(status)
-                code, reason = read.code, read.reason
+                result, ended = None, self._judge(error, request_id)
+            # From here on nothing refers to the error, whose traceback holds what the call held.
+            try:
+                wait_s = self._count(context, ended, time.monotonic() - began) if counted else 0.0
+                if ended.code is grpc.StatusCode.CANCELLED:
+                    raise asyncio.CancelledError
+                if ended.status is None:
+                    return result
                 if counted:
                     await self._discard(request)
-                await _abort(context, status)
+                if wait_s and self._held is not None:
+                    await self._held.hold(_client_of(context), wait_s, context.time_remaining())
+                await _abort(context, ended.status)
             finally:
-                if counted:
-                    seconds = time.monotonic() - began
-                    self._metrics.request_ended(code.name, reason, seconds)
-                    extra = {"code": code.name, "reason": reason, "seconds": round(seconds, 4)}
-                    _log.info("request ended", extra=extra)
                 request_id_var.reset(token)
 
         return call
+
+    def _judge(self, error: Exception, request_id: str) -> _End:
+        if to_stage_error(error) is None:
+            _log.error("internal error", exc_info=error)
+        status = to_status(error, stage=self._stage, request_id=request_id)
+        read = read_status(status)
+        return _End(read.code, read.reason, status, relayed=isinstance(error, RelayedError))
+
+    def _count(self, context: Any, ended: _End, seconds: float) -> float:
+        """Count a call that has ended. Returns the seconds for which its answer should wait."""
+        self._metrics.request_ended(ended.code.name, ended.reason, seconds)
+        extra = {"code": ended.code.name, "reason": ended.reason, "seconds": round(seconds, 4)}
+        _log.info("request ended", extra=extra)
+        if self._held is None or ended.code is grpc.StatusCode.OK or ended.relayed:
+            return 0.0
+        return self._held.charge(_client_of(context), ended.code, ended.reason, seconds)
 
     async def _discard(self, messages: AsyncIterator[Any]) -> None:
         """Read and discard what the caller is still sending.
@@ -102,6 +122,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return
         finally:
             self._discarding -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a call ended."""
+
+    code: grpc.StatusCode
+    reason: str = ""
+    status: status_pb2.Status | None = None
+    """What its client gets; None if it succeeded or its client left."""
+    relayed: bool = False
+    """Whether a downstream stage refused it: that never waits, because it may not be the client's fault."""
+
+
+def _client_of(context: Any) -> Client:
+    identities = context.peer_identities()
+    address = b",".join(identities).decode(errors="replace") if identities else peer_address(context.peer())
+    return Client(address, user_of(context.invocation_metadata()))
 
 
 async def _abort(context: Any, status: status_pb2.Status) -> None:

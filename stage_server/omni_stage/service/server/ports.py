@@ -20,6 +20,7 @@ from omni_stage.service.request.servicer import StageServicer
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.interceptors import CallInterceptor
 from omni_stage.service.server.method_handlers import stage_handlers
+from omni_stage.service.server.refusals import HELD_PER_CLIENT, HeldRefusals
 from omni_stage.service.server.side_calls import (
     HEALTH_IN_ALL,
     HEALTH_PER_PEER,
@@ -72,7 +73,7 @@ def main_options(config: StageConfig, start_places: int) -> list[tuple[str, int 
     size = config.limits.max_message_bytes
     options: dict[str, int | str] = dict(server_options(config.timeouts.request + 5))
     # More streams than the stage serves, so that a call beyond its limits is refused with a reason instead of waiting.
-    streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER)
+    streams = 2 * (config.limits.max_concurrent_requests + start_places + MAIN_PER_PEER) + HELD_PER_CLIENT
     options |= {
         "grpc.max_receive_message_length": size,
         "grpc.max_send_message_length": size,
@@ -94,7 +95,12 @@ def health_options() -> list[tuple[str, int | str]]:
 
 
 def build_main_server(
-    config: StageConfig, servicer: StageServicer, health_state: StageHealth, metrics: StageMetrics, start_places: int
+    config: StageConfig,
+    servicer: StageServicer,
+    health_state: StageHealth,
+    metrics: StageMetrics,
+    start_places: int,
+    held: HeldRefusals | None,
 ) -> grpc.aio.Server:
     """Returns the server of StageService, not started and not bound.
 
@@ -102,7 +108,7 @@ def build_main_server(
     its own bound.
     """
     server = grpc.aio.server(
-        interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics)),
+        interceptors=(SideCallInterceptor(MAIN_IN_ALL, MAIN_PER_PEER), CallInterceptor(config.stage, metrics, held)),
         options=main_options(config, start_places),
     )
     name, methods = stage_handlers(servicer)

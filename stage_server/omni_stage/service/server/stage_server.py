@@ -32,6 +32,7 @@ from omni_stage.service.server.drain import drain
 from omni_stage.service.server.health import StageHealth
 from omni_stage.service.server.metrics_server import MetricsServer
 from omni_stage.service.server.ports import Ports, bind, build_health_server, build_main_server
+from omni_stage.service.server.refusals import HeldRefusals
 from omni_stage.service.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class StageServer:
         limits = config.limits
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
+        entry = self.metrics.entry
+        # Other stages are called by stages alone, which answer for many clients.
+        self.held = HeldRefusals(limits, entry.held_refusals) if entry is not None else None
         self.ports: Ports | None = None
         self.runtime: StageRuntime | None = None
         self._registry = registry
@@ -87,7 +91,9 @@ class StageServer:
         self._stack.push_async_callback(runtime.channels.close)
         self._stack.callback(runtime.media.close)
         self._stack.callback(runtime.planners.shutdown, wait=False)
-        main = build_main_server(config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all)
+        main = build_main_server(
+            config, StageServicer(runtime), self.health, self.metrics, runtime.starting.in_all, self.held
+        )
         grpc_port = bind(
             main,
             config.listen.host,
@@ -116,6 +122,8 @@ class StageServer:
         waits = {asyncio.create_task(stop.wait()), asyncio.create_task(dead.wait())}
         try:
             done, _ = await asyncio.wait({*waits, watchdog}, return_when=asyncio.FIRST_COMPLETED)
+            if self.held is not None:
+                self.held.end()
             if watchdog in done:
                 watchdog.result()
             if dead.is_set():

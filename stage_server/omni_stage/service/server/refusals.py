@@ -1,0 +1,166 @@
+"""Refusals: a client whose calls are refused often waits for its next refusals.
+
+    refused call -> charges its client's bucket -> within the rate: answered at once; beyond: held, then answered
+
+A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
+calls in a loop took most of a core from all others. Now each turn of its loop takes as long as a refusal is held. Only
+refusals wait: a client's other calls, and those of clients with the same address, are served as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+import prometheus_client
+
+from omni_proto.stage.v1 import errors_pb2 as reasons
+from omni_proto.stage_config import Limits
+from omni_stage.service.errors import reason_name
+
+REFUSALS_PER_SECOND: Final = 10
+MAX_WAIT_S: Final = 1.0
+BURST_S: Final = 5.0
+"""Seconds whose refusals may come at once."""
+USERS: Final = 16
+"""How much more than one client's rate an address has that names its users."""
+CLIENTS: Final = 4096
+"""Most buckets. When there are more, those that were charged least recently are forgotten."""
+HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
+"""Most refusals that wait; further ones are answered at once. A held call has no place, bytes or tasks of requests."""
+EARLY_S: Final = 0.5
+"""A call that its client ends within this time counts as refused: it cost as much, and nobody waited for its answer."""
+LEAST_JITTER: Final = 0.8
+"""Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
+SPARE_S: Final = 0.05
+"""Time of a call's deadline that is left for its answer."""
+
+_REFUSED: Final = frozenset(
+    (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.DATA_LOSS,
+    )
+)
+_LEFT: Final = frozenset((grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED))
+_SLOW_MEDIA: Final = reason_name(reasons.ERROR_REASON_PREPARE_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Whose refusals are counted together."""
+
+    address: str
+    """Address without port, or the identity of a client certificate."""
+    user: str = ""
+    """Whom a client with many users, such as the gateway, called for; empty if it does not name them."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    filled_at: float
+
+
+class RefusalBuckets:
+    """A token bucket of refusals for each client. Pure, given a clock. Use from one thread."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: monotonic seconds."""
+        self._per_second = per_second
+        self._clock = clock
+        self._buckets: OrderedDict[tuple[str, str | None], _Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def charge(self, client: Client) -> bool:
+        """Count a refusal. Returns whether the client is within its rate.
+
+        Users that a client names have a rate each. All of them together have USERS times as much, because nobody checks
+        the names: who makes up a new one for each call does not escape.
+        """
+        if not self._take((client.address, client.user), self._per_second):
+            return False
+        return not client.user or self._take((client.address, None), self._per_second * USERS)
+
+    def _take(self, key: tuple[str, str | None], per_second: float) -> bool:
+        now, burst = self._clock(), per_second * BURST_S
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(burst, now)
+            if len(self._buckets) > CLIENTS:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(key)
+        bucket.level = min(burst, bucket.level + (now - bucket.filled_at) * per_second)
+        bucket.filled_at = now
+        if bucket.level < 1:
+            return False
+        bucket.level -= 1
+        return True
+
+
+class HeldRefusals:
+    """Makes refusals wait. Used from one event loop."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        count: prometheus_client.Counter,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """count: counts refusals that waited. jitter: returns a number from 0 to 1."""
+        rate, wait_s = limits.refusals_per_second, limits.max_refusal_wait
+        self._buckets = RefusalBuckets(REFUSALS_PER_SECOND if rate is None else rate, clock)
+        self._max_wait_s = MAX_WAIT_S if wait_s is None else wait_s
+        self._count = count
+        self._jitter = jitter
+        self._held: Counter[Client] = Counter()
+        self._over = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Returns how many refusals wait."""
+        return self._held.total()
+
+    def charge(self, client: Client, code: grpc.StatusCode, reason: str, seconds: float) -> float:
+        """Count how a call ended after `seconds`. Returns for how many seconds its answer should wait, mostly 0."""
+        left = code in _LEFT and seconds < EARLY_S
+        refused = code in _REFUSED or reason == _SLOW_MEDIA
+        if not (left or refused) or self._buckets.charge(client) or left:
+            return 0.0
+        return self._max_wait_s * (LEAST_JITTER + (1 - LEAST_JITTER) * self._jitter())
+
+    async def hold(self, client: Client, wait_s: float, remaining_s: float | None) -> None:
+        """Wait, if there is room for one more call that waits, and at most until shortly before the call's deadline.
+
+        remaining_s: seconds until that deadline. Ends early with `end`, and with the task: when the client leaves.
+        """
+        if remaining_s is not None:
+            wait_s = min(wait_s, remaining_s - SPARE_S)
+        full = len(self) >= HELD_IN_ALL or self._held[client] >= HELD_PER_CLIENT
+        if wait_s <= 0 or full or self._over.is_set():
+            return
+        self._held[client] += 1
+        self._count.inc()
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._over.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._held[client] -= 1
+            if not self._held[client]:
+                del self._held[client]
+
+    def end(self) -> None:
+        """Let every refusal go, and hold no more: the stage shuts down."""
+        self._over.set()
