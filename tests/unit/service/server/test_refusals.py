@@ -211,13 +211,20 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     assert (stage.metric(HELD) or 0) >= 24
 
 
+def find_readers() -> set[int]:
+    """Returns the ids of what holds the messages of a request."""
+    return {id(one) for one in gc.get_objects() if isinstance(one, RequestReader)}
+
+
 async def test_a_held_call_keeps_nothing_of_its_request(kit: Any) -> None:
     stage = await kit.serve(limits=LIMITS)
     gc.collect()
     gc.disable()
+    # Other tests of this process may have left some behind.
+    earlier = find_readers()
     try:
         _, answer = await begin_held(stage)
-        assert [one for one in gc.get_objects() if isinstance(one, RequestReader)] == []
+        assert find_readers() <= earlier
     finally:
         gc.enable()
     stage.server.held.end()
