@@ -1,6 +1,8 @@
-"""`make bench`: ratios, each measured in one run with the sides taking turns; printed, judged, and written to results/.
+"""`make bench`: measures ratios, prints and judges them, and writes them to results/. The sides take turns within a
+run.
 
-This machine and that one differ; a ratio of two sides that took turns on one machine says something on both. Every case
+Absolute figures differ between machines; a ratio of two sides that took turns on one machine carries over to others.
+Every case
 writes results/CASE.json, draws results/CASE.png from it and puts the tables into docs/performance.md.
 
 Exits 1 if a ratio is below its floor, or worse than in the last committed result by more than its tolerance. Such a run
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_case(name: str, options: Options) -> list[str]:
-    """Measure a case, print, judge, write it down. Why it fails, a line each."""
+    """Measure a case, print, judge and store it. Returns the reasons why it fails, one line each."""
     return record(name, lambda: importlib.import_module(CASES[name]).measure(options), options.results)[1]
 
 

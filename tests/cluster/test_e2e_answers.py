@@ -1,4 +1,4 @@
-"""A pipeline of pods answers text, sound, image and video prompts as the same pipeline of local processes does."""
+"""A pipeline of pods answers text, audio, image and video prompts as the same pipeline of local processes does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs are what the node advertises: a pipeline that wants more says so, and runs when there are more."""
+"""GPUs that the node advertises: a pipeline that needs more reports it, and runs once there are more."""
 
 from __future__ import annotations
 
