@@ -39,6 +39,7 @@ CASES = {
         )
     },
     "first-audio": "benchmarks.first_audio",
+    "first-audio-qwen3": "benchmarks.first_audio.qwen3",
     "first-audio-dear": "benchmarks.dear",
     "first-audio-paced": "benchmarks.paced.measure",
 }
