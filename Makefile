@@ -127,6 +127,8 @@ constraints: setup ## Pin the newest versions that pyproject.toml allows
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
 	@uv pip compile pyproject.toml --extra gpu --quiet --no-annotate --no-header --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
+	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
+	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
 
 clean: ## Remove what the targets made, but not the caches
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov
