@@ -16,7 +16,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni (FAMILY=qwen3_omni: Qwen3-Omni) as three 
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
-  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-4} -- -p no:cacheprovider
+  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5} -- -p no:cacheprovider
 
 test: setup controlplane ## All tests; logs in test-logs
 	@$(RUN_TESTS)
