@@ -1,4 +1,4 @@
-"""The chart as text: lint, a matrix of values against the API's schemas and a real API server, refusals, rights."""
+"""The chart as text: lint, a matrix of values against the API's schemas and a real API server, refusals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from omni_gateway.settings import load_settings
-from omni_operator.process.settings import OperatorSettings, parse_settings
-from omni_proto.pod_contract import GRPC_PORT, ROLE_LABEL
 from support.controlplane.api import eventually
 from support.controlplane.api_server import ApiServer
 from support.controlplane.binaries import KUBERNETES_VERSION, find_binaries
@@ -34,7 +31,6 @@ from support.controlplane.schemas import LOCATION, write_schemas
 pytestmark = pytest.mark.controlplane
 
 OTHER_CRDS = sorted((ROOT / "tests" / "support" / "controlplane").glob("*_crd.yaml"))
-RBAC = ROOT / "manifests" / "rbac"
 CLUSTER_SCOPED = {"ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition"}
 
 
@@ -198,101 +194,6 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
     assert "requires kubeVersion: >=1.30.0-0" in done.stdout
 
 
-# What the operator may do, and what it is started with
-
-
-def role_rules(file: str, kind: str) -> list[Any]:
-    """Returns the rules for pipelines and their children, and those for the Lease, of the plain manifests."""
-    documents = list(yaml.safe_load_all((RBAC / file).read_text()))
-    return [
-        pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
-        pick_one(documents, "Role", suffix="-lease")["rules"],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("values", "file", "kind"),
-    [({}, "cluster.yaml", "ClusterRole"), ({"watchNamespaces": ["team-a"]}, "namespaced.yaml", "Role")],
-    ids=["cluster", "namespaced"],
-)
-def test_rights_are_those_of_the_plain_manifests(helm: Helm, values: Mapping[str, Any], file: str, kind: str) -> None:
-    manifests = helm.template({"fullnameOverride": "omnipipeline-operator", **values})
-    rendered = [
-        pick_one(manifests, kind, suffix="omnipipeline-operator")["rules"],
-        pick_one(manifests, "Role", suffix="-lease")["rules"],
-    ]
-    assert rendered == role_rules(file, kind)
-
-
-def test_rights_of_pod_monitors_go_with_their_switch(helm: Helm) -> None:
-    full = pick_one(helm.template(), "ClusterRole", suffix="-omnipipeline")["rules"]
-    values = {"metrics": {"podMonitors": {"enabled": False}}}
-    less = pick_one(helm.template(values), "ClusterRole", suffix="-omnipipeline")["rules"]
-    assert [rule["resources"] for rule in full if rule not in less] == [["podmonitors"]]
-
-
-def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
-    manifests = helm.template({"watchNamespaces": ["team-a", "team-b"]})
-    bindings = [item for item in manifests if item["kind"] == "RoleBinding" and item["roleRef"]["name"] == RELEASE]
-    assert [item["metadata"]["namespace"] for item in bindings] == ["team-a", "team-b"]
-    assert {subject["namespace"] for item in bindings for subject in item["subjects"]} == {NAMESPACE}
-
-
-def settings_of(manifests: list[Manifest]) -> OperatorSettings:
-    """Returns what the operator makes of the pod's command and environment."""
-    command, environment = operator_process(pick_operators(manifests, "Deployment"))
-    assert command[:3] == ["python", "-m", "omni_operator"]
-    return parse_settings(command[3:], environment)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_operator_understands_what_it_is_started_with(helm: Helm, name: str) -> None:
-    manifests = helm.template(VARIANTS[name])
-    settings = settings_of(manifests)
-    leases = [item for item in manifests if item["kind"] == "Role" and item["metadata"]["name"].endswith("-lease")]
-    assert len(leases) == (name != "nothing optional")
-    for role in leases:
-        assert [settings.lease_name] in [rule.get("resourceNames") for rule in role["rules"]]
-    ports = pick_operators(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]["ports"]
-    assert [port["containerPort"] for port in ports] == [settings.health_port, settings.metrics_port]
-
-
-def test_every_value_reaches_the_operator(helm: Helm) -> None:
-    settings = settings_of(helm.template(EVERYTHING))
-    assert settings.namespaces == ("team-a", "team-b")
-    assert settings.default_image == f"registry.example:5000/mirror/omnipipeline-stage@sha256:{'0' * 64}"
-    assert settings.image_pull_policy == "Never"
-    assert settings.cluster_domain == "example.local"
-    assert settings.hub_endpoint == "https://hub.example:8443/hf"
-    assert settings.otlp_endpoint == "http://collector.observability.svc:4317"
-    assert (settings.log_format, settings.log_level) == ("text", "debug")
-    assert (settings.api_qps, settings.workers, settings.resync_s, settings.debounce_s) == (50, 2, 60, 0.1)
-    assert (settings.lease_name, settings.lease_duration_s) == ("omni", 30)
-    assert settings.pod_monitors
-    assert dict(settings.pod_monitor_labels) == {"release": "prometheus", "example.com/team": "speech"}
-
-
-def test_the_values_defaults_are_the_operators(helm: Helm) -> None:
-    """Where the chart has no opinion of its own."""
-    own, charted = OperatorSettings(), settings_of(helm.template())
-    for name in (
-        "namespaces",
-        "cluster_domain",
-        "hub_endpoint",
-        "otlp_endpoint",
-        "pod_monitors",
-        "log_format",
-        "log_level",
-        "api_qps",
-    ):
-        assert getattr(charted, name) == getattr(own, name), name
-    assert (charted.workers, charted.resync_s, charted.lease_duration_s) == (
-        own.workers,
-        own.resync_s,
-        own.lease_duration_s,
-    )
-
-
 # What is said to the person who installed it
 
 
@@ -311,71 +212,3 @@ def test_notes(server: ApiServer, tmp_path: Path, values: Mapping[str, Any], say
     notes = said.rpartition("NOTES:")[2]
     for part in says:
         assert part in notes, notes
-
-
-# The gateway
-
-
-def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_path: Path) -> None:
-    manifests = helm.template(VARIANTS["gateway of two namespaces, with everything"])
-    gateways = [item for item in manifests if item["metadata"]["name"].endswith("-gateway")]
-    path = tmp_path / "gateway.yaml"
-    path.write_text(pick_one(gateways, "ConfigMap")["data"]["gateway.yaml"])
-    settings = load_settings(path)
-    assert (settings.drain_seconds, settings.cors_origins) == (60, ("https://app.example.com",))
-    pod = pick_one(gateways, "Deployment")["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability.svc:4317"} in container[
-        "env"
-    ]
-    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-    assert str(settings.keys_file) == "/etc/omnipipeline-keys/keys.yaml"
-    assert settings.entry_ca == "/etc/omnipipeline-ca/ca.crt"
-    assert (settings.entry_certificate, settings.entry_key) == (
-        "/etc/omnipipeline-client/tls.crt", "/etc/omnipipeline-client/tls.key",
-    )  # fmt: skip
-    secrets = ("keys", "ca", "tls", "client")
-    assert {f"/etc/omnipipeline-{name}" for name in secrets} <= mounted
-    assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
-    counted = pick_one([item for item in manifests if item["metadata"]["name"].endswith("-replicas")], "Service")
-    assert counted["spec"]["clusterIP"] == "None"
-    # Ready pods alone, and all that the Deployment has.
-    assert not counted["spec"].get("publishNotReadyAddresses")
-    labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert counted["spec"]["selector"].items() <= labels.items()
-    assert container["args"][-5:] == [
-        "--replicas=8",
-        f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
-        "--namespace=team-a",
-        "--namespace=team-b",
-        "--tls-dir=/etc/omnipipeline-tls",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "count"),
-    [("gateway", "ClusterRole", 1), ("gateway of two namespaces, with everything", "Role", 2)],
-)
-def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
-    helm: Helm, name: str, kind: str, count: int
-) -> None:
-    manifests = helm.template(VARIANTS[name])
-    account = "omnipipeline-gateway"
-    bindings = [item for item in manifests if any(one["name"] == account for one in item.get("subjects", ()))]
-    assert [item["roleRef"]["kind"] for item in bindings] == [kind] * count
-    roles = {item["roleRef"]["name"] for item in bindings}
-    rules = [item["rules"] for item in manifests if item["kind"] == kind and item["metadata"]["name"] in roles]
-    assert (
-        rules
-        == [[{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]] * count
-    )
-
-
-def test_the_gateway_s_policy_lets_it_call_entry_stages(helm: Helm) -> None:
-    manifests = helm.template(VARIANTS["gateway"])
-    (policy,) = [
-        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"].endswith("-gateway")
-    ]
-    entry = policy["spec"]["egress"][-1]
-    assert entry["ports"] == [{"port": GRPC_PORT, "protocol": "TCP"}]
-    assert entry["to"][0]["podSelector"]["matchLabels"] == {ROLE_LABEL: "entry"}

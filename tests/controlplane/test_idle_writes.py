@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from support.controlplane.api import Api, eventually
-from support.controlplane.fault_proxy import POD_NEWS, Call, FaultProxy
+from support.controlplane.api_calls import Call
+from support.controlplane.fault_proxy import POD_NEWS, FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import (
     build_pipeline,

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from support.controlplane.api import Api, ApiError, Manifest, eventually
+from support.controlplane.api_calls import Call, parse_path
 from support.controlplane.api_server import ApiServer
 from support.controlplane.control_plane import ControlPlane
-from support.controlplane.fault_proxy import Call, FaultProxy, parse_path
+from support.controlplane.fault_proxy import FaultProxy
 from support.controlplane.operators import OperatorProcess, wait_idle
 from support.controlplane.pipelines import build_pipeline, build_two_stages, list_children, wait_condition, wait_settled
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from omni_proto.client import AsyncOmniClient, audio_part, image_part, system, user, video_part
+from omni_proto.client import AsyncOmniClient, system, user, video_part
 from omni_stage.media.video import decode_sound, decode_video
-from support.media import encode_png, encode_wav, make_image, make_sound
-from support.omni_stages import SOUND_TOLERANCE
+from support.grpc_parity import EXACT, check_each_alone_and_all_at_once, check_text_and_audio, media_parts
+from support.media import make_image, make_sound
 from support.pipelines import SAMPLES, RunningPipeline, run_pipeline
 from support.reference import SOUND_RATE_HZ, ReferencePrompt
-from support.reference_qwen3 import Qwen3Reference, Qwen3Settings, load_qwen3_reference
+from support.reference_qwen3 import Qwen3Settings, load_qwen3_reference
 from support.videos import encode_video
 
 pytestmark = pytest.mark.pipeline
@@ -66,9 +64,7 @@ def make_cases() -> dict[str, Case]:
 
 async def generate(client: AsyncOmniClient, case: Case) -> Any:
     prompt, settings = case.prompt, case.settings
-    parts = [*(image_part(encode_png(image)) for image in prompt.images)]
-    parts += [audio_part(encode_wav(sound)) for sound in prompt.sounds]
-    parts += [video_part(case.video)] if case.video else []
+    parts = media_parts(prompt) + ([video_part(case.video)] if case.video else [])
     chat = [user(*parts, prompt.text)]
     return await client.run(
         chat=chat if prompt.system is None else [system(prompt.system), *chat],
@@ -78,39 +74,26 @@ async def generate(client: AsyncOmniClient, case: Case) -> Any:
             "talker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.frames},
         },
         voice=settings.voice,
-        encoding="pcm_f32le",
-        include_token_ids=True,
-        include_codec_tokens=True,
-        timeout=120,
+        **EXACT,
     )
 
 
-def check(result: Any, expected: Qwen3Reference) -> None:
-    assert result.prompt_token_ids["thinker"] == expected.prompt_token_ids
-    assert result.token_ids["thinker"] == expected.thinker_token_ids
-    assert result.text == expected.text
-    frames = expected.codes.shape[0]
-    assert result.token_ids["talker"][:frames] == expected.codes[:, 0].tolist()
-    assert (result.sample_rate_hz, result.channels) == (24_000, 1)
-    # The sound is made of all codebooks: another code of any frame is another sound.
-    sound = torch.from_numpy(np.frombuffer(result.audio, "<f4").copy())
-    torch.testing.assert_close(sound, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
-
-
-async def check_each_alone_and_all_at_once(endpoint: str, checkpoint: Path) -> None:
+async def compare(endpoint: str, checkpoint: Path) -> None:
     reference, cases = load_qwen3_reference(checkpoint), make_cases()
+    assert len(cases) == 8
     expected = {name: reference.run(case.prompt, case.settings) for name, case in cases.items()}
-    async with AsyncOmniClient(endpoint) as client:
-        for name, case in cases.items():
-            check(await generate(client, case), expected[name])
-        together = await asyncio.gather(*(generate(client, case) for case in cases.values()))
-    assert len(together) == 8
-    for name, result in zip(cases, together, strict=True):
-        check(result, expected[name])
+
+    def check(name: str, result: Any) -> None:
+        # The audio is made of all codebooks: another code of any frame is other audio.
+        check_text_and_audio(result, expected[name])
+        codes = expected[name].codes
+        assert result.token_ids["talker"][: codes.shape[0]] == codes[:, 0].tolist()
+
+    await check_each_alone_and_all_at_once(endpoint, cases, generate, check)
 
 
 async def test_seed_0_small(qwen3_pipeline: RunningPipeline, make_tiny_checkpoint: Callable[..., Path]) -> None:
-    await check_each_alone_and_all_at_once(qwen3_pipeline.endpoint, make_tiny_checkpoint(0, "small", "qwen3_omni"))
+    await compare(qwen3_pipeline.endpoint, make_tiny_checkpoint(0, "small", "qwen3_omni"))
 
 
 @pytest.mark.full  # pipelines of their own; the test above has one of them
@@ -120,4 +103,4 @@ async def test_other_seeds_and_shapes(
 ) -> None:
     checkpoint = make_tiny_checkpoint(seed, shape, "qwen3_omni")
     with run_pipeline(SAMPLES / "tiny-qwen3-omni.yaml", checkpoint, tmp_path) as running:
-        await check_each_alone_and_all_at_once(running.endpoint, checkpoint)
+        await compare(running.endpoint, checkpoint)

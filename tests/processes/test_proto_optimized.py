@@ -14,7 +14,10 @@ import omni_proto
 
 SUITES = (
     "tensors/test_tensor_schema.py",
+    "tensors/test_edge_assembly.py",
     "tensors/test_tensor_assembly.py",
+    "client/test_client_media.py",
+    "client/test_client_reply_forms.py",
     "client/test_client_requests.py",
     "client/test_client_results.py",
 )

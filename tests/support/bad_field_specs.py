@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from support.spec_edits import (
-    LETTERS,
-    S0,
-    S1,
-    S2,
-    Bad,
-    edit,
-    first,
-    second,
-    stages,
-    third,
-)
+from support.spec_edits import LETTERS, S0, S1, S2, Bad, edit, first, second, stages, third
 
 _URI = "must be hf://ORG/NAME, pvc://CLAIM/PATH or file:///PATH"
 _STAGE_NAME = "must be lower-case letters and digits, beginning with a letter"

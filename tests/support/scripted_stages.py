@@ -6,19 +6,15 @@ The ports, gRPC, the codec, admission, downstream calls and metrics are the prod
 from __future__ import annotations
 
 import asyncio
-import io
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
-import soundfile
 import torch
 from google.rpc import error_details_pb2, status_pb2
-from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from omni_proto.pipeline.components import EngineKind
@@ -28,66 +24,14 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_proto.stage.v1 import stage_service_pb2_grpc
 from omni_proto.stage_config import DownstreamStage, EdgeMode, Modality, SamplingDefaults, StageConfig
 from omni_proto.tensors import TensorSchema, TensorSpec
-from omni_stage.arrays import to_torch
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from omni_stage.service.server.stage_server import StageServer
 from support.polling import until
 from support.scripted_component import Script, ScriptedComponent
+from support.scripted_engine import ScriptedEngine
 
 EDGE_A = TensorSchema("test/a2b", 1, (TensorSpec("x", "bfloat16", (8,)), TensorSpec("ids", "int64")))
 EDGE_B = TensorSchema("test/b2c", 1, (TensorSpec("codes", "int64"),))
-
-
-@dataclass
-class ScriptedEngine:
-    """A StageEngine that plays a script for every request and notes what was asked and what was aborted."""
-
-    component: ScriptedComponent
-    script: Script
-    max_model_len: int = 64
-    prompt_embeds: TensorSpec | None = None
-    is_dead: bool = False
-    compiled_check_failed: bool = False
-    unfinished_requests: int = 0
-    last_step_monotonic: float = 0.0
-    requests: list[StageRequest] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    started: asyncio.Event = field(default_factory=asyncio.Event)
-    read: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server has dealt with the first step and asks for the next."""
-    was_shut_down: bool = False
-
-    def open_tensors(self, received: Any) -> Any:
-        return to_torch(received)
-
-    async def start(self) -> None:
-        return
-
-    async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        self.requests.append(request)
-        if not self.unfinished_requests:
-            self.last_step_monotonic = time.monotonic()
-        self.unfinished_requests += 1
-        self.started.set()
-        finished = False
-        try:
-            async for step in self.script(request):
-                self.last_step_monotonic = time.monotonic()
-                finished = step.finish_reason is not None
-                yield step
-                self.read.set()
-        finally:
-            self.unfinished_requests -= 1
-            if not finished:
-                self.aborted.append(request.request_id)
-            self.ended.set()
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-
-    async def shutdown(self) -> None:
-        self.was_shut_down = True
 
 
 @dataclass
@@ -337,15 +281,3 @@ class Kit:
         return DownstreamStage(
             stage=stage, target=target, component="test/stage", stages=stages, outputs=[Modality.AUDIO]
         )
-
-
-def png(width: int = 4, height: int = 3) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (width, height), (200, 10, 10)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def wav(samples: int = 1600, channels: int = 1, rate: int = 16_000, container: str = "WAV") -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, np.zeros((samples, channels), dtype=np.float32), rate, format=container)
-    return buffer.getvalue()

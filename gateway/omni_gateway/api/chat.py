@@ -20,7 +20,8 @@ from omni_gateway.errors import GatewayError, InternalError, InvalidRequestError
 from omni_gateway.media.read import read_media
 from omni_gateway.openai.chat_events import ChatAnswer, finish_reason, read_usage
 from omni_gateway.openai.chat_prompt import build_chat, count_chars, entry_sampling, list_media
-from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId, find_unsupported
+from omni_gateway.openai.chat_request import AudioOutput, ChatRequest, NamedTool, VoiceId
+from omni_gateway.openai.chat_unsupported import find_unsupported
 from omni_gateway.openai.text_form import add_form, add_tools
 from omni_gateway.openai.voices import pick_voice
 from omni_gateway.pipelines import ServedPipeline, find_pipeline

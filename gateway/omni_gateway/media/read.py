@@ -9,7 +9,7 @@ from omni_gateway.errors import InvalidMediaError, TooLargeError, UnsupportedErr
 from omni_gateway.media.data_uri import IMAGE_TYPES, VIDEO_TYPES, decode_base64, read_data_uri
 from omni_gateway.media.fetch import fetch_media
 from omni_gateway.media.transcode import DEMUXERS, to_wav
-from omni_gateway.openai.chat_request import AudioPart, ImagePart, VideoPart
+from omni_gateway.openai.chat_messages import AudioPart, ImagePart, VideoPart
 from omni_gateway.settings import MediaSettings
 from omni_proto.client import ArgumentError, MediaPart, audio_part, image_part, video_part
 

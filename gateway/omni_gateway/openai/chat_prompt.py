@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from omni_gateway.errors import InvalidRequestError
-from omni_gateway.openai.chat_request import (
+from omni_gateway.openai.chat_messages import (
     AssistantMessage,
     AudioPart,
-    ChatRequest,
     ImagePart,
     Message,
     TextPart,
     ToolMessage,
     VideoPart,
 )
+from omni_gateway.openai.chat_request import ChatRequest
 from omni_proto.client import ChatMessage, MediaPart, Part, ToolCall
 
 _ENTRY_SAMPLING: Final = (

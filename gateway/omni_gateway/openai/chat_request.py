@@ -1,135 +1,16 @@
 """The body of POST /v1/chat/completions, by OpenAI's names.
 
-Unknown fields are refused by name. Fields of OpenAI's that mean something else than what is done here are declared, so
-that `refuse_unsupported` can say which value is wrong instead of ignoring it.
+Unknown fields are refused by name. Fields that OpenAI supports and this gateway does not are declared too, so that
+`find_unsupported` can name the value that is refused.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class Body(BaseModel):
-    """Base of request bodies: unknown fields are errors, values are not converted from other types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class TextPart(Body):
-    """Text."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ImageUrl(Body):
-    """Where an image is."""
-
-    url: str
-    """data:image/png;base64,... or, where it is switched on, an https address."""
-    detail: Literal["auto", "low", "high"] | None = None
-    """Only "auto": the model decides by the image's size."""
-
-
-class ImagePart(Body):
-    """An image, PNG or JPEG."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class VideoUrl(Body):
-    """Where a video is."""
-
-    url: str
-    """data:video/mp4;base64,... or, where it is switched on, an https address."""
-
-
-class VideoPart(Body):
-    """vLLM's and OpenRouter's: a video, MP4, WebM, Matroska or QuickTime; only of models that read video."""
-
-    type: Literal["video_url"]
-    video_url: VideoUrl
-
-
-class InputAudio(Body):
-    """Encoded audio."""
-
-    data: str
-    """base64."""
-    format: Literal["wav", "mp3", "flac", "opus"]
-
-
-class AudioPart(Body):
-    """Audio."""
-
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-ContentPart = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
-
-
-class SystemMessage(Body):
-    """Instructions for the whole conversation. "developer" is OpenAI's newer name of the same."""
-
-    role: Literal["system", "developer"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
-
-
-class UserMessage(Body):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: str | Annotated[list[ContentPart], Field(min_length=1)]
-    name: str | None = None
-
-
-class PastAudio(Body):
-    """A spoken answer of before. Not kept here: send its transcript as content."""
-
-    id: str
-
-
-class FunctionCall(Body):
-    """A function that the model called."""
-
-    name: Annotated[str, Field(min_length=1, max_length=64)]
-    arguments: str
-    """A JSON object, as text."""
-
-
-class PastCall(Body):
-    """A tool call of an earlier answer."""
-
-    id: Annotated[str, Field(min_length=1, max_length=256)]
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class AssistantMessage(Body):
-    """What the model answered before."""
-
-    role: Literal["assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
-    name: str | None = None
-    audio: PastAudio | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[PastCall], Field(max_length=128)] | None = None
-
-
-class ToolMessage(Body):
-    """What a tool answered."""
-
-    role: Literal["tool"]
-    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-
-
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+from omni_gateway.openai.chat_messages import Body, Message
 
 
 class FunctionTool(Body):
@@ -312,52 +193,3 @@ class ChatRequest(Body):
     """Not supported."""
     prompt_cache_retention: Any = None
     """Not supported."""
-
-
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "store": (False,),
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "service_tier": ("auto", "default"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-}
-"""Values that ask for nothing, by field: they are taken, any other is refused."""
-
-
-def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:
-    """Returns the first field whose value is not supported, and what to do; None if all are."""
-    for name, neutral in _NEUTRAL.items():
-        value = getattr(request, name)
-        if value is not None and value not in neutral:
-            taken = " or ".join(repr(one) for one in neutral)
-            return name, f"{name} is not supported here; leave it out" + (f" or send {taken}" if taken else "")
-    for index, message in enumerate(request.messages):
-        if isinstance(message, AssistantMessage):
-            if message.audio is not None:
-                return f"messages[{index}].audio", "audio.id is not kept here; send the transcript as content"
-            if message.content is None and message.refusal is None and not message.tool_calls:
-                return f"messages[{index}].content", "an assistant message needs content"
-        if isinstance(message, SystemMessage | UserMessage) and message.name is not None:
-            return f"messages[{index}].name", "name is not supported: the chat templates have no place for it"
-        for place, part in enumerate(message.content or ()):
-            if isinstance(part, ImagePart) and part.image_url.detail not in (None, "auto"):
-                where = f"messages[{index}].content[{place}].image_url.detail"
-                return where, "detail must be 'auto': the model decides by the image's size"
-    if request.tools and request.parallel_tool_calls is False:
-        return "parallel_tool_calls", "parallel_tool_calls must be true: the model decides how many tools it calls"
-    if request.stream_options is not None:
-        if not request.stream:
-            return "stream_options", "stream_options needs stream: true"
-        if request.stream_options.include_obfuscation:
-            return "stream_options.include_obfuscation", "include_obfuscation is not supported; send false"
-    return None

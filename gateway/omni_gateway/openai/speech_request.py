@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from omni_gateway.openai.chat_request import Body, VoiceId
+from omni_gateway.openai.chat_messages import Body
+from omni_gateway.openai.chat_request import VoiceId
 
 
 class SpeechRequest(Body):

@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 import aiohttp
@@ -26,6 +25,7 @@ from aiohttp import web
 from yarl import URL
 
 from omni_cli.local.ports import pick_ports
+from support.controlplane.api_calls import Call
 from support.controlplane.api_server import ApiServer
 
 T = TypeVar("T")
@@ -33,57 +33,6 @@ Fault = Literal["409", "429", "500", "503", "silence", "lost answer"]
 FAULTS: tuple[Fault, ...] = ("409", "429", "500", "silence", "lost answer")
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "content-length", "host"}
-# What an operator writes besides its objects.
-_BACKGROUND = frozenset({"leases", "events", "selfsubjectaccessreviews"})
-
-
-@dataclass
-class Call:
-    """One request as it came in; `status` is filled in with the answer (0: none)."""
-
-    method: str
-    path: str
-    watch: bool
-    user_agent: str
-    started: float
-    status: int = 0
-    fault: str = ""
-
-    @property
-    def resource(self) -> str:
-        """Plural of the resource, with its subresource: "deployments", "pods/status"."""
-        return parse_path(self.path)[1]
-
-    @property
-    def verb(self) -> str:
-        """The verb that RBAC checks."""
-        named = parse_path(self.path)[2]
-        if self.method == "GET":
-            return "watch" if self.watch else "get" if named else "list"
-        if self.method == "DELETE":
-            return "delete" if named else "deletecollection"
-        return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(self.method, self.method.lower())
-
-    @property
-    def write(self) -> bool:
-        """Whether it changes objects (leases, events and access reviews apart)."""
-        return self.method not in ("GET", "HEAD") and self.resource not in _BACKGROUND
-
-
-def parse_path(path: str) -> tuple[str, str, bool]:
-    """API group ("" is core), resource with subresource, and whether one object is named."""
-    parts = path.strip("/").split("/")
-    if parts[0] == "api":
-        group, rest = "", parts[2:]
-    elif parts[0] == "apis" and len(parts) > 3:
-        group, rest = parts[1], parts[3:]
-    else:
-        return "", path, False
-    if rest[:1] == ["namespaces"] and len(rest) > 2:
-        rest = rest[2:]
-    resource = rest[0] if rest else path
-    return group, f"{resource}/{rest[2]}" if len(rest) > 2 else resource, len(rest) > 1
-
 
 POD_NEWS = ("deployments", "pods", "replicasets")
 """For hold_watches. A busy machine makes pods ready one by one, over as many pauses of the operator as it likes. Held

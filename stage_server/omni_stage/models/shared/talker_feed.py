@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from omni_stage.models.component import FinishReason, StageInput
+from omni_stage.errors import InvalidRequestError, InvalidTensorError
+from omni_stage.models.component import EdgeInput, FinishReason, StageInput, StageRequest
 from omni_stage.models.edge_stream import EdgeRows, InputPart
 from omni_stage.payloads import AdditionalInformationPayload
 
@@ -123,3 +124,18 @@ class TalkerFeed:
             repeat_limit=self._repeat_limit,
         )
         return InputPart(stage_input, max_tokens=part.max_tokens, last=part.last)
+
+
+def prepare_whole(request: StageRequest, feed: TalkerFeed, *, component: str, missing: str) -> StageInput:
+    """Returns a talker's input made of all the thinker's tensors at once. A reply without text ends as EMPTY_INPUT.
+
+    `component`: the talker's id; `missing`: the tensor that is named if nothing came. Raises InvalidRequestError for
+    a request without tensors, and InvalidTensorError.
+    """
+    if not isinstance(request.source, EdgeInput):
+        raise InvalidRequestError(f"component {component} reads tensors of a thinker, not a prompt")
+    feed.add(EdgeRows(request.source.tensors, ended=True))
+    part = feed.next_part()
+    if part is None:
+        raise InvalidTensorError(f"{missing}: nothing came", field=f"tensors.{missing}")
+    return part.input

@@ -34,7 +34,8 @@ from omni_stage.service.media.planning import receive_media
 from omni_stage.service.media.worker_pool import MediaPool
 from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.request.admission import Admission
-from omni_stage.service.request.places import START_GRACE_S, Places, peer_address
+from omni_stage.service.request.call_messages import read_message, read_start
+from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.request.plan import RequestPlan, downstream_start, media_rules, plan_request, requested_below
 from omni_stage.service.request.prompt import PromptPlan, build_prompt, is_light
 from omni_stage.service.request.prompt_embeds import build_embeds
@@ -46,8 +47,6 @@ from omni_stage.service.request.timeline import Timeline
 from omni_stage.service.request.tracing import RequestTrace, Tracing
 from omni_stage.service.wire import WireMessage
 
-START_TIMEOUT_S = 30.0
-"""Time limit for a call's first message, which may hold several MiB of media."""
 _Source = RequestReader | EdgeStream
 PLANNERS: Final = 2
 """Threads that plan large requests before they are admitted."""
@@ -113,7 +112,7 @@ class StageServicer:
         # 1. Read Start, and nothing large yet.
         self._check_engine()
         reader = RequestReader()
-        start = await _read_start(messages, reader, runtime.starting, peer_address(context.peer()))
+        start = await read_start(messages, reader, runtime.starting, peer_address(context.peer()))
         # 2. Plan the request; this checks the edge's schema too.
         plan = await self._plan(start)
         reader.expect(plan.prompt.announced if plan.prompt else {}, plan.edge)
@@ -201,7 +200,7 @@ class StageServicer:
         """Read up to End, and pass rows to a stream as they arrive. Raises ProtocolViolationError, TensorError."""
         stream = source if isinstance(source, EdgeStream) else None
         while not reader.done:
-            reader.feed(await _next(messages, reader))
+            reader.feed(await read_message(messages, reader))
             if stream is not None and reader.edge is not None and not reader.done:
                 stream.put(self._runtime.engine.open_tensors(reader.edge.take()), reader.edge.complete_tensors)
         timeline.input_complete = timeline.input_complete or timeline.now()
@@ -277,29 +276,3 @@ def _traced(trace: RequestTrace, timeline: Timeline) -> Iterator[None]:
         raise
     finally:
         trace.end(timeline, error)
-
-
-async def _read_start(
-    messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
-) -> stage_service_pb2.Start:
-    """Returns the first message. A call that does not send it soon needs a place, and may lose it to another call."""
-    place = None
-    try:
-        async with asyncio.timeout(START_TIMEOUT_S) as scope:
-            with places.hold(peer, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as place:
-                message = await _next(messages, reader)
-    except TimeoutError as error:
-        if place is not None and place.lost:
-            raise places.refusal() from error
-        raise DeadlineExceededError(
-            f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
-        ) from error
-    return reader.start(message)
-
-
-async def _next(messages: AsyncIterator[WireMessage], reader: RequestReader) -> WireMessage:
-    try:
-        return await anext(messages)
-    except StopAsyncIteration:
-        reader.end_of_stream()
-        raise

@@ -1,80 +1,19 @@
-"""OmniEngineArgs and OmniModelConfig: what wins, what is closed, and what each mistake is told."""
+"""OmniEngineArgs: which setting wins, what vLLM gets, and what each mistake is told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from omni_proto.pipeline.components import ComponentFacts, EngineKind
-from omni_proto.stage_config import EngineArgs, InputEdge, Limits, ModelSource, StageConfig, Timeouts
+from omni_proto.pipeline.components import EngineKind
+from omni_proto.stage_config import EngineArgs, Limits, Timeouts
 from omni_stage.engine.arguments.engine_args import (
     CPU_KV_CACHE_BYTES,
     OmniEngineArgs,
-    build_engine_args,
-    load_model_config,
 )
 from omni_stage.errors import ConfigurationError
-from omni_stage.models.component import Component
-from omni_stage.models.manifest import describe
-
-
-@dataclass
-class Described:
-    """As much of a Component as the arguments are built from."""
-
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    kind: EngineKind = EngineKind.AUTOREGRESSIVE
-    id: str = "test/described"
-    queue_timeout_s: float | None = None
-    takes_prompt_embeds: bool = False
-    reads: str | None = None
-
-    @property
-    def facts(self) -> ComponentFacts:
-        return describe(
-            id=self.id,
-            kind=self.kind,
-            reads=self.reads,
-            publishes="test/rows",
-            publishes_rows=not self.kind.is_one_shot,
-            queue_timeout_s=self.queue_timeout_s,
-            takes_prompt_embeds=self.takes_prompt_embeds,
-        )
-
-    def engine_kwargs(self) -> dict[str, Any]:
-        return dict(self.kwargs)
-
-
-CAPTURING = {"additional_config": {"omni": {"capture_rows": True}}}
-
-
-def build(
-    user: EngineArgs | None = None,
-    *,
-    on_cpu: bool = True,
-    gpus: int = 1,
-    timeouts: Timeouts | None = None,
-    source: str | None = None,
-    limits: Limits | None = None,
-    **described: Any,
-) -> OmniEngineArgs:
-    config = StageConfig(
-        pipeline="p",
-        stage="s",
-        component="test/described",
-        model=ModelSource(path="/models/m"),
-        engine_args=user or EngineArgs(),
-        tensor_parallel_size=gpus,
-        timeouts=timeouts or Timeouts(),
-        input=InputEdge(source=source) if source else None,
-        limits=limits or Limits(),
-    )
-    component = Described(**described, reads="test/tensors" if source else None)
-    return build_engine_args(config, cast(Component, component), on_cpu=on_cpu)
+from support.described_engines import CAPTURING, build
 
 
 def test_the_user_wins_over_the_component() -> None:
@@ -220,76 +159,6 @@ def test_prefix_caching(options: dict[str, Any], expected: bool | None) -> None:
     assert build(**options).enable_prefix_caching is expected
 
 
-def test_a_diffusion_stage_pools_and_limits_its_queue() -> None:
-    described = {"kind": EngineKind.DIFFUSION, "queue_timeout_s": 30.0}
-    additional = {"additional_config": {"omni_diffusion": {"max_batch": 2}}}
-    args = build(kwargs=additional, **described)
-    assert args.vllm_kwargs(worker_cls="w", scheduler_cls="s")["runner"] == "pooling"
-    assert args.additional_config == {"omni_diffusion": {"max_batch": 2, "queue_timeout_s": 30.0}}
-    user = build(timeouts=Timeouts(queue=5.0), kwargs=additional, **described)
-    assert user.additional_config["omni_diffusion"]["queue_timeout_s"] == 5.0
-
-
-DIFFUSION_KWARGS = {
-    "max_model_len": 16384,
-    "max_num_batched_tokens": 16384,
-    "max_num_seqs": 32,
-    "enforce_eager": True,
-    "additional_config": {"omni_diffusion": {"step_work": 4096}},
-}
-
-
-@pytest.mark.parametrize(
-    ("user", "settings", "batched_tokens"),
-    [
-        pytest.param(None, {"step_work": 4096, "max_batch": 32}, 16384, id="the component's"),
-        pytest.param(
-            EngineArgs(max_num_seqs=4, max_num_batched_tokens=1000),
-            {"step_work": 1000, "max_batch": 4},
-            16384,
-            id="smaller steps, though vLLM must let the longest request through",
-        ),
-        pytest.param(
-            EngineArgs(max_num_batched_tokens=50_000),
-            {"step_work": 50_000, "max_batch": 32},
-            50_000,
-            id="larger steps",
-        ),
-        pytest.param(
-            EngineArgs(enforce_eager=True),
-            {"step_work": 4096, "max_batch": 32, "cuda_graphs": False},
-            16384,
-            id="no graphs of the model's own",
-        ),
-        pytest.param(
-            EngineArgs(enforce_eager=False), {"step_work": 4096, "max_batch": 32}, 16384, id="graphs, as by default"
-        ),
-    ],
-)
-def test_a_diffusion_stages_steps_are_bounded(
-    user: EngineArgs | None, settings: dict[str, Any], batched_tokens: int
-) -> None:
-    args = build(user, kind=EngineKind.DIFFUSION, kwargs=DIFFUSION_KWARGS)
-    assert args.additional_config["omni_diffusion"] == settings
-    assert args.max_num_batched_tokens == batched_tokens
-    assert args.enforce_eager, "vLLM has nothing to compile or capture here"
-
-
-@pytest.mark.parametrize(
-    ("user", "on_cpu", "step_work"),
-    [
-        (None, True, 72),
-        (None, False, 4096),
-        (EngineArgs(max_num_batched_tokens=1000), True, 1000),
-        (EngineArgs(max_num_batched_tokens=1000), False, 1000),
-    ],
-)
-def test_a_component_may_have_smaller_steps_for_a_cpu(user: EngineArgs | None, on_cpu: bool, step_work: int) -> None:
-    kwargs = {**DIFFUSION_KWARGS, "additional_config": {"omni_diffusion": {"step_work": 4096, "cpu_step_work": 72}}}
-    args = build(user, on_cpu=on_cpu, kind=EngineKind.DIFFUSION, kwargs=kwargs)
-    assert args.additional_config["omni_diffusion"] == {"step_work": step_work, "max_batch": 32}
-
-
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
     from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
@@ -332,43 +201,3 @@ def test_refused_with_field_and_remedy(options: dict[str, Any], wrong: str) -> N
         build(**options)
     assert caught.value.details.field == wrong
     assert wrong in str(caught.value) or wrong == "component"
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(None, "holds no config.json", id="missing"),
-        pytest.param("{", "cannot be read as JSON", id="not JSON"),
-        pytest.param("[]", "names no model_type", id="no object"),
-        pytest.param('{"architectures": []}', "names no model_type", id="no model_type"),
-        pytest.param('{"model_type": "x", "architectures": "X"}', "list of names", id="architectures of a wrong type"),
-    ],
-)
-def test_bad_checkpoint(tmp_path: Path, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=message) as caught:
-        load_model_config(tmp_path)
-    assert caught.value.details.field == "model.path"
-
-
-def test_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is not a directory"):
-        load_model_config(tmp_path / "absent")
-
-
-def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "0a1b")
-    with pytest.raises(
-        ConfigurationError, match=r"model.safetensors is a link to nowhere, or user \d+ may not"
-    ) as caught:
-        load_model_config(tmp_path)
-    assert caught.value.details.field == "model.path"
-
-
-def test_good_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
-    config = load_model_config(tmp_path)
-    assert config.name == "Qwen2ForCausalLM"
-    assert (config.model_type, config.architectures) == ("qwen2", ("Qwen2ForCausalLM",))

@@ -1,8 +1,7 @@
-"""OmniEngineCoreRequest: what is refused before an engine sees it, and what vLLM gets of the rest."""
+"""OmniEngineCoreRequest: what vLLM gets of a request."""
 
 from __future__ import annotations
 
-import itertools
 import typing
 
 import pytest
@@ -11,44 +10,15 @@ from vllm.inputs import TokensPrompt
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
-from omni_stage.engine.requests.conflicts import CONFLICTS, Feature, check_conflicts, find_conflicts
 from omni_stage.engine.requests.request import OmniEngineCoreRequest, OmniTokensPrompt
 from omni_stage.engine.requests.traits import EngineTraits
-from omni_stage.errors import (
-    InvalidRequestError,
-    InvalidTensorError,
-    NonFiniteTensorError,
-    PromptTooLongError,
-    RequestTooLargeError,
-)
 from omni_stage.models.component import StageInput
 from omni_stage.payloads import (
     OMNI_PAYLOAD_KEY,
     OMNI_ROWS_KEY,
     AdditionalInformationPayload,
-    PayloadLimits,
-    PromptEmbedsPayload,
 )
-
-TRAITS = EngineTraits(max_model_len=16, vocab_size=100, hidden_size=4)
-STREAMED = EngineTraits(max_model_len=16, vocab_size=100, stream_fed=True)
-INFORMATION = AdditionalInformationPayload.from_mapping({"x": torch.ones(2, 3)})
-EMBEDS = PromptEmbedsPayload.from_tensor(torch.ones(3, 4))
-
-
-def sampled(prompt=None, params=None, **kwargs) -> OmniEngineCoreRequest:
-    prompt = {"prompt_token_ids": [1, 2, 3]} if prompt is None else prompt
-    return OmniEngineCoreRequest(
-        request_id="r", prompt=prompt, sampling_params=SamplingParams() if params is None else params, **kwargs
-    )
-
-
-def embedded(params=None, **kwargs) -> OmniEngineCoreRequest:
-    return sampled({}, params, prompt_embeds=EMBEDS, **kwargs)
-
-
-def pooled(prompt=None, **kwargs) -> OmniEngineCoreRequest:
-    return OmniEngineCoreRequest(request_id="r", prompt=prompt or {}, pooling_params=PoolingParams(), **kwargs)
+from support.engine_requests import INFORMATION, TRAITS, embedded, pooled, sampled
 
 
 def test_lowers_to_prompt_and_sampling_params():
@@ -149,223 +119,3 @@ def test_from_stage_input(params):
     assert (request.sampling_params is None) != (request.pooling_params is None)
     assert request.additional_information is INFORMATION
     assert (request.suppress_token_ids, request.stop_token_ids) == ([2], [3])
-
-
-REFUSED = {
-    # name: (request, traits, error, field)
-    "no id": (
-        OmniEngineCoreRequest(request_id="", prompt={"prompt_token_ids": [1]}, sampling_params=SamplingParams()),
-        TRAITS,
-        InvalidRequestError,
-        "request_id",
-    ),
-    "no parameters": (OmniEngineCoreRequest(request_id="r", prompt={}), TRAITS, InvalidRequestError, "params"),
-    "both parameters": (sampled(pooling_params=PoolingParams()), TRAITS, InvalidRequestError, "params"),
-    "no prompt": (sampled({}), TRAITS, InvalidRequestError, "prompt"),
-    "no tokens": (sampled({"prompt_token_ids": []}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "unknown key": (sampled({"prompt_token_ids": [1], "x": 1}), TRAITS, InvalidRequestError, "prompt"),
-    "cache hashes": (sampled({"prompt": "a", "multi_modal_uuids": {}}), TRAITS, InvalidRequestError, "prompt"),
-    "cache salt": (sampled({"prompt": "a", "cache_salt": "s"}), TRAITS, InvalidRequestError, "prompt"),
-    "negative token": (sampled({"prompt_token_ids": [-1]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "token beyond vocabulary": (sampled({"prompt_token_ids": [100]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "fraction as token": (sampled({"prompt_token_ids": [1.0]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "boolean as token": (sampled({"prompt_token_ids": [True]}), TRAITS, InvalidRequestError, "prompt_token_ids"),
-    "huge token": (
-        sampled({"prompt_token_ids": [1 << 40]}),
-        EngineTraits(max_model_len=16),
-        InvalidRequestError,
-        "prompt_token_ids",
-    ),
-    "suppressed beyond vocabulary": (
-        sampled(suppress_token_ids=[100]),
-        TRAITS,
-        InvalidRequestError,
-        "suppress_token_ids",
-    ),
-    "stop beyond vocabulary": (sampled(stop_token_ids=[100]), TRAITS, InvalidRequestError, "stop_token_ids"),
-    "no room for output": (
-        sampled({"prompt_token_ids": [1] * 16}),
-        TRAITS,
-        PromptTooLongError,
-        "prompt_token_ids",
-    ),
-    "long diffusion prompt": (pooled({"prompt_token_ids": [1] * 17}), TRAITS, PromptTooLongError, "prompt_token_ids"),
-    "several samples": (sampled(params=SamplingParams(n=2)), TRAITS, InvalidRequestError, "n"),
-    "a caller's extra_args": (
-        sampled(params=SamplingParams(extra_args={"kv_transfer_params": {}})),
-        TRAITS,
-        InvalidRequestError,
-        "extra_args",
-    ),
-    "a caller's payload": (
-        sampled(params=SamplingParams(extra_args={OMNI_PAYLOAD_KEY: b""})),
-        TRAITS,
-        InvalidRequestError,
-        "extra_args",
-    ),
-    "embeddings and tokens": (sampled(prompt_embeds=EMBEDS), TRAITS, InvalidRequestError, "prompt_embeds"),
-    "embeddings of another width": (
-        sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(3, 5))),
-        TRAITS,
-        InvalidTensorError,
-        "prompt_embeds",
-    ),
-    "too many embeddings": (
-        sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(16, 4))),
-        TRAITS,
-        PromptTooLongError,
-        "prompt_embeds",
-    ),
-    "embeddings where none are taken": (
-        embedded(),
-        EngineTraits(max_model_len=16),
-        InvalidRequestError,
-        "prompt_embeds",
-    ),
-    "embeddings past the payload": (
-        sampled({"prompt_embeds": torch.ones(3, 4)}),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
-    ),
-    "embeddings with NaN": (
-        sampled(
-            {},
-            prompt_embeds=PromptEmbedsPayload.from_tensor(
-                torch.full((1, 4), float("nan")), PayloadLimits(allow_non_finite=True)
-            ),
-        ),
-        TRAITS,
-        NonFiniteTensorError,
-        "prompt_embeds",
-    ),
-    "information twice": (
-        sampled({"prompt_token_ids": [1], "additional_information": INFORMATION}, additional_information=INFORMATION),
-        TRAITS,
-        InvalidRequestError,
-        "additional_information",
-    ),
-    "information of another kind": (
-        sampled({"prompt_token_ids": [1], "additional_information": {"x": [1]}}),
-        TRAITS,
-        InvalidRequestError,
-        "additional_information",
-    ),
-    "information too large": (
-        sampled(additional_information=INFORMATION),
-        EngineTraits(max_model_len=16, limits=PayloadLimits(max_payload_bytes=23)),
-        RequestTooLargeError,
-        "additional_information",
-    ),
-    "information with NaN": (
-        sampled(
-            additional_information=AdditionalInformationPayload.from_mapping(
-                {"x": [float("nan")]}, PayloadLimits(allow_non_finite=True)
-            )
-        ),
-        TRAITS,
-        NonFiniteTensorError,
-        "additional_information.x",
-    ),
-    "embeddings and a penalty": (
-        embedded(SamplingParams(presence_penalty=0.5)),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
-    ),
-    "embeddings and repetition penalty": (
-        embedded(SamplingParams(repetition_penalty=1.1)),
-        TRAITS,
-        InvalidRequestError,
-        "prompt_embeds",
-    ),
-    "embeddings and captured rows": (embedded(want_rows=True), TRAITS, InvalidRequestError, "prompt_embeds"),
-    "embeddings beyond float16": (
-        sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.full((3, 4), 1e6))),
-        EngineTraits(max_model_len=16, hidden_size=4, embeds_dtype=torch.float16),
-        NonFiniteTensorError,
-        "prompt_embeds",
-    ),
-    "streamed and frequency penalty": (
-        sampled(params=SamplingParams(frequency_penalty=0.5)),
-        STREAMED,
-        InvalidRequestError,
-        "streamed input",
-    ),
-    "streamed and min_tokens": (
-        sampled(params=SamplingParams(min_tokens=2)),
-        STREAMED,
-        InvalidRequestError,
-        "streamed input",
-    ),
-    "diffusion with rows": (pooled(want_rows=True), TRAITS, InvalidRequestError, "pooling_params"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_before_the_engine(name):
-    request, traits, error, field = REFUSED[name]
-    with pytest.raises(error) as caught:
-        request.lower(traits)
-    assert type(caught.value) is error
-    assert caught.value.details.field == field
-
-
-ALLOWED = {
-    "penalties": (sampled(params=SamplingParams(presence_penalty=1, repetition_penalty=1.2)), TRAITS),
-    "prompt that leaves room for one token": (sampled({"prompt_token_ids": [1] * 15}), TRAITS),
-    "embeddings that leave room": (
-        sampled({}, prompt_embeds=PromptEmbedsPayload.from_tensor(torch.ones(15, 4))),
-        TRAITS,
-    ),
-    "streamed with repetition penalty and seed": (
-        sampled(params=SamplingParams(repetition_penalty=1.1, seed=4)),
-        STREAMED,
-    ),
-    "diffusion prompt of full length": (pooled({"prompt_token_ids": [1] * 16}), TRAITS),
-}
-
-
-@pytest.mark.parametrize("name", ALLOWED)
-def test_allowed(name):
-    request, traits = ALLOWED[name]
-    request.lower(traits)
-
-
-def test_pairs_of_features_are_refused_exactly_as_the_table_says():
-    """Every pair, in either order: the matrix of parameters that may meet in one request."""
-    table = {frozenset((conflict.first, conflict.second)) for conflict in CONFLICTS}
-    assert len(table) == len(CONFLICTS), "a pair is in the table twice"
-    for first, second in itertools.product(Feature, repeat=2):
-        expected = {pair for pair in table if pair <= {first, second}}
-        found = find_conflicts([first, second])
-        assert {frozenset((conflict.first, conflict.second)) for conflict in found} == expected
-        if expected:
-            with pytest.raises(InvalidRequestError) as caught:
-                check_conflicts([first, second])
-            assert found[0].because in str(caught.value)
-        else:
-            check_conflicts([first, second])
-
-
-PROBES = {
-    Feature.PROMPT_EMBEDS: (embedded(), TRAITS),
-    Feature.MULTIMODAL: (sampled({"prompt": "a", "multi_modal_data": {"image": 1}}), TRAITS),
-    Feature.PENALTIES: (sampled(params=SamplingParams(repetition_penalty=1.1)), TRAITS),
-    Feature.OUTPUT_PENALTIES: (sampled(params=SamplingParams(frequency_penalty=-0.5)), TRAITS),
-    Feature.MULTIPLE_SAMPLES: (sampled(params=SamplingParams(n=2)), TRAITS),
-    Feature.MIN_TOKENS: (sampled(params=SamplingParams(min_tokens=1)), TRAITS),
-    Feature.STOP_STRINGS: (sampled(params=SamplingParams(stop=["x"])), TRAITS),
-    Feature.PROMPT_LOGPROBS: (sampled(params=SamplingParams(prompt_logprobs=0)), TRAITS),
-    Feature.POOLING: (pooled(), TRAITS),
-    Feature.CAPTURED_ROWS: (sampled(want_rows=True), TRAITS),
-    Feature.STREAM_FED: (sampled(), STREAMED),
-}
-
-
-def test_every_feature_is_recognised_and_none_by_default():
-    assert sampled().features(TRAITS) == set()
-    assert PROBES.keys() == set(Feature)
-    for feature, (request, traits) in PROBES.items():
-        implied = {Feature.PENALTIES} if feature is Feature.OUTPUT_PENALTIES else set()
-        assert request.features(traits) == {feature} | implied

@@ -32,7 +32,9 @@ from omni_operator.state.live import compute_live_sets
 from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import REVISION_LABEL
 from support.operator_pipelines import make_stages
-from support.simulated_cluster import BAD_IMAGE, SimulatedCluster, member_of
+from support.simulated_api import member_of
+from support.simulated_cluster import SimulatedCluster
+from support.simulated_workloads import BAD_IMAGE
 
 SETTINGS = BuildSettings()
 THINKER, TALKER, TOKEN2WAV = make_stages()

@@ -1,27 +1,19 @@
-"""Conditions, status and Events: verdicts by table; what is written twice is equal."""
+"""Verdicts by table: what a pipeline's state says of Ready, Progressing and Degraded."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from omni_operator.kinds import ChildKey
-from omni_operator.reasons import EXPLANATIONS, Reason
+from omni_operator.reasons import Reason
 from omni_operator.rollout.plan import Conflict
 from omni_operator.rollout.rollout import Phase
 from omni_operator.state.container_causes import Cause
-from omni_operator.state.observed import Observed
-from omni_operator.state.pod_causes import _RANKS
-from omni_operator.status.conditions import Verdict, bound, set_conditions
-from omni_operator.status.events import EventData, compute_events
-from omni_operator.status.status import compute_invalid_status
 from omni_operator.status.verdicts import Assessment, ChildError, StageState, judge
-from omni_proto.pipeline.types.status import PipelineStatus
 
-NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 PULL = Cause(Reason.IMAGE_PULL_BACK_OFF, "image x cannot be pulled")
 ROOM = Cause(Reason.UNSCHEDULABLE, "no node with 1 free GPU", hard=False)
 
@@ -258,112 +250,3 @@ def test_verdicts(name: str) -> None:
     found = {kind: f"{verdict.holds} {verdict.reason}" for kind, verdict in verdicts.items()}
     assert found == {"Ready": ready, "Progressing": progressing, "Degraded": degraded}
     assert any(words in verdict.message for verdict in verdicts.values())
-
-
-class TestConditions:
-    """The one setter."""
-
-    VERDICTS = {kind: Verdict(True, Reason.STARTING, "m") for kind in ("Ready", "Progressing", "Degraded")}
-
-    def test_time_moves_only_when_the_status_flips(self) -> None:
-        first = set_conditions([], self.VERDICTS, 1, NOW)
-        later = NOW + timedelta(minutes=5)
-        reworded = {**self.VERDICTS, "Ready": Verdict(True, Reason.UPDATING, "other")}
-        second = set_conditions(first, reworded, 2, later)
-        assert second[0]["lastTransitionTime"] == "2026-11-21T12:00:00Z"
-        assert (second[0]["reason"], second[0]["message"], second[0]["observedGeneration"]) == ("Updating", "other", 2)
-        third = set_conditions(second, {**self.VERDICTS, "Ready": Verdict(False, Reason.UPDATING, "")}, 2, later)
-        assert third[0]["lastTransitionTime"] == "2026-11-21T12:05:00Z"
-        assert third[1:] == [{**item, "observedGeneration": 2} for item in first[1:]]
-
-    def test_messages_are_bounded(self) -> None:
-        (ready, *_) = set_conditions([], {**self.VERDICTS, "Ready": Verdict(True, Reason.STARTING, "é" * 9999)}, 1, NOW)
-        assert len(ready["message"].encode()) <= 1024
-        assert ready["message"].endswith("...")
-        assert bound("short") == "short"
-
-
-class TestInvalidSpec:
-    """A spec that an older CRD let in."""
-
-    def test_what_ran_is_still_told(self) -> None:
-        previous = {"readyStages": "3/3", "stages": [{"name": "thinker"}]}
-        metadata = {"name": "demo", "namespace": "models", "uid": "u", "generation": 4}
-        observed = Observed({"metadata": metadata, "status": previous})
-        status = compute_invalid_status(observed, "spec.stages: too many", NOW)
-        assert status["readyStages"] == "3/3"
-        assert status["stages"] == previous["stages"]
-        reasons = {item["type"]: (item["status"], item["reason"]) for item in status["conditions"]}
-        assert reasons["Ready"] == ("False", "InvalidSpec")
-        assert reasons["Degraded"] == ("True", "InvalidSpec")
-        assert "spec.stages: too many" in status["conditions"][0]["message"]
-        PipelineStatus.model_validate(status)
-        assert (
-            compute_invalid_status(Observed({"metadata": metadata, "status": status}), "spec.stages: too many", NOW)
-            == status
-        )
-
-
-def status_of(ready: str, progressing: str, degraded: str) -> dict[str, Any]:
-    texts = {"Ready": ready, "Progressing": progressing, "Degraded": degraded}
-    conditions = [
-        {"type": kind, "status": text.split()[0], "reason": text.split()[1], "message": f"about {kind}"}
-        for kind, text in texts.items()
-    ]
-    return {"conditions": conditions}
-
-
-GOOD = status_of("True AllStagesReady", "False RolloutComplete", "False AsExpected")
-STARTS = status_of("False StagesNotReady", "True Starting", "False AsExpected")
-BROKEN = status_of("False ImagePullBackOff", "True Starting", "True ImagePullBackOff")
-EVENTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any], list[str]]] = {
-    "created": (None, STARTS, ["Normal Starting"]),
-    "created broken": (None, BROKEN, ["Warning ImagePullBackOff", "Normal Starting"]),
-    "ready": (STARTS, GOOD, ["Normal AllStagesReady", "Normal RolloutComplete"]),
-    "breaks": (STARTS, BROKEN, ["Warning ImagePullBackOff"]),
-    "nothing changes": (BROKEN, BROKEN, []),
-    "another cause": (
-        BROKEN,
-        status_of("False OOMKilled", "True Starting", "True OOMKilled"),
-        ["Warning OOMKilled"],
-    ),
-    "recovers": (BROKEN, GOOD, ["Normal AsExpected", "Normal AllStagesReady", "Normal RolloutComplete"]),
-    "needs capacity": (
-        GOOD,
-        status_of("True AllStagesReady", "True RolloutNeedsCapacity", "False AsExpected"),
-        ["Warning RolloutNeedsCapacity"],
-    ),
-    "waits for room": (
-        STARTS,
-        status_of("False Unschedulable", "True Starting", "False AsExpected"),
-        ["Warning Unschedulable"],
-    ),
-    "suspended": (
-        GOOD,
-        status_of("False Suspended", "True Suspending", "False AsExpected"),
-        ["Normal Suspended", "Normal Suspending"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", EVENTS)
-def test_events(name: str) -> None:
-    before, after, expected = EVENTS[name]
-    events = compute_events(before, after)
-    assert [f"{event.type} {event.reason}" for event in events] == expected
-    assert all(isinstance(event, EventData) and event.message for event in events)
-
-
-class TestReasons:
-    """The constants and their table."""
-
-    def test_every_reason_is_explained(self) -> None:
-        assert set(EXPLANATIONS) == set(Reason)
-
-    def test_every_cause_of_pods_has_a_rank(self) -> None:
-        pods = [reason for reason in Reason if list(Reason).index(reason) >= list(Reason).index(Reason.UNSCHEDULABLE)]
-        assert set(_RANKS) == set(pods)
-        assert len(_RANKS) == len(set(_RANKS))
-
-    def test_reasons_fit_the_api(self) -> None:
-        assert all(reason[0].isupper() and reason.isalnum() for reason in Reason)

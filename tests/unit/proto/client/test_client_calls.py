@@ -1,26 +1,20 @@
-"""The clients against a real gRPC server on plain generated stubs: order, retries, deadlines, cancellation, errors."""
+"""The clients against a real gRPC server on plain generated stubs: order, deadlines, failures, errors."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
 import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
-from grpc_status import rpc_status
 
 from omni_proto.client import (
     Accepted,
     AsyncOmniClient,
     Event,
-    GenerationResult,
     OmniClient,
     OmniRequestError,
     ProtocolError,
@@ -29,105 +23,11 @@ from omni_proto.client import (
     image_part,
     user,
 )
-from omni_proto.rpc.options import server_options
-from omni_proto.stage.v1 import events_pb2, stage_service_pb2_grpc
+from omni_proto.stage.v1 import events_pb2
 from omni_proto.stage.v1.stage_service_pb2 import (
     GenerateRequest,
-    GenerateResponse,
-    GetStageRequest,
-    GetStageResponse,
 )
-
-Context = grpc.aio.ServicerContext
-Script = Callable[["Call"], Awaitable[None]]
-
-
-@dataclass
-class Call:
-    """One call as the server sees it."""
-
-    attempt: int
-    requests: AsyncIterator[GenerateRequest]
-    context: Context
-    metadata: dict[str, str | bytes]
-
-    async def accept(self) -> None:
-        await self.say(accepted=events_pb2.Accepted(request_id="r", accepted_unix_ns=1))
-
-    async def say(self, **message: Any) -> None:
-        await self.context.write(GenerateResponse(stage="thinker", **message))
-
-    async def fail(self, code: grpc.StatusCode, message: str, retry_ms: int | None = None, reason: str = "") -> None:
-        status = status_pb2.Status(code=code.value[0], message=message)
-        if reason:
-            info = error_details_pb2.ErrorInfo(reason=reason, metadata={"stage": "talker", "request_id": "r"})
-            status.details.add().Pack(info)
-        if retry_ms is not None:
-            retry = error_details_pb2.RetryInfo()
-            retry.retry_delay.FromMilliseconds(retry_ms)
-            status.details.add().Pack(retry)
-        await self.context.abort_with_status(rpc_status.to_status(status))
-
-
-@dataclass
-class Stage(stage_service_pb2_grpc.StageServiceServicer):
-    """A stage that plays a script."""
-
-    script: Script
-    calls: list[Call] = field(default_factory=list)
-    called: asyncio.Event = field(default_factory=asyncio.Event)
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def Generate(self, requests: AsyncIterator[GenerateRequest], context: Context) -> None:
-        call = Call(len(self.calls) + 1, requests, context, dict(context.invocation_metadata() or ()))
-        self.calls.append(call)
-        self.called.set()
-        try:
-            await self.script(call)
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-
-    async def GetStage(self, request: GetStageRequest, context: Context) -> GetStageResponse:
-        return GetStageResponse(stage="thinker", component="generic/llm")
-
-
-@contextlib.asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[tuple[Stage, str]]:
-    stage = Stage(script)
-    server = grpc.aio.server(options=server_options())
-    stage_service_pb2_grpc.add_StageServiceServicer_to_server(stage, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield stage, f"127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
-
-
-async def run_async(target: str, **arguments: Any) -> GenerationResult:
-    async with AsyncOmniClient(target) as client:
-        return await client.run(**arguments)
-
-
-async def run_blocking(target: str, **arguments: Any) -> GenerationResult:
-    def run() -> GenerationResult:
-        with OmniClient(target) as client:
-            return client.run(**arguments)
-
-    return await asyncio.to_thread(run)
-
-
-Run = Callable[..., Awaitable[GenerationResult]]
-both = pytest.mark.parametrize("run", [run_async, run_blocking], ids=["asyncio", "blocking"])
-
-
-async def hello(call: Call) -> None:
-    await call.accept()
-    await call.say(text=events_pb2.TextDelta(text="hel"))
-    await call.say(text=events_pb2.TextDelta(text="lo"))
-    await call.say(finished=events_pb2.StageFinished(finish_reason=events_pb2.FINISH_REASON_STOP))
-    await call.say(summary=events_pb2.Summary(request_id="r", total_ns=5))
+from support.plain_servers import Call, Context, Run, Script, both, hello, serving
 
 
 @both
@@ -183,150 +83,6 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
     assert len(stage.calls) == 1
 
 
-@both
-@pytest.mark.parametrize(
-    ("code", "retry_ms"),
-    [(grpc.StatusCode.UNAVAILABLE, None), (grpc.StatusCode.RESOURCE_EXHAUSTED, 10), (grpc.StatusCode.UNAVAILABLE, 10)],
-    ids=["unavailable", "exhausted with RetryInfo", "unavailable with RetryInfo"],
-)
-async def test_before_accepted_a_request_is_tried_again(run: Run, code: grpc.StatusCode, retry_ms: int | None) -> None:
-    async def script(call: Call) -> None:
-        if call.attempt < 3:
-            await call.fail(code, "not now", retry_ms)
-        await hello(call)
-
-    async with serving(script) as (stage, target):
-        result = await run(target, raw_text="hi", timeout=30)
-    assert result.text == "hello"
-    assert len(stage.calls) == 3
-
-
-@both
-async def test_a_call_that_a_server_cancels_as_it_shuts_down_is_tried_again(run: Run) -> None:
-    async def script(call: Call) -> None:
-        if call.attempt < 3:
-            await call.context.abort(grpc.StatusCode.CANCELLED)
-        await hello(call)
-
-    async with serving(script) as (stage, target):
-        assert (await run(target, raw_text="hi", timeout=30)).text == "hello"
-    assert len(stage.calls) == 3
-
-
-async def close_either(client: AsyncOmniClient | OmniClient) -> None:
-    if isinstance(client, AsyncOmniClient):
-        await client.close()
-    else:
-        await asyncio.to_thread(client.close)
-
-
-async def call_either(client: AsyncOmniClient | OmniClient) -> GenerationResult:
-    if isinstance(client, AsyncOmniClient):
-        return await client.run(text="hi")
-    return await asyncio.to_thread(client.run, text="hi")
-
-
-both_kinds = pytest.mark.parametrize("kind", [AsyncOmniClient, OmniClient])
-
-
-@both_kinds
-async def test_a_client_that_is_closed_tries_nothing_again(kind: type[AsyncOmniClient | OmniClient]) -> None:
-    async def script(call: Call) -> None:
-        await asyncio.sleep(60)
-
-    async with serving(script) as (stage, target):
-        client = kind(target)
-        asked = asyncio.create_task(call_either(client))
-        await asyncio.wait_for(stage.called.wait(), 30)
-        await close_either(client)
-        with pytest.raises(OmniRequestError) as caught:
-            await asyncio.wait_for(asked, 30)
-    assert caught.value.code is grpc.StatusCode.CANCELLED
-    assert len(stage.calls) == 1
-
-
-@both_kinds
-async def test_a_client_that_is_closed_between_two_attempts_ends(kind: type[AsyncOmniClient | OmniClient]) -> None:
-    refused = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        refused.set()
-        await call.fail(grpc.StatusCode.UNAVAILABLE, "not now", 1000)
-
-    async with serving(script) as (stage, target):
-        client = kind(target)
-        asked = asyncio.create_task(call_either(client))
-        await asyncio.wait_for(refused.wait(), 30)
-        await close_either(client)
-        with pytest.raises(OmniRequestError):
-            await asyncio.wait_for(asked, 30)
-    assert len(stage.calls) == 1
-
-
-@both_kinds
-async def test_a_closed_client_says_so(kind: type[AsyncOmniClient | OmniClient]) -> None:
-    client = kind("127.0.0.1:1")
-    await close_either(client)
-    with pytest.raises(OmniRequestError, match="closed"):
-        await call_either(client)
-    with pytest.raises(OmniRequestError, match="closed"):
-        await (client.get_stage() if isinstance(client, AsyncOmniClient) else asyncio.to_thread(client.get_stage))
-
-
-@both
-async def test_three_attempts_are_the_last(run: Run) -> None:
-    async def script(call: Call) -> None:
-        await call.fail(grpc.StatusCode.UNAVAILABLE, f"attempt {call.attempt}", 10, "DRAINING")
-
-    async with serving(script) as (stage, target):
-        with pytest.raises(OmniRequestError) as caught:
-            await run(target, raw_text="hi")
-    assert len(stage.calls) == 3
-    assert (caught.value.message, caught.value.reason) == ("attempt 3", "DRAINING")
-
-
-NOT_RETRIED = {
-    "exhausted without RetryInfo": (grpc.StatusCode.RESOURCE_EXHAUSTED, None, None),
-    "RetryInfo beyond the deadline": (grpc.StatusCode.RESOURCE_EXHAUSTED, 20_000, 10.0),
-    "invalid": (grpc.StatusCode.INVALID_ARGUMENT, None, None),
-    "cancelled by a stage": (grpc.StatusCode.CANCELLED, 10, None),
-    "internal with RetryInfo": (grpc.StatusCode.INTERNAL, 10, None),
-}
-
-
-@both
-@pytest.mark.parametrize(("code", "retry_ms", "timeout_s"), NOT_RETRIED.values(), ids=NOT_RETRIED.keys())
-async def test_other_failures_are_final(
-    run: Run, code: grpc.StatusCode, retry_ms: int | None, timeout_s: float | None
-) -> None:
-    async def script(call: Call) -> None:
-        await call.fail(code, "no", retry_ms, "SOME_REASON")
-
-    async with serving(script) as (stage, target):
-        with pytest.raises(OmniRequestError) as caught:
-            await run(target, raw_text="hi", timeout=timeout_s)
-    assert len(stage.calls) == 1
-    error = caught.value
-    assert (error.code, error.reason, error.stage, error.request_id) == (code, "SOME_REASON", "talker", "r")
-    assert error.retry_after_s == (None if retry_ms is None else retry_ms / 1000)
-
-
-@both
-@pytest.mark.parametrize("after", ["accepted", "text"])
-async def test_after_accepted_nothing_is_tried_again(run: Run, after: str) -> None:
-    async def script(call: Call) -> None:
-        await call.accept()
-        if after == "text":
-            await call.say(text=events_pb2.TextDelta(text="hel"))
-        await call.fail(grpc.StatusCode.UNAVAILABLE, "engine died", 10, "ENGINE_DEAD")
-
-    async with serving(script) as (stage, target):
-        with pytest.raises(OmniRequestError, match="engine died") as caught:
-            await run(target, raw_text="hi", timeout=30)
-    assert len(stage.calls) == 1
-    assert caught.value.reason == "ENGINE_DEAD"
-
-
 async def test_what_came_before_a_failure_stands() -> None:
     async def script(call: Call) -> None:
         await call.accept()
@@ -359,53 +115,6 @@ async def test_partial_results_carry_the_failure(run: Run) -> None:
     failed = result.failed["thinker"]
     assert isinstance(failed, StageFailed)
     assert (failed.error.reason, failed.error.stage) == ("MODEL_ERROR", "talker")
-
-
-async def endless(call: Call) -> None:
-    await call.accept()
-    while True:
-        await call.say(text=events_pb2.TextDelta(text="la"))
-        await asyncio.sleep(0.01)
-
-
-async def test_closing_the_generator_cancels_the_call() -> None:
-    async with serving(endless) as (stage, target), AsyncOmniClient(target) as client:
-        async with contextlib.aclosing(client.generate(raw_text="hi")) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    break
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
-
-
-async def test_cancelling_the_task_cancels_the_call() -> None:
-    async with serving(endless) as (stage, target), AsyncOmniClient(target) as client:
-        task = asyncio.create_task(client.run(raw_text="hi"))
-        await asyncio.wait_for(stage.called.wait(), 20)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
-
-
-async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
-    def leave(target: str) -> None:
-        with OmniClient(target) as client:
-            for event in client.generate(raw_text="hi"):
-                if isinstance(event, TextDelta):
-                    break
-            # The generator is gone, the client is not: the call must be over now.
-            client.get_stage()
-            loop.call_soon_threadsafe(left.set)
-            done.result(20)
-
-    loop, left = asyncio.get_running_loop(), asyncio.Event()
-    async with serving(endless) as (stage, target):
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        thread = asyncio.create_task(asyncio.to_thread(leave, target))
-        await asyncio.wait_for(left.wait(), 20)
-        await asyncio.wait_for(stage.cancelled.wait(), 20)
-        done.set_result(None)
-        await thread
 
 
 @both

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,53 +10,27 @@ import pytest
 
 from omni_proto.client import (
     ArgumentError,
-    CallTool,
     ChatMessage,
     OmniClient,
-    StructuredOutput,
-    Tool,
-    ToolCall,
     assistant,
     audio_part,
     image_part,
     system,
-    tool_result,
     user,
 )
 from omni_proto.client.arguments import GenerateArguments
 from omni_proto.client.media import as_chat
 from omni_proto.client.request import (
-    MAX_INLINE_BYTES,
     GenerateOptions,
-    PreparedRequest,
     call_metadata,
-    prepare_request,
     sampling_params,
 )
-from omni_proto.media_header import sniff
 from omni_proto.rpc.options import MAX_MESSAGE_BYTES, channel_options, server_options
-from omni_proto.stage.v1 import prompt_pb2, sampling_pb2, tensors_pb2
-from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
+from omni_proto.stage.v1 import sampling_pb2, tensors_pb2
 from omni_proto.tensors import TensorAssembler, TensorChunkView, decode_generate_request, prompt_embeds_spec
-
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
-JPEG = b"\xff\xd8\xff\xe0" + bytes(16)
-WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
-FLAC = b"fLaC" + bytes(16)
-
-
-PROMPTS = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
+from support.client_requests import PNG, PROMPTS, WAV, prepare, sent
 
 CALL = ("timeout", "request_id", "traceparent", "metadata")
-
-
-def prepare(**arguments: Any) -> PreparedRequest:
-    options = {name: arguments.pop(name) for name in list(arguments) if name not in PROMPTS}
-    return prepare_request(options=GenerateOptions(**options), **arguments)
-
-
-def sent(**arguments: Any) -> list[GenerateRequest]:
-    return list(prepare(**arguments).messages())
 
 
 def test_text_is_what_the_user_says_in_a_chat() -> None:
@@ -171,55 +144,6 @@ def test_one_message_is_a_conversation() -> None:
     assert as_chat(user("hi")) == as_chat([ChatMessage("user", ("hi",))])
 
 
-def test_large_media_follow_in_chunks() -> None:
-    large = PNG + bytes(MAX_INLINE_BYTES) + b"end"
-    start, *chunks, end = sent(chat=[user(image_part(large), image_part(JPEG))])
-    first, second = start.start.chat.messages[0].parts
-    assert first.image.chunked.total_bytes == len(large)
-    assert second.image.data == JPEG
-    assert {c.media.media_id for c in chunks} == {first.image.chunked.media_id}
-    assert [c.media.offset for c in chunks] == [i * 1024 * 1024 for i in range(len(chunks))]
-    assert b"".join(c.media.data for c in chunks) == large
-    assert end.WhichOneof("message") == "end"
-
-
-def test_media_of_one_start_fit_one_message_together() -> None:
-    images = [image_part(PNG + bytes(3 * 1024 * 1024)) for _ in range(4)]
-    messages = sent(chat=[user(*images)])
-    assert all(m.ByteSize() < MAX_MESSAGE_BYTES for m in messages)
-    parts = messages[0].start.chat.messages[0].parts
-    assert [p.image.WhichOneof("source") for p in parts] == ["data", "chunked", "chunked", "chunked"]
-    assert [p.image.chunked.media_id for p in parts[1:]] == [1, 2, 3]
-
-
-def test_messages_can_be_made_again_for_a_retry() -> None:
-    prepared = prepare(chat=user(image_part(PNG + bytes(MAX_INLINE_BYTES))))
-    assert list(prepared.messages()) == list(prepared.messages())
-
-
-@pytest.mark.parametrize(
-    ("data", "media_type"),
-    [
-        (PNG, "image/png"),
-        (JPEG, "image/jpeg"),
-        (WAV, "audio/wav"),
-        (FLAC, "audio/flac"),
-        (b"GIF89a", None),
-        (b"", None),
-    ],
-)
-def test_media_types_are_found_by_content(data: bytes, media_type: str | None) -> None:
-    assert sniff(data) == media_type
-
-
-def test_media_come_from_files_too(tmp_path: Path) -> None:
-    path = tmp_path / "sound.bin"
-    path.write_bytes(FLAC)
-    assert audio_part(path) == audio_part(str(path)) == audio_part(FLAC)
-    with pytest.raises(FileNotFoundError):
-        image_part(tmp_path / "missing.png")
-
-
 BAD = {
     "no prompt": ({}, "exactly one"),
     "two prompts": ({"text": "a", "chat": user("b")}, "text and chat"),
@@ -273,13 +197,6 @@ def test_wrong_messages_are_refused(role: str, parts: tuple[Any, ...]) -> None:
         ChatMessage(role, parts)
 
 
-def test_media_of_the_wrong_kind_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="PNG or JPEG"):
-        image_part(WAV)
-    with pytest.raises(ArgumentError, match="WAV or FLAC"):
-        audio_part(b"ID3")
-
-
 def test_every_parameter_of_the_protocol_can_be_given() -> None:
     for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields:
         value: Any = [1] if field.name == "stop_token_ids" else ["a"] if field.name == "stop" else 1
@@ -306,70 +223,3 @@ def test_channel_and_server_agree() -> None:
     assert int(client["grpc.keepalive_time_ms"]) >= int(server["grpc.http2.min_ping_interval_without_data_ms"])
     assert "round_robin" in str(client["grpc.service_config"])
     assert client["grpc.enable_http_proxy"] == 0
-
-
-def test_a_reply_is_text_or_token_ids() -> None:
-    assert sent(text="x", reply="Hello.")[0].start.reply.text == "Hello."
-    assert list(sent(raw_text="x", reply=[3, 4])[0].start.reply.token_ids.ids) == [3, 4]
-    assert sent(text="x", reply="")[0].start.HasField("reply")
-    assert not sent(text="x")[0].start.HasField("reply")
-
-
-def test_tools_travel_with_the_chat() -> None:
-    weather = Tool("weather", "Looks.", {"type": "object"})
-    start = sent(text="Sunny?", tools=[weather], tool_choice="required")[0].start
-    assert [message.role for message in start.chat.messages] == ["user"]
-    assert start.chat.tools[0] == prompt_pb2.Tool(name="weather", description="Looks.", parameters='{"type": "object"}')
-    assert start.chat.tool_choice.mode == prompt_pb2.TOOL_MODE_REQUIRED
-    named = sent(text="Sunny?", tools=[weather], tool_choice=CallTool("weather"))[0].start
-    assert named.chat.tool_choice.function == "weather"
-    assert not sent(text="Sunny?", tools=[weather])[0].start.chat.HasField("tool_choice")
-
-
-def test_tool_calls_and_results_are_messages() -> None:
-    call = ToolCall("c1", "weather", '{"city": "Rome"}')
-    chat = [user("Sunny?"), assistant(tool_calls=[call]), tool_result("c1", "yes")]
-    messages = sent(chat=chat)[0].start.chat.messages
-    assert messages[1].tool_calls[0] == prompt_pb2.ToolCall(id="c1", name="weather", arguments='{"city": "Rome"}')
-    assert (messages[2].role, messages[2].tool_call_id, messages[2].parts[0].text) == ("tool", "c1", "yes")
-
-
-def test_structured_output_has_one_form() -> None:
-    forms = [
-        StructuredOutput(json_schema={"type": "object"}),
-        StructuredOutput(json_object=True),
-        StructuredOutput(regex="a+"),
-        StructuredOutput(choice=["yes", "no"]),
-        StructuredOutput(grammar="root ::= x"),
-    ]
-    sent_forms = [sent(text="x", structured_output=form)[0].start.structured_output for form in forms]
-    assert [form.WhichOneof("form") for form in sent_forms] == [
-        "json_schema",
-        "json_object",
-        "regex",
-        "choice",
-        "grammar",
-    ]
-    assert sent_forms[0].json_schema == '{"type": "object"}'
-    assert list(sent_forms[3].choice.texts) == ["yes", "no"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"raw_text": "x", "tools": [Tool("a")]}, "need the chat template"),
-        ({"text": "x", "tools": ["a"]}, r"tools\[0\] must be a Tool"),
-        ({"text": "x", "tools": [Tool("a", parameters={"x": {1}})]}, r"tools\[0\].parameters must be what JSON"),
-        ({"text": "x", "tools": [Tool("a")], "tool_choice": "maybe"}, "tool_choice must be"),
-        ({"text": "x", "reply": [-1]}, "reply must be"),
-        ({"text": "x", "structured_output": StructuredOutput(choice="yes")}, "must be a list"),
-    ],
-)
-def test_wrong_reply_forms_are_argument_errors(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ArgumentError, match=says):
-        prepare(**arguments)
-
-
-def test_two_forms_are_one_too_many() -> None:
-    with pytest.raises(ArgumentError, match="exactly one of"):
-        StructuredOutput(regex="a", json_object=True)

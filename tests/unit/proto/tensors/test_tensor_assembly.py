@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import numpy as np
 import pytest
@@ -23,10 +22,7 @@ from omni_proto.errors import (
     TensorError,
     TensorErrorKind,
     UnknownTensorError,
-    WireError,
-    WrongHeaderError,
 )
-from omni_proto.stage.v1.tensors_pb2 import DTYPE_FLOAT32, DTYPE_UNSPECIFIED, TensorHeader
 from omni_proto.tensors import (
     DTYPES,
     EdgeAssembler,
@@ -42,28 +38,7 @@ from omni_proto.tensors import (
     float32_to_bfloat16,
     tensor_prompt,
 )
-
-I16 = TensorSpec("x", "int16", (2,))
-
-
-def chunk(offset: int, values: list[int], *, last: bool = False, name: str = "x") -> TensorChunkView:
-    """Returns the rows of int16 [2], each filled with one value."""
-    data = np.repeat(np.array(values, dtype="<i2"), 2).tobytes()
-    return TensorChunkView(name, offset, len(values), crc32c(data), last, memoryview(data))
-
-
-def tensor_of(spec: TensorSpec, rows: int, seed: int) -> bytes:
-    rng = np.random.default_rng(seed)
-    size = rows * spec.row_elements
-    if spec.dtype == "bfloat16":
-        return float32_to_bfloat16(rng.standard_normal(size, dtype=np.float32)).tobytes()
-    if spec.dtype == "bool":
-        return rng.integers(0, 2, size, dtype=np.uint8).tobytes()
-    info = DTYPES[spec.dtype]
-    if info.is_float:
-        return rng.standard_normal(size).astype(info.numpy_name).tobytes()
-    limits = np.iinfo(info.numpy_name)
-    return rng.integers(limits.min, limits.max, size, dtype=info.numpy_name, endpoint=True).tobytes()
+from support.tensor_chunks import I16, chunk, receive, tensor_of
 
 
 @pytest.mark.parametrize("row_shape", [(), (3,), (2, 3, 2)], ids=str)
@@ -176,12 +151,6 @@ def test_named_errors(chunks: list[TensorChunkView], error: type[TensorError], k
     assert caught.value.tensor in ("x", "y")
 
 
-def receive(edge: EdgeAssembler, chunks: list[TensorChunkView]) -> dict[str, bytes]:
-    for item in chunks:
-        edge.add(item)
-    return {name: bytes(tensor.data) for name, tensor in edge.finish().items()}
-
-
 def test_a_refused_chunk_changes_nothing() -> None:
     assembler = TensorAssembler(I16, 4)
     assembler.add(chunk(0, [1]))
@@ -235,133 +204,3 @@ def test_bools_are_0_or_1() -> None:
     assert isinstance(view, TensorChunkView)
     with pytest.raises(InvalidBoolError):
         TensorAssembler(spec, 3).add(view)
-
-
-SCHEMA = TensorSchema(
-    "qwen2_5_omni/thinker2talker",
-    1,
-    (TensorSpec("x", "float32", (4,)), TensorSpec("token_ids", "int64"), TensorSpec("positions", "int64", (3,))),
-)
-
-
-def headers(**max_rows: int) -> list[TensorHeader]:
-    return list(
-        tensor_prompt(SCHEMA, "thinker", {name: max_rows.get(name, 10) for name in SCHEMA.names}.items()).tensors
-    )
-
-
-def changed(index: int, **values: object) -> list[TensorHeader]:
-    result = headers()
-    copy = TensorHeader()
-    copy.CopyFrom(result[index])
-    for name, value in values.items():
-        if name == "row_shape":
-            del copy.row_shape[:]
-            copy.row_shape.extend(value)  # type: ignore[arg-type]
-        else:
-            setattr(copy, name, value)
-    result[index] = copy
-    return result
-
-
-WRONG_HEADERS = {
-    "missing": (headers()[1:], WrongHeaderError),
-    "none": ([], WrongHeaderError),
-    "twice": ([*headers(), headers()[0]], WrongHeaderError),
-    "unknown": (changed(0, name="later"), WrongHeaderError),
-    "dtype": (changed(0, dtype=DTYPE_FLOAT32), WrongHeaderError),
-    "dtype unset": (changed(0, dtype=DTYPE_UNSPECIFIED), WrongHeaderError),
-    "dtype of a newer protocol": (changed(0, dtype=77), WrongHeaderError),
-    "row shape": (changed(0, row_shape=[4]), WrongHeaderError),
-    "dimensions": (changed(0, row_shape=[3, 1]), WrongHeaderError),
-    "too many rows": (headers(x=101), OversizedTensorError),
-    "rows of 64 bits": (headers(x=2**64 - 1), OversizedTensorError),
-    "too many bytes": (headers(x=100, token_ids=100, positions=100), OversizedTensorError),
-}
-
-
-@pytest.mark.parametrize(("given", "error"), WRONG_HEADERS.values(), ids=WRONG_HEADERS.keys())
-def test_headers_must_be_those_of_the_schema(given: list[TensorHeader], error: type[TensorError]) -> None:
-    with pytest.raises(error) as caught:
-        EdgeAssembler(SCHEMA, given, max_rows=100, max_bytes=2000)
-    assert caught.value.kind is TensorErrorKind.INVALID
-
-
-def test_huge_announcements_reserve_nothing_yet() -> None:
-    edge = EdgeAssembler(SCHEMA, headers(x=2**62))
-    assert edge.max_bytes > 2**60
-    assert edge.received_bytes == 0
-
-
-def test_an_edge_takes_interleaved_tensors_in_any_order() -> None:
-    data = {spec.name: tensor_of(spec, 10, seed=3) for spec in SCHEMA.tensors}
-    streams = [list(encode_rows(SCHEMA.spec(name), data[name], chunk_bytes=40)) for name in SCHEMA.names]
-    rng = random.Random(1)
-    edge = EdgeAssembler(SCHEMA, headers(), max_rows=10, max_bytes=10_000)
-    while any(streams):
-        stream = rng.choice([s for s in streams if s])
-        assert not edge.complete
-        view = decode_generate_request(stream.pop(0))
-        assert isinstance(view, TensorChunkView)
-        edge.add(view)
-    assert edge.complete
-    assert edge.received_bytes == sum(map(len, data.values()))
-    assert edge.rows == dict.fromkeys(SCHEMA.names, 10)
-    assert {name: bytes(tensor.data) for name, tensor in edge.finish().items()} == data
-
-
-def damage(messages: list[bytes], rng: random.Random) -> list[bytes]:
-    """Returns one to three random faults of a transport or a peer."""
-    result = list(messages)
-    for _ in range(rng.randint(1, 3)):
-        if not result:
-            break
-        at = rng.randrange(len(result))
-        match rng.choice(["drop", "duplicate", "swap", "flip", "cut", "zero", "grow"]):
-            case "drop":
-                del result[at]
-            case "duplicate":
-                result.insert(rng.randrange(len(result) + 1), result[at])
-            case "swap":
-                other = rng.randrange(len(result))
-                result[at], result[other] = result[other], result[at]
-            case "flip":
-                result[at] = flip(result[at], 1 << rng.randrange(8), rng)
-            case "zero":
-                result[at] = flip(result[at], 0xFF, rng)
-            case "cut":
-                result[at] = result[at][: rng.randrange(len(result[at]))]
-            case "grow":
-                result[at] += rng.randbytes(rng.randint(1, 4))
-    return result
-
-
-def flip(message: bytes, bits: int, rng: random.Random) -> bytes:
-    if not message:
-        return message
-    place = rng.randrange(len(message))
-    return message[:place] + bytes((message[place] ^ bits,)) + message[place + 1 :]
-
-
-def test_no_damage_is_ever_accepted() -> None:
-    """3000 damaged transfers: each is a named error, or what arrives is exactly what was sent."""
-    data = {spec.name: tensor_of(spec, 10, seed=5) for spec in SCHEMA.tensors}
-    clean = [bytes(m) for spec in SCHEMA.tensors for m in encode_rows(spec, data[spec.name], chunk_bytes=48)]
-    rng = random.Random(20)
-    outcomes: dict[str, int] = {}
-    for _ in range(3000):
-        edge = EdgeAssembler(SCHEMA, headers(), max_rows=10)
-        try:
-            views = [decode_generate_request(message) for message in damage(clean, rng)]
-            received = receive(edge, [view for view in views if isinstance(view, TensorChunkView)])
-        except (TensorError, WireError) as error:
-            outcomes[type(error).__name__] = outcomes.get(type(error).__name__, 0) + 1
-        else:
-            # Harmless: two tensors' chunks changed places, or a fault undid another or hit what protobuf ignores.
-            assert received == data
-            outcomes["harmless"] = outcomes.get("harmless", 0) + 1
-    assert outcomes.pop("harmless", 0) < 600
-    assert sum(outcomes.values()) > 2000
-    assert {"ChecksumError", "OutOfOrderChunkError", "DuplicateChunkError", "MissingRowsError", "WireError"} <= set(
-        outcomes
-    )

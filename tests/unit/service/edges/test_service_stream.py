@@ -1,94 +1,21 @@
-"""Stream edges through real servers: when they open, what travels while both stages work, and every way they end."""
+"""Stream edges through real servers: when they open, and what travels while both stages work."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import pytest
 import torch
 
-from omni_proto.stage.v1 import stage_service_pb2 as pb
-from omni_proto.stage_config import EdgeMode
-from omni_proto.tensors import crc32c, encode_tensor_chunk, schema_hash, tensor_prompt
-from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeRows, EdgeStream
 from omni_stage.service.edges import downstream_call
 from omni_stage.service.edges.downstream_call import EdgeCall
 from omni_stage.service.wire import OutgoingChunk
 from support import scripted_stages as lab
 from support.polling import until
-
-
-@dataclass
-class Pair:
-    """A thinker that streams to a talker; what each of them saw."""
-
-    thinker: Any
-    talker: Any
-    reads: list[EdgeRows] = field(default_factory=list)
-
-    @property
-    def rows(self) -> list[int]:
-        """The ids that the talker read, one for each row."""
-        return [i for read in self.reads if "ids" in read.tensors for i in read.tensors["ids"].tolist()]
-
-
-@dataclass
-class Gates:
-    """What the scripts wait for: nothing here depends on time."""
-
-    talker_has: dict[int, asyncio.Event] = field(default_factory=dict)
-    talker_ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def has(self, rows: int) -> asyncio.Event:
-        return self.talker_has.setdefault(rows, asyncio.Event())
-
-
-def step(begin: int, end: int, **more: Any) -> StageStep:
-    """Returns rows [begin, end) and a word."""
-    tensors = {"x": lab.rows(end - begin, begin), "ids": torch.arange(begin, end)}
-    return StageStep(text=f"{begin} ", token_ids=[begin], tensors=tensors, **more)
-
-
-@pytest.fixture
-def start_pair(kit: Any) -> Callable[..., Any]:
-    async def start(think: Any, *, take: int | None = None, fail: Exception | None = None, **talker: Any) -> Pair:
-        """Returns a talker that reads `take` rows, all if None, and then speaks, or fails."""
-        pair = Pair(None, None)
-        gates = talker.pop("gates", Gates())
-
-        async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
-            assert isinstance(request.source, EdgeStream)
-            read = EdgeRows()
-            while not read.ended and (take is None or len(pair.rows) < take):
-                read = await request.source.read()
-                pair.reads.append(read)
-                for count, event in gates.talker_has.items():
-                    if len(pair.rows) >= count:
-                        event.set()
-            if fail is not None:
-                raise fail
-            yield StageStep(audio=torch.zeros(10), finish_reason=FinishReason.STOP)
-
-        talker_settings = {
-            "stage": "talker",
-            "outputs": ["Audio"],
-            "input": {"source": "thinker", "mode": "Stream"},
-            "component": lab.ScriptedComponent(input_schema=lab.EDGE_A),
-            **talker,
-        }
-        pair.talker = await kit.serve(talk, **talker_settings)
-        edge = kit.edge("talker", pair.talker.target, ["talker"]).model_copy(update={"mode": EdgeMode.STREAM})
-        component = lab.ScriptedComponent(output_schema=lab.EDGE_A)
-        pair.thinker = await kit.serve(think, downstream=[edge], component=component)
-        return pair
-
-    return start
+from support.streamed_pairs import Gates, step
 
 
 async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., Any]) -> None:
@@ -175,81 +102,6 @@ async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
     assert torch.equal(torch.cat([r.tensors["x"] for r in pair.reads if "x" in r.tensors]), lab.rows(4))
 
 
-async def test_a_talker_that_needs_no_more_ends_and_the_thinker_goes_on(start_pair: Callable[..., Any]) -> None:
-    async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(0, 3, prompt_token_ids=[1])
-        await pair.talker.engine.ended.wait()
-        for row in range(3, 9):
-            yield step(row, row + 1)
-            await asyncio.sleep(0)
-        yield StageStep(finish_reason=FinishReason.LENGTH)
-
-    pair = await start_pair(think, take=3)
-    answer = await lab.ask(pair.thinker)
-    assert answer.code.name == "OK", answer.message
-    assert answer.text == "0 3 4 5 6 7 8 "
-    assert [o.code for o in answer.of("summary")[0].stages] == [0, 0]
-    assert pair.talker.server.admission.requests == pair.talker.server.admission.bytes == 0
-
-
-@pytest.mark.parametrize("partial", [False, True])
-async def test_an_upstream_that_fails_ends_the_talker(start_pair: Callable[..., Any], partial: bool) -> None:
-    gates = Gates()
-
-    async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(0, 3, prompt_token_ids=[1])
-        await gates.has(3).wait()
-        raise errors.ModelExecutionError("lost")
-
-    gates.has(3)
-    pair = await start_pair(think, gates=gates)
-    answer = await lab.ask(pair.thinker, [lab.start(allow_partial=partial), lab.END])
-    assert answer.text == "0 "
-    if partial:
-        assert answer.code.name == "OK"
-        assert [f.status.message for f in answer.of("failed", "thinker")] == ["lost"]
-    else:
-        assert (answer.code.name, answer.info.metadata["stage"]) == ("INTERNAL", "thinker")
-    await asyncio.wait_for(pair.talker.engine.ended.wait(), 30)
-    assert len(pair.talker.engine.aborted) == 1
-    await until(lambda: not pair.talker.server.admission.requests, 60)
-
-
-@pytest.mark.parametrize("partial", [False, True])
-async def test_a_talker_that_fails_in_the_middle(start_pair: Callable[..., Any], partial: bool) -> None:
-    async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        yield step(0, 3, prompt_token_ids=[1])
-        await pair.talker.engine.ended.wait()
-        await asyncio.sleep(0.05 if partial else 30)
-        yield step(3, 4)
-        yield StageStep(finish_reason=FinishReason.STOP)
-
-    pair = await start_pair(think, take=3, fail=errors.ModelExecutionError("no voice"))
-    answer = await lab.ask(pair.thinker, [lab.start(allow_partial=partial), lab.END])
-    if partial:
-        assert answer.code.name == "OK"
-        assert answer.text == "0 3 "
-        assert [f.status.message for f in answer.of("failed", "talker")] == ["no voice"]
-    else:
-        assert (answer.code.name, answer.info.metadata["stage"]) == ("INTERNAL", "talker")
-        assert len(pair.thinker.engine.aborted) == 1
-
-
-async def test_what_the_talker_refuses_is_known_before_accepted(start_pair: Callable[..., Any]) -> None:
-    pair = await start_pair(lab.say_hello)
-    params = pb.Start(text="x")
-    params.sampling["talker"].min_tokens = 2
-    for _ in range(3):
-        answer = await lab.ask(pair.thinker, [pb.GenerateRequest(start=params), lab.END])
-        assert answer.responses == []
-        assert (answer.code.name, answer.info.metadata["field"]) == (
-            "INVALID_ARGUMENT",
-            "start.sampling[talker].min_tokens",
-        )
-    began, aborted = pair.thinker.engine.requests, pair.thinker.engine.aborted
-    assert len(began) == len(aborted) <= 1, "after a refusal the engine waits for the next answer"
-
-
 async def test_the_engine_works_while_the_stage_below_accepts(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,83 +152,3 @@ async def test_streamed_requests_beyond_the_talkers_limit_are_refused_before_the
     assert (await first).code.name == "OK"
     assert pair.talker.server.admission.requests == 0
     assert (await lab.ask(pair.thinker)).code.name == "OK"
-
-
-async def test_with_allow_partial_a_talker_that_cannot_be_had_is_left_out(start_pair: Callable[..., Any]) -> None:
-    pair = await start_pair(lab.say_hello)
-    pair.talker.server.admission.max_requests = 0
-    answer = await lab.ask(pair.thinker, [lab.start(allow_partial=True), lab.END])
-    assert answer.code.name == "OK"
-    assert answer.text == "Hello"
-    assert answer.kinds[:2] == [("thinker", "accepted"), ("talker", "failed")]
-
-
-def chunk(name: str, offset: int, rows: int, **changes: Any) -> bytes:
-    data = (lab.rows(rows, offset) if name == "x" else torch.arange(offset, offset + rows)).contiguous()
-    raw = data.view(torch.uint8).numpy().tobytes()
-    return encode_tensor_chunk(
-        name, changes.get("at", offset), rows, changes.get("crc", crc32c(raw)), changes.get("last", False), raw
-    )
-
-
-BROKEN: dict[str, tuple[Callable[[], list[Any]], str, str]] = {
-    "damaged": (lambda: [chunk("x", 2, 1, crc=1)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "a gap": (lambda: [chunk("x", 2, 1, at=5)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "again": (lambda: [chunk("x", 0, 2)], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "too many": (lambda: [chunk("x", 2, 60)], "INVALID_ARGUMENT", "INVALID_TENSOR"),
-    "end without last": (lambda: [lab.END], "DATA_LOSS", "CORRUPT_TENSOR"),
-    "no end": (list, "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
-    "Start again": (lambda: [lab.start()], "INVALID_ARGUMENT", "PROTOCOL_VIOLATION"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-async def test_what_breaks_in_the_middle_ends_the_engines_request(start_pair: Callable[..., Any], case: str) -> None:
-    broken, code, reason = BROKEN[case]
-    pair = await start_pair(lab.say_hello)
-    answer = await lab.collect(call_talker(pair, [chunk("x", 0, 2), *broken()]))
-    assert (answer.code.name, answer.info.reason) == (code, reason)
-    assert [kind for _, kind in answer.kinds] == ["accepted"]
-    await until(lambda: len(pair.talker.engine.aborted) == len(pair.talker.engine.requests), 60)
-    assert pair.talker.server.admission.requests == pair.talker.server.admission.bytes == 0
-
-
-@pytest.mark.parametrize("way", ["deadline", "cancel"])
-async def test_an_upstream_that_falls_silent(start_pair: Callable[..., Any], way: str) -> None:
-    pair = await start_pair(lab.say_hello)
-    silent = asyncio.Event()
-
-    async def messages() -> AsyncIterator[Any]:
-        yield talker_start()
-        yield chunk("x", 0, 2)
-        await silent.wait()
-
-    call = call_talker(pair, messages(), timeout_s=0.8 if way == "deadline" else 30)
-    if way == "cancel":
-        await until(lambda: bool(pair.reads), 60)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await lab.collect(call)
-    else:
-        answer = await lab.collect(call)
-        assert answer.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await until(lambda: len(pair.talker.engine.aborted) == 1, 60)
-    await until(lambda: not pair.talker.server.admission.requests, 60)
-
-
-def talker_start() -> pb.GenerateRequest:
-    prompt = tensor_prompt(lab.EDGE_A, "thinker", [("x", 16), ("ids", 16)])
-    return pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(lab.EDGE_A)))
-
-
-def call_talker(pair: Pair, messages: Any, timeout_s: float = 20) -> Any:
-    """Returns a call to the talker by hand; a list of messages comes after Start."""
-    channel = grpc.aio.insecure_channel(pair.talker.target)
-    generate = channel.stream_stream(
-        "/omni_proto.stage.v1.StageService/Generate",
-        request_serializer=lambda m: m if isinstance(m, bytes) else m.SerializeToString(),
-        response_deserializer=pb.GenerateResponse.FromString,
-    )
-    if isinstance(messages, list):
-        messages = iter([talker_start(), *messages])
-    return generate(messages, timeout=timeout_s)

@@ -26,7 +26,7 @@ from omni_stage.service.media.planning import MediaRules, MediaSlot, plan_medium
 from omni_stage.service.request.admission import Admission
 from omni_stage.service.request.prompt import MAX_PARTS, is_light, plan_prompt
 from support import scripted_stages as lab
-from support.hostile_media import flac, flat_png, with_frames
+from support.hostile_files import flac, flat_png, with_frames
 from support.media import encode_png, encode_wav, make_image, make_sound
 from support.scripted_stages import ScriptedComponent
 

@@ -13,6 +13,7 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 from omni_stage.models.component import AudioPart, FinishReason, ImagePart, StageStep
 from omni_stage.reply_form import ToolCallPiece
 from support import scripted_stages as lab
+from support.media import encode_png, encode_wav, make_image
 
 
 async def test_one_stage_answers_in_order(kit: Any) -> None:
@@ -174,7 +175,7 @@ async def test_voice_reaches_the_stage_that_speaks(kit: Any) -> None:
 
 async def test_chat_with_inline_and_chunked_media(kit: Any) -> None:
     stage = await kit.serve()
-    image, sound = lab.png(), lab.wav(channels=2)
+    image, sound = encode_png(make_image(width=4, height=3)), encode_wav(np.zeros((1600, 2), np.float32))
     chat = {
         "messages": [
             {

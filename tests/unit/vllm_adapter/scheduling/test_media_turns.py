@@ -12,9 +12,8 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from omni_stage.errors import ConfigurationError
 from omni_stage.vllm_adapter.names import MEDIA_SHARE
 from omni_stage.vllm_adapter.scheduling.media_turns import STEP_EMBEDS, MediaTurns, cap_budget
-from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
+from support.scheduler_classes import BOTH
 
-BOTH = pytest.mark.parametrize("scheduler_class", [OmniScheduler, OmniAsyncScheduler])
 STEP_S = 0.01
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
-from omni_stage.errors import InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import (
     EdgeInput,
     Emitter,
@@ -19,7 +18,6 @@ from omni_stage.models.component import (
     StageRequest,
     StageStep,
 )
-from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen2_5_omni.checkpoint import (
     CodecTokens,
     OmniCheckpoint,
@@ -32,7 +30,7 @@ from omni_stage.models.qwen2_5_omni.processors import TalkerConditioning, TextRo
 from omni_stage.models.qwen2_5_omni.schemas import find_pace, talker2token2wav_schema, thinker2talker_schema
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed
+from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
@@ -74,14 +72,7 @@ class Talker:
 
     def prepare(self, request: StageRequest) -> StageInput:
         """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
-        if not isinstance(request.source, EdgeInput):
-            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
-        feed = self.open_feed(request)
-        feed.add(EdgeRows(request.source.tensors, ended=True))
-        part = feed.next_part()
-        if part is None:
-            raise InvalidTensorError("x: no rows came", field="tensors.x")
-        return part.input
+        return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="x")
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
         """Returns a feed that makes the input of `prepare` row by row."""

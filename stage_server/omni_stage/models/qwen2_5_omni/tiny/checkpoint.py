@@ -8,14 +8,13 @@ from typing import Any, Literal
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from omni_stage.errors import ConfigurationError
 from omni_stage.models.qwen2_5_omni.tiny import release, weights
 from omni_stage.models.qwen2_5_omni.tiny.shapes import SHAPES, TinyShape, config_dict
 from omni_stage.models.qwen2_5_omni.tiny.tokenizer import make_processor
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPEAKER_BOS_TOKENS, SPECIAL_TOKENS
 from omni_stage.models.shared.quiet import quiet_transformers
 from omni_stage.models.shared.tiny.shards import write_json, write_shards
-from omni_stage.models.shared.tiny.sizes import check_shape
+from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids
 
 _SHARD_BYTES = 1_000_000
@@ -38,7 +37,7 @@ def write_tiny_checkpoint(
     Equal seed and shape give equal weights. Needs transformers; takes seconds; a few MB.
     Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
-    sizes = _resolve(shape)
+    sizes = find_shape(shape, SHAPES)
     check_shape(sizes, len(SPECIAL_TOKENS))
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -60,14 +59,6 @@ def write_tiny_checkpoint(
         release.write_processor(directory, processor)
     torch.save(speakers, directory / "spk_dict.pt")
     return directory
-
-
-def _resolve(shape: str | TinyShape) -> TinyShape:
-    if isinstance(shape, TinyShape):
-        return shape
-    if shape not in SHAPES:
-        raise ConfigurationError(f"unknown shape {shape!r}; known: {', '.join(SHAPES)}", field="shape")
-    return SHAPES[shape]
 
 
 def _make_speakers(tokenizer: Any, dit_config: Any, seed: int) -> dict[str, dict[str, Any]]:

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_stage.models.qwen2_5_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
 
-HEAD_DIM = 32
-"""Smallest head that vLLM's CPU attention kernels support."""
 _PUBLISHED_BLOCK_SIZE = 24
 """transformers' default."""
 CODEC_EXTRA_IDS = 12
@@ -76,8 +75,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
 
 def config_dict(shape: TinyShape) -> dict[str, Any]:
     """Returns the configuration of the whole model, as keyword arguments of Qwen2_5OmniConfig."""
-    first_special = shape.vocab_size - len(SPECIAL_TOKENS)
-    ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
+    ids = special_ids(shape.vocab_size, SPECIAL_TOKENS)
     hidden_size = HEAD_DIM * shape.thinker_heads
     # The sections of M-RoPE (time, height, width) add up to half a head.
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [4, 6, 6]}

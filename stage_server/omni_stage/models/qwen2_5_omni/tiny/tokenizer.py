@@ -13,7 +13,8 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE, END_OF_TEXT, PADDING, SPECIAL_TOKENS
+from omni_stage.models.qwen2_5_omni.tiny.vocabulary import CHAT_TEMPLATE, SPECIAL_TOKENS
+from omni_stage.models.shared.tiny.chat_template import END_OF_TEXT, PADDING
 from omni_stage.models.shared.tiny.tokenizer import train_tokenizer
 
 

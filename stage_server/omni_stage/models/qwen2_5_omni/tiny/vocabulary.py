@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from omni_stage.models.shared.tiny.chat_template import build_chat_template
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -24,41 +26,18 @@ SPECIAL_TOKENS = (
 """In the order of their ids, the last ids of the vocabulary. The names that the processor and the chat template use
 are the real model's; the real model has no names for the tts tokens."""
 
-END_OF_TEXT = "<|im_end|>"
-"""Ends a message, and therefore the thinker's reply."""
-
-PADDING = "<|endoftext|>"
-"""Pads batches; ends a document."""
-
 SPEAKER_BOS_TOKENS = {"Chelsie": "<|tts_chelsie|>", "Ethan": "<|tts_ethan|>", "Aiden": "<|tts_aiden|>"}
 """The token that starts the talker's text, by speaker. The published speakers in their order, then an additional one:
 a checkpoint may have any number of speakers."""
 
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if loop.first and message['role'] != 'system' -%}
-{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
-{%- endif -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['content'] is string -%}
-{{- message['content'] -}}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-{{- '<|vision_bos|><|IMAGE|><|vision_eos|>' -}}
-{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
-{{- '<|audio_bos|><|AUDIO|><|audio_eos|>' -}}
-{%- elif part['type'] == 'video' or 'video' in part -%}
-{{- '<|vision_bos|><|VIDEO|><|vision_eos|>' -}}
-{%- elif 'text' in part -%}
-{{- part['text'] -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-"""Chat messages to the model's prompt, in the form of the real model's template."""
+CHAT_TEMPLATE = build_chat_template(
+    image="<|vision_bos|><|IMAGE|><|vision_eos|>",
+    audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
+    video="<|vision_bos|><|VIDEO|><|vision_eos|>",
+    first=(
+        "{%- if loop.first and message['role'] != 'system' -%}\n"
+        "{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}\n"
+        "{%- endif -%}\n"
+    ),
+)
+"""Starts with the published template's system message, unless the chat has one."""

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from omni_proto.stage_config import SamplingDefaults, StageConfig
-from omni_stage.errors import InvalidRequestError, InvalidTensorError
 from omni_stage.models.component import EdgeInput, Emitter, EngineStep, StageInput, StageRequest, StageStep
-from omni_stage.models.edge_stream import EdgeRows
 from omni_stage.models.qwen3_omni.checkpoint import OmniCheckpoint, SpeechFacts, read_speaking_checkpoint
 from omni_stage.models.qwen3_omni.manifest import TALKER
 from omni_stage.models.qwen3_omni.model_configs import pick_talker
@@ -20,7 +18,7 @@ from omni_stage.models.qwen3_omni.schemas import find_pace, talker2code2wav_sche
 from omni_stage.models.qwen3_omni.talker.conditioning import TalkerConditioning
 from omni_stage.models.shared.config_file import torch_dtype
 from omni_stage.models.shared.embedding import THINKER_EMBEDDING, EmbeddingTable
-from omni_stage.models.shared.talker_feed import TalkerFeed
+from omni_stage.models.shared.talker_feed import TalkerFeed, prepare_whole
 from omni_stage.models.shared.voices import pick_voice
 from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 
@@ -63,14 +61,7 @@ class Talker:
 
     def prepare(self, request: StageRequest) -> StageInput:
         """Convert the thinker's tensors. A reply without text ends as EMPTY_INPUT."""
-        if not isinstance(request.source, EdgeInput):
-            raise InvalidRequestError(f"component {TALKER.id} reads tensors of a thinker, not a prompt")
-        feed = self.open_feed(request)
-        feed.add(EdgeRows(request.source.tensors, ended=True))
-        part = feed.next_part()
-        if part is None:
-            raise InvalidTensorError("token_ids: no tokens came", field="tensors.token_ids")
-        return part.input
+        return prepare_whole(request, self.open_feed(request), component=TALKER.id, missing="token_ids")
 
     def open_feed(self, request: StageRequest) -> TalkerFeed:
         """Returns a feed that makes the input of `prepare` token by token."""

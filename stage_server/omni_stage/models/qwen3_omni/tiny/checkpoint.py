@@ -15,7 +15,7 @@ from omni_stage.models.qwen3_omni.tiny.shapes import SHAPES, TinyShape, config_d
 from omni_stage.models.qwen3_omni.tiny.vocabulary import ROLE_SENTENCES, ROLES, SPECIAL_TOKENS
 from omni_stage.models.shared.quiet import quiet_transformers
 from omni_stage.models.shared.tiny.shards import write_json, write_shards
-from omni_stage.models.shared.tiny.sizes import check_shape
+from omni_stage.models.shared.tiny.sizes import check_shape, find_shape
 from omni_stage.models.shared.tiny.tokenizer import legible_token_ids, train_tokenizer
 
 _SHARD_BYTES = 1_000_000
@@ -35,7 +35,7 @@ def write_tiny_checkpoint(
     otherwise. The weights are the same for both: stored in bfloat16. Equal seed and shape give equal weights. Takes
     seconds; a few MB. Raises ConfigurationError for an unknown shape or sizes that do not fit together.
     """
-    sizes = _resolve(shape)
+    sizes = find_shape(shape, SHAPES)
     check_shape(sizes, len(SPECIAL_TOKENS))
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,14 +55,6 @@ def write_tiny_checkpoint(
     weights.make_audible(model.code2wav, seed)
     write_shards(directory, release.release_weights(model), _SHARD_BYTES, metadata={"format": "pt"})
     return directory
-
-
-def _resolve(shape: str | TinyShape) -> TinyShape:
-    if isinstance(shape, TinyShape):
-        return shape
-    if shape not in SHAPES:
-        raise ConfigurationError(f"unknown shape {shape!r}; known: {', '.join(SHAPES)}", field="shape")
-    return SHAPES[shape]
 
 
 def _find_roles(tokenizer: Tokenizer) -> dict[str, int]:

@@ -19,10 +19,9 @@ from tokenizers import Tokenizer
 
 from omni_stage.models.qwen3_omni.tiny.vocabulary import (
     CHAT_TEMPLATE,
-    END_OF_TEXT,
-    PADDING,
     PROCESSOR_TOKENS,
 )
+from omni_stage.models.shared.tiny.chat_template import END_OF_TEXT, PADDING
 from omni_stage.models.shared.tiny.shards import old_rope, write_json
 
 TRANSFORMERS_VERSION: Final = "4.57.0.dev0"

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_stage.models.qwen3_omni.tiny.vocabulary import SPECIAL_TOKENS
+from omni_stage.models.shared.tiny.sizes import HEAD_DIM, special_ids
 
-HEAD_DIM = 32
-"""Smallest head that vLLM's CPU attention kernels support."""
 _CODEC_EXTRA_IDS = 1024
 """Ids of the talker above the audio codes, as many as in the published model: generate() suppresses them."""
 _ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [6, 5, 5], "interleaved": True}
@@ -77,8 +76,7 @@ SHAPES: Mapping[str, TinyShape] = MappingProxyType(
 
 def config_dict(shape: TinyShape, role_ids: Mapping[str, int]) -> dict[str, Any]:
     """Returns the configuration of the whole model, as keyword arguments of Qwen3OmniMoeConfig."""
-    first_special = shape.vocab_size - len(SPECIAL_TOKENS)
-    ids = {token: first_special + index for index, token in enumerate(SPECIAL_TOKENS)}
+    ids = special_ids(shape.vocab_size, SPECIAL_TOKENS)
     media = {
         "audio_token_id": ids["<|audio_pad|>"],
         "image_token_id": ids["<|image_pad|>"],

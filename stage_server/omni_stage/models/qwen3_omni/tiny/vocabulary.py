@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from omni_stage.models.shared.tiny.chat_template import build_chat_template
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -21,11 +23,6 @@ SPECIAL_TOKENS = (
 )
 """In the order of their ids, the last ids of the vocabulary; the names are the published tokenizer's."""
 
-END_OF_TEXT = "<|im_end|>"
-"""Ends a message, and therefore the thinker's reply."""
-
-PADDING = "<|endoftext|>"
-
 PROCESSOR_TOKENS = {
     "image_token": "<|image_pad|>",
     "audio_token": "<|audio_pad|>",
@@ -43,31 +40,14 @@ ROLES = ("system", "user", "assistant")
 ROLE_SENTENCES = tuple(f"{role}\n" for role in ROLES for _ in range(40))
 """Training text: from it the tokenizer learns that a role at the beginning of a line is a word."""
 
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['content'] is string -%}
-{{- message['content'] -}}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
-{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
-{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
-{%- elif part['type'] == 'video' or 'video' in part -%}
-{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
-{%- elif 'text' in part -%}
-{{- part['text'] -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- if enable_thinking is defined and enable_thinking is false -%}
-{{- '<think>\\n\\n</think>\\n\\n' -}}
-{%- endif -%}
-{%- endif -%}
-"""
-"""Chat messages to the model's prompt, in the form of the published template: no system message of its own."""
+CHAT_TEMPLATE = build_chat_template(
+    image="<|vision_start|><|image_pad|><|vision_end|>",
+    audio="<|audio_start|><|audio_pad|><|audio_end|>",
+    video="<|vision_start|><|video_pad|><|vision_end|>",
+    reply=(
+        "{%- if enable_thinking is defined and enable_thinking is false -%}\n"
+        "{{- '<think>\\n\\n</think>\\n\\n' -}}\n"
+        "{%- endif -%}\n"
+    ),
+)
+"""Has no system message of its own, as the published template."""

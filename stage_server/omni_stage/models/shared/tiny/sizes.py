@@ -1,11 +1,14 @@
-"""Checks the sizes of a tiny checkpoint whose thinker and talker have grouped-query attention."""
+"""The sizes of tiny checkpoints: chosen by name, and checked to fit together."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from omni_stage.errors import ConfigurationError
 
+HEAD_DIM = 32
+"""Smallest head that vLLM's CPU attention kernels support."""
 _BYTES = 256
 """Tokens of a byte-level vocabulary before any merge."""
 _LEAST_MERGES = 64
@@ -24,6 +27,23 @@ class TinySizes(Protocol):
     def talker_heads(self) -> int: ...
     @property
     def talker_kv_heads(self) -> int: ...
+
+
+_Shape = TypeVar("_Shape", bound=TinySizes)
+
+
+def find_shape(shape: str | _Shape, shapes: Mapping[str, _Shape]) -> _Shape:
+    """Returns the shape of that name, or the shape itself. Raises ConfigurationError for an unknown name."""
+    if not isinstance(shape, str):
+        return shape
+    if shape not in shapes:
+        raise ConfigurationError(f"unknown shape {shape!r}; known: {', '.join(shapes)}", field="shape")
+    return shapes[shape]
+
+
+def special_ids(vocab_size: int, tokens: Sequence[str]) -> dict[str, int]:
+    """Returns the ids of a family's special tokens: the last of the vocabulary, in their order."""
+    return {token: vocab_size - len(tokens) + index for index, token in enumerate(tokens)}
 
 
 def check_shape(shape: TinySizes, special_tokens: int) -> None:

@@ -1,0 +1,175 @@
+"""Rows about stages of the dashboard of pipelines: each stage, its engine, and what travels between stages."""
+
+from __future__ import annotations
+
+from observability.grafana import Panel, Query, Row
+from observability.queries import BY_STAGE, QUANTILES, STAGES, quantile, rate
+
+STAGE = "{{pipeline}}/{{stage}}"
+"""Legend of a stage."""
+
+
+def quantiles(histogram: str, selector: str, by: str, legend: str) -> list[Query]:
+    """Returns a query for each quantile that the dashboards show."""
+    return [Query(quantile(share, histogram, selector, by), f"{legend} p{share * 100:g}") for share in QUANTILES]
+
+
+STAGES_ROW = Row(
+    "Stages",
+    [
+        Panel(
+            "Stages ready",
+            [Query(f"sum by ({BY_STAGE}) (omni_stage_ready{{{STAGES}}})", STAGE)],
+            "Pods that take requests.",
+            kind="stat",
+            width=8,
+        ),
+        Panel(
+            "Pods",
+            [
+                Query(
+                    f"omni_stage_info{{{STAGES}}} * on (job, instance) group_left ()"
+                    f" omni_stage_engine_healthy{{{STAGES}}}",
+                )
+            ],
+            "Every pod with its component and version; 1 while its engine is healthy.",
+            kind="table",
+            width=16,
+        ),
+        Panel(
+            "Own work",
+            quantiles("omni_stage_request_seconds", STAGES, BY_STAGE, STAGE),
+            "From Accepted to the end of the stage's own work, with the wait for its input.",
+            unit="s",
+        ),
+        Panel(
+            "Time to first output",
+            quantiles("omni_stage_first_output_seconds", STAGES, BY_STAGE, STAGE),
+            "Time from Accepted to the engine's first output.",
+            unit="s",
+        ),
+        Panel(
+            "Errors by stage",
+            [
+                Query(
+                    rate(f'omni_stage_requests_total{{{STAGES}, code!="OK"}}', f"{BY_STAGE}, code, reason"),
+                    f"{STAGE} {{{{code}}}} {{{{reason}}}}",
+                )
+            ],
+            "Calls of each stage that did not end OK. A stage passes the errors of stages below on: the lowest began.",
+            unit="reqps",
+            stacked=True,
+        ),
+    ],
+)
+
+ENGINES_ROW = Row(
+    "Engines",
+    [
+        Panel(
+            "Queue",
+            [Query(f"sum by ({BY_STAGE}) (vllm:num_requests_waiting{{{STAGES}}})", STAGE)],
+            "Requests that wait in the engine's scheduler.",
+        ),
+        Panel(
+            "Time in the queue",
+            quantiles("omni_stage_queue_seconds", STAGES, BY_STAGE, STAGE),
+            "Time from handing a request to the engine until its scheduler took it.",
+            unit="s",
+        ),
+        Panel(
+            "Running",
+            [Query(f"sum by ({BY_STAGE}) (vllm:num_requests_running{{{STAGES}}})", STAGE)],
+            "Requests in the engine's batches.",
+        ),
+        Panel(
+            "KV cache in use",
+            [Query(f"max by ({BY_STAGE}) (vllm:kv_cache_usage_perc{{{STAGES}}})", STAGE)],
+            "Share of the KV cache that is taken, of the fullest pod. A diffusion stage has none.",
+            unit="percentunit",
+            thresholds=[(0.9, "orange")],
+        ),
+        Panel(
+            "Tokens",
+            [
+                Query(rate(f"vllm:generation_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} written"),
+                Query(rate(f"vllm:prompt_tokens_total{{{STAGES}}}", BY_STAGE), f"{STAGE} read"),
+            ],
+            "Tokens that the engines read and write, a second.",
+        ),
+        Panel(
+            "Preemptions",
+            [Query(rate(f"vllm:num_preemptions_total{{{STAGES}}}", BY_STAGE), STAGE)],
+            "Requests per second that lost their KV cache and are computed again: the cache is too small for the load.",
+        ),
+        Panel(
+            "Compiled code failed its check",
+            [Query(f"max by ({BY_STAGE}) (omni_stage_compiled_check_failed{{{STAGES}}})", STAGE)],
+            "1 if a pod serves eager because compiled code or CUDA graphs failed the check at start-up: slower.",
+            thresholds=[(1, "orange")],
+        ),
+    ],
+)
+
+EDGES_ROW = Row(
+    "Between stages",
+    [
+        Panel(
+            "Edge throughput",
+            [
+                Query(
+                    rate(f'omni_stage_edge_bytes_total{{{STAGES}, direction="sent"}}', f"{BY_STAGE}, peer"),
+                    "{{pipeline}}: {{stage}} to {{peer}}",
+                )
+            ],
+            "Tensor rows that stages send to the next.",
+            unit="Bps",
+        ),
+        Panel(
+            "Time to hand over a chunk",
+            [
+                Query(
+                    quantile(share, "omni_stage_edge_chunk_seconds", STAGES, f"{BY_STAGE}, peer"),
+                    f"{{{{pipeline}}}}: {{{{stage}}}} to {{{{peer}}}} p{share * 100:g}",
+                )
+                for share in QUANTILES
+            ],
+            "Until the transport took one tensor chunk; grows when the next stage reads slowly.",
+            unit="s",
+        ),
+        Panel(
+            "Failed calls to the next stage",
+            [
+                Query(
+                    rate(f"omni_stage_downstream_errors_total{{{STAGES}}}", f"{BY_STAGE}, peer, code"),
+                    "{{pipeline}}: {{stage}} to {{peer}} {{code}}",
+                )
+            ],
+            "Failed attempts, by gRPC code; attempts whose retry succeeded count too.",
+            unit="reqps",
+            stacked=True,
+        ),
+        Panel(
+            "In-flight bytes",
+            [
+                Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_bytes{{{STAGES}}})", STAGE),
+                Query(f"sum by ({BY_STAGE}) (omni_stage_inflight_limit_bytes{{{STAGES}}})", f"{STAGE} limit"),
+            ],
+            "What admitted requests have reserved for tensors and media, and what they may.",
+            unit="bytes",
+            width=12,
+        ),
+        Panel(
+            "Memory",
+            [
+                Query(
+                    f'sum by ({BY_STAGE}, pod) (process_resident_memory_bytes{{{STAGES}, stage!=""}})',
+                    f"{STAGE} {{{{pod}}}}",
+                )
+            ],
+            "Resident memory of the stage servers, without their engines' processes.",
+            unit="bytes",
+            width=12,
+        ),
+    ],
+)

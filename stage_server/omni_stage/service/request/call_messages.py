@@ -1,0 +1,43 @@
+"""Messages of a call: Start, which must come soon, and those that follow it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
+
+from omni_proto.stage.v1 import stage_service_pb2
+from omni_stage.errors import DeadlineExceededError
+from omni_stage.service.request.places import START_GRACE_S, Places
+from omni_stage.service.request.reading import RequestReader
+from omni_stage.service.wire import WireMessage
+
+START_TIMEOUT_S = 30.0
+"""Time limit for a call's first message, which may hold several MiB of media."""
+
+
+async def read_start(
+    messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
+) -> stage_service_pb2.Start:
+    """Returns the first message. A call that does not send it soon needs a place, and may lose it to another call."""
+    place = None
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S) as scope:
+            with places.hold(peer, partial(scope.reschedule, 0.0), after_s=START_GRACE_S) as place:
+                message = await read_message(messages, reader)
+    except TimeoutError as error:
+        if place is not None and place.lost:
+            raise places.refusal() from error
+        raise DeadlineExceededError(
+            f"Start did not come within {START_TIMEOUT_S:g} s", field="start", limit=f"{START_TIMEOUT_S:g} s"
+        ) from error
+    return reader.start(message)
+
+
+async def read_message(messages: AsyncIterator[WireMessage], reader: RequestReader) -> WireMessage:
+    """Returns the next message. Raises ProtocolViolationError if the client ended the stream too early."""
+    try:
+        return await anext(messages)
+    except StopAsyncIteration:
+        reader.end_of_stream()
+        raise

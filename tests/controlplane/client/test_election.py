@@ -1,0 +1,104 @@
+"""Election by a Lease on a real API server: never two leaders, and a leader that is cut off stops in time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_kube.client import ApiClient
+from omni_kube.errors import (
+    NotLeaderError,
+)
+from omni_kube.lease import LEASE, Leadership, LeaseTimes
+from support.controlplane.api import Api
+from support.controlplane.api_clients import until
+from support.controlplane.fault_proxy import FaultProxy
+
+pytestmark = pytest.mark.controlplane
+
+
+QUICK = LeaseTimes(duration_s=1, renew_deadline_s=0.6, retry_s=0.1)
+
+
+class Candidate:
+    """One that takes part, and what it was told."""
+
+    def __init__(self, client: ApiClient, space: Api, identity: str) -> None:
+        self.told: list[bool] = []
+        self.leadership = Leadership(
+            client.transport,
+            name="election",
+            namespace=space.namespace,
+            identity=identity,
+            on_change=self.told.append,
+            times=QUICK,
+        )
+        self.task = asyncio.ensure_future(self.leadership.run())
+
+    @property
+    def leads(self) -> bool:
+        return self.leadership.is_leader
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
+    candidates = [Candidate(client, space, f"c{number}") for number in range(3)]
+    await until(lambda: any(candidate.leads for candidate in candidates), "one leads")
+    for _ in range(3):
+        (leader,) = (candidate for candidate in candidates if candidate.leads)
+        leader.leadership.ensure()
+        await leader.stop()  # without giving it up
+        candidates.remove(leader)
+        await until(lambda: not leader.leads, "its time runs out")  # noqa: B023
+        with pytest.raises(NotLeaderError, match="does not hold the lease"):
+            leader.leadership.ensure()
+        if not candidates:
+            break
+        while not any(candidate.leads for candidate in candidates):
+            await asyncio.sleep(0.02)
+            assert sum(candidate.leads for candidate in (*candidates, leader)) <= 1
+        assert sum(candidate.leads for candidate in candidates) == 1
+    lease = await client.get(LEASE, space.namespace, "election")
+    assert lease is not None
+    assert lease["spec"]["leaseTransitions"] == 2
+
+
+async def test_a_lease_that_is_given_up_is_free(client: ApiClient, space: Api) -> None:
+    first = Candidate(client, space, "first")
+    await until(lambda: first.leads, "leads")
+    await first.stop()
+    await first.leadership.release()
+    await first.leadership.release()
+    assert first.told == [True, False]
+    assert not first.leadership.won.is_set()
+    second = Candidate(client, space, "second")
+    await until(lambda: second.leads, "leads")
+    await second.stop()
+
+
+async def test_a_lease_that_is_taken_or_deleted(client: ApiClient, space: Api) -> None:
+    candidate = Candidate(client, space, "me")
+    await until(lambda: candidate.leads, "leads")
+    space.patch("Lease", "election", {"spec": {"holderIdentity": "other", "leaseDurationSeconds": 3600}})
+    await until(lambda: not candidate.leads, "lost")
+    await until(lambda: candidate.told == [True, False], "told so")
+    space.delete("Lease", "election")
+    await until(lambda: candidate.leads, "leads again")
+    assert space.get("Lease", "election")["spec"]["holderIdentity"] == "me"
+    await candidate.stop()
+
+
+async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, faulty: FaultProxy, space: Api) -> None:
+    candidate = Candidate(faulty_client, space, "me")
+    await until(lambda: candidate.leads, "leads")
+    faulty.go_away()
+    await until(lambda: candidate.told == [True, False], "it stops by its own clock")
+    faulty.come_back()
+    await until(lambda: candidate.leads, "and goes on")
+    await candidate.stop()
+    faulty.go_away()
+    await candidate.leadership.release()  # nobody hears it: no error

@@ -1,0 +1,87 @@
+"""The chart's gateway: its settings, its rights, and the policy that lets it call entry stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_gateway.settings import load_settings
+from omni_proto.pod_contract import GRPC_PORT, ROLE_LABEL
+from support.controlplane.chart_variants import VARIANTS
+from support.controlplane.helm import (
+    Helm,
+    pick_one,
+)
+
+pytestmark = pytest.mark.controlplane
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_path: Path) -> None:
+    manifests = helm.template(VARIANTS["gateway of two namespaces, with everything"])
+    gateways = [item for item in manifests if item["metadata"]["name"].endswith("-gateway")]
+    path = tmp_path / "gateway.yaml"
+    path.write_text(pick_one(gateways, "ConfigMap")["data"]["gateway.yaml"])
+    settings = load_settings(path)
+    assert (settings.drain_seconds, settings.cors_origins) == (60, ("https://app.example.com",))
+    pod = pick_one(gateways, "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector.observability.svc:4317"} in container[
+        "env"
+    ]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(settings.keys_file) == "/etc/omnipipeline-keys/keys.yaml"
+    assert settings.entry_ca == "/etc/omnipipeline-ca/ca.crt"
+    assert (settings.entry_certificate, settings.entry_key) == (
+        "/etc/omnipipeline-client/tls.crt", "/etc/omnipipeline-client/tls.key",
+    )  # fmt: skip
+    secrets = ("keys", "ca", "tls", "client")
+    assert {f"/etc/omnipipeline-{name}" for name in secrets} <= mounted
+    assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
+    counted = pick_one([item for item in manifests if item["metadata"]["name"].endswith("-replicas")], "Service")
+    assert counted["spec"]["clusterIP"] == "None"
+    # Ready pods alone, and all that the Deployment has.
+    assert not counted["spec"].get("publishNotReadyAddresses")
+    labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert counted["spec"]["selector"].items() <= labels.items()
+    assert container["args"][-5:] == [
+        "--replicas=8",
+        f"--replicas-of={counted['metadata']['name']}.{counted['metadata']['namespace']}.svc",
+        "--namespace=team-a",
+        "--namespace=team-b",
+        "--tls-dir=/etc/omnipipeline-tls",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [("gateway", "ClusterRole", 1), ("gateway of two namespaces, with everything", "Role", 2)],
+)
+def test_the_gateway_may_list_and_watch_pipelines_and_nothing_else(
+    helm: Helm, name: str, kind: str, count: int
+) -> None:
+    manifests = helm.template(VARIANTS[name])
+    account = "omnipipeline-gateway"
+    bindings = [item for item in manifests if any(one["name"] == account for one in item.get("subjects", ()))]
+    assert [item["roleRef"]["kind"] for item in bindings] == [kind] * count
+    roles = {item["roleRef"]["name"] for item in bindings}
+    rules = [item["rules"] for item in manifests if item["kind"] == kind and item["metadata"]["name"] in roles]
+    assert (
+        rules
+        == [[{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "verbs": ["list", "watch"]}]] * count
+    )
+
+
+def test_the_gateway_s_policy_lets_it_call_entry_stages(helm: Helm) -> None:
+    manifests = helm.template(VARIANTS["gateway"])
+    (policy,) = [
+        item for item in manifests if item["kind"] == "NetworkPolicy" and item["metadata"]["name"].endswith("-gateway")
+    ]
+    entry = policy["spec"]["egress"][-1]
+    assert entry["ports"] == [{"port": GRPC_PORT, "protocol": "TCP"}]
+    assert entry["to"][0]["podSelector"]["matchLabels"] == {ROLE_LABEL: "entry"}

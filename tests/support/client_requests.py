@@ -1,0 +1,29 @@
+"""What the public client sends for given arguments, and the first bytes of media files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_proto.client.request import (
+    GenerateOptions,
+    PreparedRequest,
+    prepare_request,
+)
+from omni_proto.stage.v1.stage_service_pb2 import GenerateRequest
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
+JPEG = b"\xff\xd8\xff\xe0" + bytes(16)
+WAV = b"RIFF\x24\0\0\0WAVEfmt " + bytes(16)
+FLAC = b"fLaC" + bytes(16)
+
+
+PROMPTS = ("text", "chat", "raw_text", "token_ids", "prompt_embeds")
+
+
+def prepare(**arguments: Any) -> PreparedRequest:
+    options = {name: arguments.pop(name) for name in list(arguments) if name not in PROMPTS}
+    return prepare_request(options=GenerateOptions(**options), **arguments)
+
+
+def sent(**arguments: Any) -> list[GenerateRequest]:
+    return list(prepare(**arguments).messages())

@@ -1,0 +1,33 @@
+"""Requests to an engine: sampled, pooled, with embeddings, with additional information."""
+
+from __future__ import annotations
+
+import torch
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+
+from omni_stage.engine.requests.request import OmniEngineCoreRequest
+from omni_stage.engine.requests.traits import EngineTraits
+from omni_stage.payloads import (
+    AdditionalInformationPayload,
+    PromptEmbedsPayload,
+)
+
+TRAITS = EngineTraits(max_model_len=16, vocab_size=100, hidden_size=4)
+INFORMATION = AdditionalInformationPayload.from_mapping({"x": torch.ones(2, 3)})
+EMBEDS = PromptEmbedsPayload.from_tensor(torch.ones(3, 4))
+
+
+def sampled(prompt=None, params=None, **kwargs) -> OmniEngineCoreRequest:
+    prompt = {"prompt_token_ids": [1, 2, 3]} if prompt is None else prompt
+    return OmniEngineCoreRequest(
+        request_id="r", prompt=prompt, sampling_params=SamplingParams() if params is None else params, **kwargs
+    )
+
+
+def embedded(params=None, **kwargs) -> OmniEngineCoreRequest:
+    return sampled({}, params, prompt_embeds=EMBEDS, **kwargs)
+
+
+def pooled(prompt=None, **kwargs) -> OmniEngineCoreRequest:
+    return OmniEngineCoreRequest(request_id="r", prompt=prompt or {}, pooling_params=PoolingParams(), **kwargs)

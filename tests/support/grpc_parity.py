@@ -1,0 +1,65 @@
+"""Requests over gRPC whose answers are compared with transformers', each alone and all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from omni_proto.client import AsyncOmniClient, audio_part, image_part
+from support.media import encode_png, encode_wav
+from support.omni_stages import SOUND_TOLERANCE
+from support.reference import ReferencePrompt
+
+Case = TypeVar("Case")
+
+EXACT: dict[str, Any] = {
+    "encoding": "pcm_f32le",
+    "include_token_ids": True,
+    "include_codec_tokens": True,
+    "timeout": 120,
+}
+"""Options of a request whose answer is compared."""
+
+
+class Expected(Protocol):
+    """What every family's reference gives."""
+
+    prompt_token_ids: list[int]
+    thinker_token_ids: list[int]
+    text: str
+    waveform: torch.Tensor
+
+
+def media_parts(prompt: ReferencePrompt) -> list[Any]:
+    """Returns the images, then the audio, of a prompt."""
+    images = [image_part(encode_png(image)) for image in prompt.images]
+    return [*images, *(audio_part(encode_wav(sound)) for sound in prompt.sounds)]
+
+
+def check_text_and_audio(result: Any, expected: Expected) -> None:
+    """Prompt, text and audio; codec tokens are the family's own to compare."""
+    assert result.prompt_token_ids["thinker"] == expected.prompt_token_ids
+    assert result.token_ids["thinker"] == expected.thinker_token_ids
+    assert result.text == expected.text
+    assert (result.sample_rate_hz, result.channels) == (24_000, 1)
+    audio = torch.from_numpy(np.frombuffer(result.audio, "<f4").copy())
+    torch.testing.assert_close(audio, expected.waveform, atol=SOUND_TOLERANCE, rtol=0)
+
+
+async def check_each_alone_and_all_at_once(
+    endpoint: str,
+    cases: Mapping[str, Case],
+    generate: Callable[[AsyncOmniClient, Case], Awaitable[Any]],
+    check: Callable[[str, Any], None],
+) -> None:
+    """Send each case alone, then all of them together; check(name, result) is called for every answer."""
+    async with AsyncOmniClient(endpoint) as client:
+        for name, case in cases.items():
+            check(name, await generate(client, case))
+        together = await asyncio.gather(*(generate(client, case) for case in cases.values()))
+    for name, result in zip(cases, together, strict=True):
+        check(name, result)

@@ -1,0 +1,42 @@
+"""Chunks of tensors as a sender would make them, and their reassembly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from omni_proto.tensors import (
+    DTYPES,
+    EdgeAssembler,
+    TensorChunkView,
+    TensorSpec,
+    crc32c,
+    float32_to_bfloat16,
+)
+
+I16 = TensorSpec("x", "int16", (2,))
+
+
+def chunk(offset: int, values: list[int], *, last: bool = False, name: str = "x") -> TensorChunkView:
+    """Returns the rows of int16 [2], each filled with one value."""
+    data = np.repeat(np.array(values, dtype="<i2"), 2).tobytes()
+    return TensorChunkView(name, offset, len(values), crc32c(data), last, memoryview(data))
+
+
+def tensor_of(spec: TensorSpec, rows: int, seed: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    size = rows * spec.row_elements
+    if spec.dtype == "bfloat16":
+        return float32_to_bfloat16(rng.standard_normal(size, dtype=np.float32)).tobytes()
+    if spec.dtype == "bool":
+        return rng.integers(0, 2, size, dtype=np.uint8).tobytes()
+    info = DTYPES[spec.dtype]
+    if info.is_float:
+        return rng.standard_normal(size).astype(info.numpy_name).tobytes()
+    limits = np.iinfo(info.numpy_name)
+    return rng.integers(limits.min, limits.max, size, dtype=info.numpy_name, endpoint=True).tobytes()
+
+
+def receive(edge: EdgeAssembler, chunks: list[TensorChunkView]) -> dict[str, bytes]:
+    for item in chunks:
+        edge.add(item)
+    return {name: bytes(tensor.data) for name, tensor in edge.finish().items()}

@@ -1,0 +1,52 @@
+"""OmniModelConfig: checkpoints that cannot be served are refused by name before an engine starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from omni_stage.engine.arguments.engine_args import (
+    load_model_config,
+)
+from omni_stage.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(None, "holds no config.json", id="missing"),
+        pytest.param("{", "cannot be read as JSON", id="not JSON"),
+        pytest.param("[]", "names no model_type", id="no object"),
+        pytest.param('{"architectures": []}', "names no model_type", id="no model_type"),
+        pytest.param('{"model_type": "x", "architectures": "X"}', "list of names", id="architectures of a wrong type"),
+    ],
+)
+def test_bad_checkpoint(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load_model_config(tmp_path)
+    assert caught.value.details.field == "model.path"
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a directory"):
+        load_model_config(tmp_path / "absent")
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blobs" / "0a1b")
+    with pytest.raises(
+        ConfigurationError, match=r"model.safetensors is a link to nowhere, or user \d+ may not"
+    ) as caught:
+        load_model_config(tmp_path)
+    assert caught.value.details.field == "model.path"
+
+
+def test_good_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}')
+    config = load_model_config(tmp_path)
+    assert config.name == "Qwen2ForCausalLM"
+    assert (config.model_type, config.architectures) == ("qwen2", ("Qwen2ForCausalLM",))

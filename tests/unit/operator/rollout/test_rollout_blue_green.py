@@ -1,0 +1,173 @@
+"""A second set beside the first: scenarios of BlueGreen over the simulated cluster."""
+
+from __future__ import annotations
+
+from support.operator_pipelines import make_stages
+from support.rollout_scenarios import make_cluster, protocols_of, reasons, replicas_of, settled, step, told
+from support.simulated_api import member_of
+from support.simulated_workloads import BAD_IMAGE
+
+
+class TestBlueGreen:
+    """A new revision beside the one that serves."""
+
+    def test_switch_and_retirement_in_order(self) -> None:
+        cluster = settled()
+        old = cluster.selected()
+        assert old
+        cluster.edit(defaults={"image": "stage:2"})
+        step(cluster, "start_pods")
+        step(cluster, "start_pods")
+        assert cluster.selected() == old
+        assert reasons(cluster) == ("AllStagesReady", "RollingOut", "AsExpected")
+        while cluster.selected() == old:
+            assert replicas_of(cluster, old) == {"thinker": 1, "talker": 1, "token2wav": 1}
+            step(cluster)
+        # The switch is in the API; only now does the old set begin to end, and while its entry drains, no further.
+        for _ in range(4):
+            step(cluster, "end_pods")
+        assert replicas_of(cluster, old) == {"thinker": 0, "talker": 1, "token2wav": 1}
+        assert reasons(cluster) == ("AllStagesReady", "DrainingOldRevision", "AsExpected")
+        cluster.end_pods()
+        for _ in range(4):
+            step(cluster, "end_pods")
+        assert replicas_of(cluster, old) == {"thinker": 0, "talker": 0, "token2wav": 1}
+        cluster.settle()
+        assert old not in cluster.revisions()
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+        assert told(cluster) == ["RollingOut", "DrainingOldRevision", "RolloutComplete"]
+
+    def test_back_to_the_old_spec_midway(self) -> None:
+        cluster = settled()
+        old = cluster.selected()
+        cluster.edit(defaults={"image": BAD_IMAGE})
+        for _ in range(4):
+            step(cluster)
+        assert len(cluster.revisions()) == 2
+        pods = {name for name, pod in cluster.pods.items() if member_of(pod)[1] == old}
+        cluster.edit(defaults={"image": "stage:1"})
+        cluster.settle()
+        assert cluster.revisions() == {old}
+        assert set(cluster.pods) == pods, "the pods that serve were left alone"
+
+    def test_back_to_the_old_spec_while_the_old_set_drains(self) -> None:
+        cluster = settled()
+        old = cluster.selected()
+        cluster.edit(defaults={"image": "stage:2"})
+        while cluster.selected() == old:
+            step(cluster)
+        new = cluster.selected()
+        for _ in range(4):
+            step(cluster, "end_pods")
+        cluster.edit(defaults={"image": "stage:1"})
+        step(cluster, "end_pods")
+        assert cluster.selected() == new, "the old set is not complete any more: first it must be again"
+        cluster.settle()
+        assert cluster.selected() == old
+        assert cluster.revisions() == {old}
+
+    def test_a_third_revision_midway_retires_the_second(self) -> None:
+        cluster = settled()
+        first = cluster.selected()
+        cluster.edit(defaults={"image": BAD_IMAGE})
+        for _ in range(3):
+            step(cluster)
+        (second,) = cluster.revisions() - {first}
+        cluster.edit(defaults={"image": "stage:3"})
+        step(cluster, "start_pods", "end_pods")
+        step(cluster, "start_pods", "end_pods")
+        assert replicas_of(cluster, second)["thinker"] == 0
+        assert cluster.selected() == first
+        cluster.settle()
+        assert len(cluster.revisions()) == 1
+        assert cluster.selected() not in (first, second)
+
+    def test_a_target_that_never_gets_ready_leaves_the_old_one_serving(self) -> None:
+        cluster = settled()
+        old = cluster.selected()
+        cluster.edit(defaults={"image": BAD_IMAGE})
+        cluster.settle()
+        assert cluster.selected() == old
+        assert len(cluster.revisions()) == 2
+        assert reasons(cluster) == ("AllStagesReady", "RollingOut", "ImagePullBackOff")
+        (message,) = [
+            item["message"] for item in cluster.pipeline["status"]["conditions"] if item["type"] == "Degraded"
+        ]
+        assert f"revision {old} keeps serving" in message
+        assert "stage thinker" in message
+        assert BAD_IMAGE in message
+
+    def test_no_room_for_two_sets(self) -> None:
+        cluster = settled(capacity=4)
+        old = cluster.selected()
+        cluster.edit(defaults={"image": "stage:2"})
+        cluster.settle()
+        assert cluster.selected() == old
+        assert reasons(cluster) == ("AllStagesReady", "RolloutNeedsCapacity", "AsExpected")
+        (message,) = [
+            item["message"] for item in cluster.pipeline["status"]["conditions"] if item["type"] == "Progressing"
+        ]
+        assert "Recreate" in message
+        assert "Insufficient nvidia.com/gpu" in message
+        cluster.edit(rollout={"strategy": "Recreate"})
+        cluster.settle()
+        assert cluster.revisions() == {cluster.selected()} != {old}
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_the_correction_of_a_first_mistake_does_not_wait_for_its_room(self) -> None:
+        cluster = make_cluster(capacity=3, defaults={"image": BAD_IMAGE})
+        cluster.settle()
+        assert cluster.condition("Ready") == ("False", "ImagePullBackOff")
+        cluster.edit(defaults={"image": "stage:2"})
+        cluster.settle()
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_the_correction_of_one_broken_stage_takes_its_room_only_when_it_needs_it(self) -> None:
+        stages = make_stages()
+        stages[1]["image"] = BAD_IMAGE
+        cluster = make_cluster(capacity=6, stages=stages)
+        cluster.settle()
+        first = cluster.selected()
+        cluster.edit(stages=make_stages())
+        for _ in range(2):
+            step(cluster, "start_pods")
+        assert cluster.selected() == first, "there is room: what serves text goes on serving it"
+        cluster.settle()
+        assert cluster.revisions() != {first}
+        tight = make_cluster(capacity=3, stages=stages)
+        tight.settle()
+        tight.edit(stages=make_stages())
+        tight.settle()
+        assert reasons(tight) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_replicas_edited_midway_count_before_the_switch(self) -> None:
+        cluster = settled()
+        old = cluster.selected()
+        cluster.edit(defaults={"image": "stage:2"})
+        for _ in range(3):
+            step(cluster, "start_pods")
+        stages = [{**stage, "replicas": 2} for stage in make_stages()]
+        cluster.edit(stages=stages)
+        cluster.settle()
+        assert cluster.selected() != old
+        assert set(replicas_of(cluster, str(cluster.selected())).values()) == {2}
+
+    def test_the_url_tells_how_the_set_that_serves_is_reached(self) -> None:
+        cluster = settled(capacity=4)
+        old, tls = cluster.selected(), {"tls": {"secretName": "cert"}}
+        cluster.edit(defaults={"image": "stage:2"}, entry=tls)
+        cluster.settle()
+        assert (cluster.selected(), cluster.pipeline["status"]["url"]) == (old, "grpc://demo.models.svc:50051")
+        assert protocols_of(cluster)["demo"] == "kubernetes.io/h2c"
+        cluster.edit(rollout={"strategy": "Recreate"})
+        cluster.settle()
+        assert cluster.selected() != old
+        assert cluster.pipeline["status"]["url"] == "grpcs://demo.models.svc:50051"
+        assert protocols_of(cluster)["demo"] == "https"
+
+    def test_stages_renamed_and_removed(self) -> None:
+        cluster = settled()
+        cluster.edit(stages=[{**make_stages()[0], "name": "brain"}])
+        cluster.settle()
+        assert {member_of(child)[0] for key, child in cluster.children.items() if key.kind == "Deployment"} == {"brain"}
+        assert cluster.pipeline["status"]["readyStages"] == "1/1"

@@ -1,0 +1,85 @@
+"""One set alone: scenarios of changes in place and of Recreate over the simulated cluster."""
+
+from __future__ import annotations
+
+from support.operator_pipelines import make_stages
+from support.rollout_scenarios import reasons, replicas_of, settled, step, told
+
+
+class TestInPlace:
+    """Changes that keep the contract between stages."""
+
+    def test_pods_roll_one_by_one_and_serving_goes_on(self) -> None:
+        cluster = settled()
+        revision, configs = cluster.selected(), {key for key in cluster.children if key.kind == "ConfigMap"}
+        cluster.edit(timeouts={"request": 60})
+        for _ in range(2):
+            step(cluster, "start_pods")
+        assert reasons(cluster) == ("AllStagesReady", "Updating", "AsExpected")
+        assert configs <= set(cluster.children), "the old pods still read them"
+        cluster.settle()
+        assert cluster.revisions() == {revision}
+        assert not configs & set(cluster.children)
+        assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
+
+    def test_tls_replaces_the_pods_of_the_entry_alone(self) -> None:
+        cluster = settled()
+        revision, before = cluster.selected(), {pod["metadata"]["name"] for pod in cluster.pods.values()}
+        cluster.edit(entry={"tls": {"secretName": "cert"}})
+        cluster.settle()
+        gone = before - {pod["metadata"]["name"] for pod in cluster.pods.values()}
+        assert len(gone) == 1
+        assert "-thinker-" in gone.pop()
+        assert cluster.revisions() == {revision}
+        assert cluster.pipeline["status"]["url"] == "grpcs://demo.models.svc:50051"
+        cluster.edit(entry={})
+        cluster.settle()
+        assert cluster.revisions() == {revision}
+        assert cluster.pipeline["status"]["url"] == "grpc://demo.models.svc:50051"
+
+    def test_scaling(self) -> None:
+        cluster = settled()
+        cluster.edit(stages=[{**stage, "replicas": 3} for stage in make_stages()])
+        for _ in range(3):
+            step(cluster, "start_pods")
+        assert reasons(cluster) == ("AllStagesReady", "Updating", "AsExpected")
+        cluster.settle()
+        assert told(cluster) == ["Updating", "RolloutComplete"]
+        assert [stage["readyReplicas"] for stage in cluster.pipeline["status"]["stages"]] == [3, 3, 3]
+
+    def test_a_stage_without_replicas_is_told(self) -> None:
+        cluster = settled()
+        stages = make_stages()
+        stages[2]["replicas"] = 0
+        cluster.edit(stages=stages)
+        cluster.settle()
+        assert cluster.condition("Ready") == ("False", "ScaledToZero")
+        assert cluster.pipeline["status"]["readyStages"] == "2/3"
+
+
+class TestRecreate:
+    """The old set ends first."""
+
+    def test_the_new_set_waits_for_the_old_one(self) -> None:
+        cluster = settled(rollout={"strategy": "Recreate"}, capacity=3)
+        old = cluster.selected()
+        cluster.edit(defaults={"image": "stage:2"})
+        for _ in range(4):
+            step(cluster, "end_pods")
+        assert replicas_of(cluster, str(old)) == {"thinker": 0, "talker": 1, "token2wav": 1}
+        assert cluster.revisions() == {old}
+        assert cluster.selected() != old, "no new request reaches the set that ends"
+        assert reasons(cluster) == ("WaitingForOldRevision", "WaitingForOldRevision", "AsExpected")
+        cluster.settle()
+        assert cluster.revisions() == {cluster.selected()}
+        assert told(cluster)[-2:] == ["AllStagesReady", "RolloutComplete"]
+
+    def test_back_to_the_old_spec_midway(self) -> None:
+        cluster = settled(rollout={"strategy": "Recreate"})
+        old = cluster.selected()
+        cluster.edit(defaults={"image": "stage:2"})
+        for _ in range(3):
+            step(cluster, "end_pods")
+        cluster.edit(defaults={"image": "stage:1"})
+        cluster.settle()
+        assert cluster.revisions() == {old} == {cluster.selected()}

@@ -1,0 +1,171 @@
+"""The cause of a stage that is not ready: which of several is reported, and what is no cause."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from omni_operator.reasons import Reason
+from omni_operator.state.pod_causes import find_cause, lacks_capacity, next_check
+from support.pod_cases import POD_CASES
+from support.pod_statuses import (
+    NO_GPU,
+    NOW,
+    PLACED,
+    Json,
+    ago,
+    backed_off,
+    condition,
+    container,
+    ended,
+    pod,
+    stage_of,
+    unscheduled,
+    waiting,
+)
+
+HEALTHY: dict[str, Json] = {
+    "just made": pod(conditions=[]),
+    "creating": pod([container(waiting=waiting("ContainerCreating"))]),
+    "volumes for seconds": pod(
+        [container(waiting=waiting("ContainerCreating"))],
+        conditions=[condition("PodReadyToStartContainers", "False"), condition("PodScheduled", "True")],
+    ),
+    "downloading": pod(
+        [container(waiting=waiting("PodInitializing"))],
+        inits=[container("fetch-model", running={"startedAt": ago(hours=1)})],
+    ),
+    "downloaded": pod(
+        [container(waiting=waiting("PodInitializing"))],
+        inits=[container("fetch-model", ready=True, terminated=ended(0, reason="Completed"))],
+    ),
+    "downloaded at the second try": pod(
+        [container(running={"startedAt": ago(minutes=1)})],
+        inits=[container("fetch-model", 1, ready=True, last=ended(1), terminated=ended(0, reason="Completed"))],
+    ),
+    "loading": pod(
+        [container(running={"startedAt": ago(minutes=10)})],
+        conditions=[*PLACED, condition("Ready", "False", lastTransitionTime=ago(minutes=11))],
+    ),
+    "ready": pod(
+        [container(ready=True, running={"startedAt": ago(hours=2)})], conditions=[*PLACED, condition("Ready", "True")]
+    ),
+    "ready again": pod(
+        [container(ready=True, restarts=4, last=ended(70), running={"startedAt": ago(hours=2)})],
+        conditions=[*PLACED, condition("Ready", "True")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_cause_in_what_goes_well(name: str) -> None:
+    assert find_cause(stage_of(HEALTHY[name]), NOW) is None
+
+
+def test_a_terminating_pod_is_no_cause() -> None:
+    given = pod([backed_off(ended(70))])
+    given["metadata"]["deletionTimestamp"] = ago(seconds=-30)
+    assert find_cause(stage_of(given), NOW) is None
+
+
+REFUSED: dict[str, tuple[str, Reason, list[str]]] = {
+    "quota": (
+        'pods "demo-talker-1a2b3c4-6d8f7c-zq8s4" is forbidden: exceeded quota: gpus, requested: '
+        "requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: requests.nvidia.com/gpu=4",
+        Reason.QUOTA_EXCEEDED,
+        ["ResourceQuota gpus", "requests.nvidia.com/gpu=1;"],
+    ),
+    "pod security": (
+        'pods "demo-talker-1a2b3c4-6d8f7c-zq8s4" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot',
+        Reason.PODS_REFUSED,
+        ['refuses to create pods: violates PodSecurity "restricted:latest"'],
+    ),
+    "invalid": (
+        'Pod "demo-talker-1a2b3c4-6d8f7c-zq8s4" is invalid: spec.containers[0].resources: requests above limits',
+        Reason.PODS_REFUSED,
+        ["refuses to create pods: spec.containers[0]"],
+    ),
+    "priority class": (
+        'pods "demo-talker-1a2b3c4-6d8f7c-zq8s4" is forbidden: no PriorityClass with name high was found',
+        Reason.PODS_REFUSED,
+        ["no PriorityClass with name high"],
+    ),
+    "webhook": (
+        'admission webhook "policy.example" denied the request: no GPUs on Fridays',
+        Reason.PODS_REFUSED,
+        ["no GPUs on Fridays"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("where", ["ReplicaSet", "Deployment"])
+def test_pods_that_cannot_be_created(name: str, where: str) -> None:
+    message, reason, words = REFUSED[name]
+    failure = {"status": "True", "reason": "FailedCreate", "message": message}
+    replica_set = {"metadata": {}, "status": {"conditions": [{"type": "ReplicaFailure", **failure}]}}
+    stage = stage_of(replica_sets=(replica_set,)) if where == "ReplicaSet" else stage_of(ReplicaFailure=failure)
+    cause = find_cause(stage, NOW)
+    assert cause is not None
+    assert cause.reason == reason
+    assert "zq8s4" not in cause.message, "each try has another name: the message would change for ever"
+    for word in words:
+        assert word in cause.message
+    assert lacks_capacity(stage) == (reason is Reason.QUOTA_EXCEEDED)
+
+
+def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
+    evicted = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. Threshold: 100Mi.")
+    cause = find_cause(stage_of(ended_pods=(evicted,)), NOW)
+    assert cause is not None
+    assert cause.reason == Reason.EVICTED
+    assert "low on resource: memory" in cause.message
+    assert find_cause(stage_of(ended_pods=(evicted,), available=1), NOW) is None
+
+
+def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
+    late = {"Progressing": {"status": "False", "reason": "ProgressDeadlineExceeded"}}
+    cause = find_cause(stage_of(pod(conditions=unscheduled(NO_GPU)), **late), NOW)
+    assert cause is not None
+    assert (cause.reason, cause.hard) == (Reason.UNSCHEDULABLE, True)
+    cause = find_cause(stage_of(HEALTHY["loading"], **late), NOW)
+    assert cause is not None
+    assert cause.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
+
+
+def test_of_several_causes_the_one_is_told_that_a_person_must_mend() -> None:
+    unplaced = pod(conditions=unscheduled(NO_GPU), name="a")
+    refused = POD_CASES["configuration refused"][0]
+    for pods in ((unplaced, refused), (refused, unplaced)):
+        cause = find_cause(stage_of(*pods, replicas=2), NOW)
+        assert cause is not None
+        assert cause.reason == Reason.CONFIG_REJECTED
+
+
+def test_the_message_does_not_change_with_the_size_of_the_cluster() -> None:
+    larger = NO_GPU.replace("0/3", "0/9").replace("2 Insufficient", "8 Insufficient")
+    messages = {find_cause(stage_of(pod(conditions=unscheduled(text))), NOW) for text in (NO_GPU, larger)}
+    assert len(messages) == 1
+
+
+def test_a_crash_is_told_alike_in_every_state_of_its_container() -> None:
+    names = ["engine died, waits", "engine died, just now", "engine died, loads again"]
+    assert len({find_cause(stage_of(POD_CASES[name][0]), NOW) for name in names}) == 1
+
+
+def test_what_lacks_room() -> None:
+    assert lacks_capacity(stage_of(pod(conditions=unscheduled(NO_GPU))))
+    selector = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+    assert not lacks_capacity(stage_of(pod(conditions=unscheduled(selector))))
+    assert not lacks_capacity(stage_of(HEALTHY["ready"]))
+
+
+def test_a_stage_without_replicas_has_no_cause() -> None:
+    assert find_cause(stage_of(POD_CASES["no GPU"][0], replicas=0), NOW) is None
+
+
+def test_when_to_look_again() -> None:
+    setup = stage_of(HEALTHY["volumes for seconds"])
+    assert next_check(setup, NOW) == NOW + timedelta(minutes=1)
+    assert next_check(stage_of(HEALTHY["ready"]), NOW) is None

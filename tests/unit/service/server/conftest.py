@@ -1,0 +1,15 @@
+"""The certificate of an entry stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.certificates import MountedSecret, tls_files
+from support.tls_entries import PAIR
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> MountedSecret:
+    return MountedSecret(tmp_path / "secret", tls_files(PAIR))
