@@ -41,27 +41,33 @@ CASES = {
         )
     },
     "first-audio": "benchmarks.first_audio",
+    "first-audio-qwen3": "benchmarks.first_audio.qwen3",
     "first-audio-dear": "benchmarks.dear",
     "first-audio-paced": "benchmarks.paced.measure",
+    "peer": "benchmarks.peer",
 }
 """Case -> module with `measure` and `draw`."""
+BY_NAME_ONLY = {"peer"}
+"""It installs packages of its own, 7 GB unpacked, the first time."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases. 1 if one of them fails, after all of them ran."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
+    all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
     parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
     parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page again")
     options = parser.parse_args(arguments)
-    unknown = set(options.cases) - set(CASES)
+    cases = options.cases or [name for name in CASES if name not in BY_NAME_ONLY]
+    unknown = set(cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     options.results.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    for name in options.cases:
+    for name in cases:
         found = [] if options.draw else run_case(name, Options(options.rounds, options.results))
         problems += [f"{name}: {problem}" for problem in found]
         if not found:
