@@ -13,7 +13,7 @@ Sampling = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One pipeline file, as it stands or with another mode on every edge."""
+    """One pipeline file, unchanged or with another mode on every edge."""
 
     sample: str
     """Of manifests/samples, without its ending."""
