@@ -16,7 +16,7 @@ demo: setup ## Run a tiny Qwen2.5-Omni (FAMILY=qwen3_omni: Qwen3-Omni) as three 
 	@.venv/bin/omnipipe demo --out demo-output $(if $(FAMILY),--family $(FAMILY))
 
 RUN_TESTS = GRPCURL="$$(scripts/grpcurl.sh)" && export GRPCURL && rm -rf test-logs .coverage && \
-  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-4} -- -p no:cacheprovider
+  PYTHONPATH=tests $(PY) -m runner --workers $${WORKERS:-5} -- -p no:cacheprovider
 
 test: setup controlplane ## All tests; logs in test-logs
 	@$(RUN_TESTS)
@@ -127,6 +127,8 @@ constraints: setup ## Pin the newest versions that pyproject.toml allows
 	  --no-annotate --no-header --python-version 3.11 --upgrade --override constraints/overrides-cpu.txt -o constraints/cpu.txt
 	@uv pip compile pyproject.toml --extra gpu --quiet --no-annotate --no-header --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --upgrade -o constraints/gpu.txt
+	@$(PY) -m benchmarks.peer.environment | uv pip compile - --quiet --no-annotate --no-header --python-version 3.11 \
+	  --upgrade --override constraints/overrides-cpu.txt -o constraints/peer.txt
 
 clean: ## Remove what the targets made, but not the caches
 	rm -rf .venv demo-output .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis test-logs .coverage .coverage.* htmlcov

@@ -1,6 +1,8 @@
-"""`make bench`: ratios, each measured in one run with the sides taking turns; printed, judged, and written to results/.
+"""`make bench`: measures ratios, prints and judges them, and writes them to results/. The sides take turns within a
+run.
 
-This machine and that one differ; a ratio of two sides that took turns on one machine says something on both. Every case
+Absolute figures differ between machines; a ratio of two sides that took turns on one machine carries over to others.
+Every case
 writes results/CASE.json, draws results/CASE.png from it and puts the tables into docs/performance.md.
 
 Exits 1 if a ratio is below its floor, or worse than in the last committed result by more than its tolerance. Such a run
@@ -39,27 +41,33 @@ CASES = {
         )
     },
     "first-audio": "benchmarks.first_audio",
+    "first-audio-qwen3": "benchmarks.first_audio.qwen3",
     "first-audio-dear": "benchmarks.dear",
     "first-audio-paced": "benchmarks.paced.measure",
+    "peer": "benchmarks.peer",
 }
 """Case -> module with `measure` and `draw`."""
+BY_NAME_ONLY = {"peer"}
+"""It installs packages of its own, 7 GB unpacked, the first time."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases. 1 if one of them fails, after all of them ran."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
+    all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
     parser.add_argument("--rounds", type=int, help="how often each side runs; each case has a number of its own")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the files go")
     parser.add_argument("--draw", action="store_true", help="measure nothing: pictures and page again")
     options = parser.parse_args(arguments)
-    unknown = set(options.cases) - set(CASES)
+    cases = options.cases or [name for name in CASES if name not in BY_NAME_ONLY]
+    unknown = set(cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     options.results.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
-    for name in options.cases:
+    for name in cases:
         found = [] if options.draw else run_case(name, Options(options.rounds, options.results))
         problems += [f"{name}: {problem}" for problem in found]
         if not found:
@@ -72,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_case(name: str, options: Options) -> list[str]:
-    """Measure a case, print, judge, write it down. Why it fails, a line each."""
+    """Measure a case, print, judge and store it. Returns the reasons why it fails, one line each."""
     return record(name, lambda: importlib.import_module(CASES[name]).measure(options), options.results)[1]
 
 

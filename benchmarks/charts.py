@@ -1,4 +1,4 @@
-"""Small pictures of what a result file says."""
+"""Small charts of a result file."""
 
 from __future__ import annotations
 

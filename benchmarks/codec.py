@@ -32,7 +32,7 @@ from omni_stage.process.malloc import tune_malloc
 ROW = 3584
 SIZES_MB = (1, 8, 32)
 FLOOR = 1.2
-"""Least ratio to message objects in chunks: a codec of our own that gains less is not worth its code."""
+"""Minimum ratio to message objects in chunks: a codec that gains less is not worth its code."""
 TOLERANCE = 0.25
 TABLE = "encode, decode, check, reassemble"
 ROUNDS = 15

@@ -19,7 +19,7 @@ def take_turns(sides: Sequence[_T], number: int) -> list[_T]:
 def time_rounds(
     sides: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Returns the seconds of each side by round. One round runs every side once, in an order that turns from round to
+    """Returns the seconds of each side by round. One round runs every side once, in an order that rotates each
     round; a first, uncounted round warms up."""
     names = list(sides)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -38,7 +38,7 @@ def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> 
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median of the rounds' own ratios: what disturbs a round disturbs both of its sides."""
+    """Returns the median of the rounds' own ratios: a disturbance in a round affects both of its sides."""
     return statistics.median(above / below for above, below in zip(numerators, denominators, strict=True))
 
 

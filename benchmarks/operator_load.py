@@ -86,7 +86,7 @@ class Observer:
         threading.Thread(target=self._follow, args=("OmniPipeline", self._see_pipeline), daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more: what is measured next has the API server to itself."""
+        """Stop the watches, so that the next measurement has the API server to itself."""
         self._done.set()
 
     def _follow(self, kind: str, see: Callable[[str, Manifest], None]) -> None:

@@ -1,4 +1,4 @@
-"""What a case hands back: tables, ratios and notes; and what the machine was while it ran."""
+"""The result of a case: tables, ratios and notes, and the state of the machine during the run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Measure = Callable[[Options], Report]
 
 
 def describe_machine() -> Row:
-    """Returns what the figures were measured on, and how busy it is with other things right now."""
+    """Returns a description of this machine, and its present load."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {

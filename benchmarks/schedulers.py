@@ -24,7 +24,7 @@ REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 16, 48, 32
 ROUNDS = 60
 STOCK, IDLE, ROWS = "stock vLLM", "omni, nothing to enrich", "omni, hidden states out"
 FLOORS = {IDLE: 0.97, ROWS: 0.85}
-"""Least tokens a second, in those of stock vLLM."""
+"""Minimum tokens per second, relative to stock vLLM."""
 TOLERANCE = 0.05
 TABLE = "engine"
 

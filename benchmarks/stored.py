@@ -1,7 +1,7 @@
 """Result files: the last committed result of a case, and where a new one goes.
 
 A run that fails never replaces the result that it was compared with: it is written to CASE.rejected.json (which git
-ignores). Who wants a lower figure to stand moves that file over CASE.json and says why in the commit.
+ignores). To accept a lower figure, move that file over CASE.json and give the reason in the commit.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
-    """Returns the result of a case that the folder holds at git's HEAD: results of runs since then are not what a run
-    is held
-    against, or a figure could sink a little with each. Without git or a commit: the file as it is. None if there is
+    """Returns the result of a case that the folder holds at git's HEAD: a run is not compared with later results, or
+    a figure could get a little worse with each run. Without git or a commit: the file as it is. None if there is
     none."""
     file = folder / f"{name}.json"
     shown = _git_show(file) if folder.is_dir() else None

@@ -1,7 +1,7 @@
 """Decides whether a run's ratios hold: against their bounds, and against the last committed result. Pure.
 
-Only ratios are judged. Seconds and GB/s are a machine's; a ratio of two sides that took turns on one machine also says
-something on another.
+Only ratios are judged. Seconds and GB/s depend on the machine; a ratio of two sides that took turns on one machine
+carries over to others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ratio:
     at_most: float | None = None
     """Its ceiling."""
     goal: bool = False
-    """The bound is not reached yet, and the docs say so: it is shown and does not fail the run."""
+    """The bound is a goal: it is shown, and missing it does not fail the run."""
     tolerance: float = 0.15
     """How much worse than the last result it may be, as a share of that result."""
 
@@ -65,7 +65,7 @@ class Verdict:
         return self.to_last < 1 - self.ratio.tolerance
 
     def to_row(self) -> dict[str, Any]:
-        """As it stands in the result file."""
+        """Returns the ratio as the result file holds it."""
         ratio, to_last = self.ratio, self.to_last
         return {
             "name": ratio.name,

@@ -1,4 +1,4 @@
-"""What every test shares: the environment of vLLM, set before anything imports it, and tiny checkpoints."""
+"""Fixtures of all tests: vLLM's environment, set before anything imports it, and tiny checkpoints."""
 
 from __future__ import annotations
 

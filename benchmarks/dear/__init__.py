@@ -1,4 +1,4 @@
-"""A model whose tokens are dear: first audio and audio a second of a pipeline of stages, beside transformers."""
+"""A model with expensive tokens: first audio and audio per second of a pipeline of stages, beside transformers."""
 
 from __future__ import annotations
 

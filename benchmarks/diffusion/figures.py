@@ -1,4 +1,4 @@
-"""What is asked, and the tables of what came. Pure."""
+"""The requests of the case, and the tables of its results. Pure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MEAN_CODES = 24
 EQUAL, MIXED, TALKER = "token2wav, equal lengths", "token2wav, mixed lengths", "talker"
 TABLE = "engines"
 BATCH_FLOOR = 0.8
-"""Least speed of a batch, in that of its requests one by one."""
+"""Minimum speed of a batch, relative to its requests one by one."""
 TOLERANCE = 0.25
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class Side:
-    """What one side and number at once took."""
+    """Measurements of one side at one number of concurrent requests."""
 
     seconds: list[float]
     """By round, of all requests."""

@@ -1,4 +1,4 @@
-"""What a listener hears who plays audio as it comes: when it starts, where it stops, whether it clicks. Pure."""
+"""What a listener hears who plays audio as it arrives: when it starts, where it pauses, whether it clicks. Pure."""
 
 from __future__ import annotations
 

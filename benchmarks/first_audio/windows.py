@@ -1,4 +1,5 @@
-"""How far windows of audio are from all codec tokens at once: the model and the joins, without an engine."""
+"""The error of audio made in windows, compared with all codec tokens at once. Runs the model and the joins without
+an engine."""
 
 from __future__ import annotations
 

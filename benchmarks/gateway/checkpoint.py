@@ -1,6 +1,6 @@
 """Text models with random weights, a byte-level tokenizer and a chat template: `... DIRECTORY SHAPE`.
 
-Both sides load the same directory. What the model writes is noise; a token costs what one of its size costs.
+Both sides load the same directory. The model's text is noise, but a token costs as much as in any model of that size.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ GATEWAY: Final = "through the gateway"
 ROUNDS: Final = {1: 15, 8: 7, 64: 5}
 ADDED_MS, SHARE = 5.0, 1.05
 TOLERANCE: Final = 1.0
-"""Of milliseconds that a small machine's scheduler decides; the bounds do not move."""
+"""Tolerance of milliseconds that depend on a small machine's scheduler; the bounds stay fixed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`make gpu`: whether the stages are right, fit and fast on this GPU. One line a check, one file to send back.
+"""`make gpu`: whether the stages are correct, fit and are fast on this GPU. One line per check, one file to send back.
 
 checks.py       what a check is; catalogue.py: all of them
 environment.py  driver, compilers, limits

@@ -1,4 +1,4 @@
-"""The checks of `make gpu`: what one is, what it needs, how it runs and what is printed of it.
+"""The checks of `make gpu`: their form, what they need, how they run and what they print.
 
 A check is a function of a Context that returns a Finding or several; it states what it needs, and where that is missing
 it is a SKIP with the reason. What it raises is a FAIL, with the traceback in the log. Nothing here needs pytest.
@@ -23,7 +23,7 @@ DRAWN = "weights-are-drawn"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was found, beside what it may be at most (or must be)."""
+    """One line: the measured value, and the limit or the expected value."""
 
     value: str
     limit: str = "-"
@@ -52,7 +52,7 @@ class Result:
         return " ".join((self.status, self.name, self.value.replace(" ", "_") or "-", self.limit.replace(" ", "_")))
 
     def to_row(self) -> dict[str, Any]:
-        """As it stands in the JSON."""
+        """Returns the finding as the JSON holds it."""
         return asdict(self)
 
 
@@ -78,7 +78,7 @@ class Context:
 
     @property
     def shaped(self) -> bool:
-        """Whether the model has the release's sizes and weights that were drawn (benchmarks.gpu.shaped)."""
+        """Whether the model has the release's sizes and random weights (benchmarks.gpu.shaped)."""
         return self.model is not None and (self.model / DRAWN).exists()
 
     def say(self, text: str) -> None:
@@ -149,7 +149,7 @@ def _take_log(context: Context) -> str:
 def at_most(
     value: float, limit: float, *, name: str = "", unit: str = "", data: dict[str, Any] | None = None
 ) -> Finding:
-    """A figure that may not pass a limit; not a number passes none."""
+    """A figure that must not exceed a limit; NaN always fails."""
     return Finding(f"{value:.4g}{unit}", f"<={limit:.4g}{unit}", ok=value <= limit, name=name, data=data or {})
 
 

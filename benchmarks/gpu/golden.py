@@ -93,7 +93,7 @@ def golden_text() -> GoldenText:
 
 
 def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
-    """Hold an audio (24 kHz, in [-1, 1]) that token2wav made of golden.codes against the fixture."""
+    """Compare audio (24 kHz, in [-1, 1]) that token2wav made of golden.codes with the fixture."""
     values = [float(sample) for sample in samples]
     if len(values) != golden.samples:
         return Finding(Verdict.FAIL, f"{len(values)} samples", f"{golden.samples} samples")
@@ -113,7 +113,7 @@ def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
 
 
 def judge_text(text: str, golden: GoldenText) -> Finding:
-    """Hold the greedy answer to golden.question against those that were published; a cut answer may lack its end."""
+    """Compare the greedy answer to golden.question with the published ones; a cut answer may lack its end."""
     answer = text.strip().rstrip(".")
     is_known = any(answer == known.rstrip(".") for known in golden.answers)
     verdict = Verdict.PASS if is_known else Verdict.FAIL

@@ -156,7 +156,7 @@ def syncs(context: Context) -> Finding:
 
 
 def tensor_parallel(context: Context) -> Finding:
-    """Rows of two GPUs against rows of one."""
+    """Compares the rows of two GPUs with those of one."""
     rows = [asyncio.run(_rows_of(context, gpus)) for gpus in (1, 2)]
     return at_most(_difference(rows[1], rows[0].float()), GPU_LIMIT)
 

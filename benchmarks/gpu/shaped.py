@@ -1,4 +1,4 @@
-"""A checkpoint of a release's sizes with random weights: what the release costs can be measured without it.
+"""A checkpoint with a release's sizes and random weights, to measure the release's cost without its weights.
 
     python -m benchmarks.gpu.shaped 7b DIRECTORY
 

@@ -111,7 +111,7 @@ def make_published(device: str) -> Any:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Turn TF32 off, which cuDNN uses by default: it would hide what is compared."""
+    """Turn off TF32, which cuDNN uses by default: its rounding would hide the differences that are compared."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:

@@ -1,4 +1,5 @@
-"""What a table allows: thinker, talker and decoder in virtual time, with edges and servers that cost nothing. Pure."""
+"""The best that a table allows: thinker, talker and decoder in virtual time, with edges and servers that cost
+nothing. Pure."""
 
 from __future__ import annotations
 

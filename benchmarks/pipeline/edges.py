@@ -20,7 +20,7 @@ class EdgeTotals:
     bytes: float = 0.0
 
     def since(self, earlier: EdgeTotals) -> EdgeTotals:
-        """Returns what came on top."""
+        """Returns the increase since an earlier reading."""
         return EdgeTotals(self.messages - earlier.messages, self.wire_s - earlier.wire_s, self.bytes - earlier.bytes)
 
 

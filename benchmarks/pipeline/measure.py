@@ -103,8 +103,8 @@ NOTES = [
 ]
 
 
-def write_checkpoint(directory: Path) -> None:
-    """The tiny checkpoint, by a process of its own."""
+def write_checkpoint(directory: Path, family: str = "qwen2_5_omni") -> None:
+    """Write a family's tiny checkpoint, by a process of its own."""
     command = [
         sys.executable,
         "-m",
@@ -114,7 +114,7 @@ def write_checkpoint(directory: Path) -> None:
         "--seed",
         "0",
         "--family",
-        "qwen2_5_omni",
+        family,
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -1,7 +1,7 @@
-"""transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT`.
+"""transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT FAMILY`.
 
 Answers each line, {"prompts": [...], "talker_tokens": n}, with the seconds after which each was
-done: one after another, as transformers' Qwen2.5-Omni takes one request at a time when it speaks.
+done: one after another, as transformers' omni models take one request at a time when they speak.
 """
 
 from __future__ import annotations
@@ -9,27 +9,59 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.pipeline.work import THINKER_TOKENS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the reference that the tests compare our stages with
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # the references that the tests compare our stages with
+
+Run = Callable[[str, int], tuple[int, int]]
+"""(prompt, codes at most) -> tokens of text, and codes or frames, that were made."""
 
 
 def main() -> None:
-    from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
-
-    model = ReferenceModel(Path(sys.argv[1]))
+    """Answer lines until stdin ends."""
+    run = LOADERS[sys.argv[2]](Path(sys.argv[1]))
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         start = time.perf_counter()
         asked = json.loads(line)
-        settings = ReferenceSettings(thinker_tokens=THINKER_TOKENS, talker_tokens=asked["talker_tokens"])
         done = []
         for prompt in asked["prompts"]:
-            made = model.run(ReferencePrompt(prompt), settings)
-            done.append([time.perf_counter() - start, len(made.thinker_token_ids), len(made.codec_token_ids)])
+            made = run(prompt, asked["talker_tokens"])
+            done.append([time.perf_counter() - start, *made])
         print(json.dumps(done), flush=True)
+
+
+def load_qwen25(checkpoint: Path) -> Run:
+    """Returns Qwen2.5-Omni's generate()."""
+    from support.reference import ReferenceModel, ReferencePrompt, ReferenceSettings
+
+    model = ReferenceModel(checkpoint)
+
+    def run(prompt: str, codes: int) -> tuple[int, int]:
+        made = model.run(ReferencePrompt(prompt), ReferenceSettings(thinker_tokens=THINKER_TOKENS, talker_tokens=codes))
+        return len(made.thinker_token_ids), len(made.codec_token_ids)
+
+    return run
+
+
+def load_qwen3(checkpoint: Path) -> Run:
+    """Returns Qwen3-Omni's generate(), its codes decoded by one forward."""
+    from support.reference import ReferencePrompt
+    from support.reference_qwen3 import Qwen3ReferenceModel, Qwen3Settings
+
+    model = Qwen3ReferenceModel(checkpoint)
+
+    def run(prompt: str, frames: int) -> tuple[int, int]:
+        made = model.run(ReferencePrompt(prompt), Qwen3Settings(thinker_tokens=THINKER_TOKENS, frames=frames))
+        return len(made.thinker_token_ids), len(made.codes)
+
+    return run
+
+
+LOADERS = {"qwen2_5_omni": load_qwen25, "qwen3_omni": load_qwen3}
 
 
 if __name__ == "__main__":

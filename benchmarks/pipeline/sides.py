@@ -68,15 +68,21 @@ class Pipeline:
 
 
 @contextmanager
-def start_pipeline(sample: str, checkpoint: Path, step_tokens: int | None = None) -> Iterator[LocalPipeline]:
+def start_pipeline(
+    sample: str, checkpoint: Path, step_tokens: int | None = None, mode: str | None = None
+) -> Iterator[LocalPipeline]:
     """Yields stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block.
 
-    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache; None leaves it to the sample.
+    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: of every edge. None leaves it to the
+    sample.
     """
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
+    stages = pipeline.spec.stages
     if step_tokens is not None:
-        stages = [_limit_step(stage, step_tokens) for stage in pipeline.spec.stages]
-        pipeline = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
+        stages = [_limit_step(stage, step_tokens) for stage in stages]
+    if mode is not None:
+        stages = [_set_mode(stage, mode) for stage in stages]
+    pipeline = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
     with LocalPipeline(pipeline, LocalOptions(model_path=str(checkpoint))) as local:
         with make_progress(Console(stderr=True), [stage.name for stage in pipeline.spec.stages]) as progress:
             local.start(progress)
@@ -88,6 +94,11 @@ def _limit_step(stage: Stage, tokens: int) -> Stage:
         return stage
     args = stage.engine_args.model_copy(update={"max_num_batched_tokens": tokens})
     return stage.model_copy(update={"engine_args": args})
+
+
+def _set_mode(stage: Stage, mode: str) -> Stage:
+    inputs = [edge.model_copy(update={"mode": mode}) for edge in stage.inputs]
+    return stage.model_copy(update={"inputs": inputs})
 
 
 def connect(local: LocalPipeline) -> Pipeline:
@@ -104,12 +115,12 @@ def connect(local: LocalPipeline) -> Pipeline:
 class Reference:
     """transformers in a process of its own."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, family: str = "qwen2_5_omni") -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}
         # One thread as a stage has: two are no faster for a model this small, and spin where others want the core.
         environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint)],
+            [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint), family],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""What all sides are asked."""
+"""The prompts that all sides get."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TALKER = "talker"
 
 
 class Callers:
-    """What all calls of a run brought."""
+    """The results of all calls of a run."""
 
     def __init__(self) -> None:
         self.late_us: list[int] = []

@@ -1,7 +1,7 @@
 """A stage's engine without a model: every 10 ms each of its requests gets a token, and a row where a stage reads it.
 
 The steps of all requests come in one turn of the event loop, as those of a batch come from vLLM. Every token carries
-the time at which it was due, so that whoever receives it knows how late it is: texts as digits, rows in the integers
+the time at which it was due, so that its receiver knows how late it is: texts as digits, rows in the integers
 beside them. Clocks: CLOCK_MONOTONIC, which the processes of a machine share.
 """
 

@@ -1,4 +1,4 @@
-"""What one writes first: gRPC, blocking, a unary call with the whole tensor in one protobuf message."""
+"""The obvious implementation: a blocking unary gRPC call with the whole tensor in one protobuf message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every side moves: rows of bfloat16 as wide as Qwen2.5-Omni-7B's hidden states, with a CRC-32C a chunk."""
+"""The data that every side sends: rows of bfloat16 as wide as Qwen2.5-Omni-7B's hidden states, with a CRC-32C per
+chunk."""
 
 from __future__ import annotations
 

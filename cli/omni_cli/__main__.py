@@ -1,4 +1,4 @@
-"""Entry point of the `omnipipe` script, which also works where the packages of its extra are missing: it names them."""
+"""Entry point of the `omnipipe` script. If a package is missing, it names the extra to install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINE_PACKAGES = ("vllm", "torch", "transformers", "safetensors", "numpy", "omn
 
 
 def main() -> None:
-    """Run the command. Exits 1 with the extra to install where a package of it is missing."""
+    """Run the command. If a package is missing, names the extra to install and exits 1."""
     try:
         from omni_cli.main import app
 

@@ -1,4 +1,5 @@
-"""Sampling parameters on the command line: STAGE.KEY=VALUE by vLLM's names, checked against the contract's types."""
+"""Sampling parameters on the command line: STAGE.KEY=VALUE with vLLM's names, checked against the types of the
+protocol."""
 
 from __future__ import annotations
 

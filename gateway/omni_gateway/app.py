@@ -29,7 +29,7 @@ LIMIT_HEADERS = tuple(
 )
 
 Running = Callable[[GatewayMetrics], AbstractAsyncContextManager[None]]
-"""Works while the block that it gives is open."""
+"""A context manager whose work runs while its block is open."""
 
 
 def create_app(
@@ -39,7 +39,7 @@ def create_app(
     replicas: Callable[[], int] = lambda: 1,
     running: Sequence[Running] = (),
 ) -> FastAPI:
-    """Returns the app that serves what pipelines lists, which may change at any time.
+    """Returns the app that serves the pipelines in `pipelines`, which may change at any time.
 
     running: what keeps pipelines and replicas up to date while the app serves. replicas: the gateway's ready replicas
     now, which share the limits of keys. Raises KeyFileError, OSError for a file of keys that cannot be used.

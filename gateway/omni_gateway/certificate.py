@@ -20,7 +20,7 @@ class Certificate:
         self.key = directory / "tls.key"
         self._written = self._times()
         self._refused: tuple[int, ...] | None = None
-        """Times of files that were found to be unusable, so that they are reported once."""
+        """Modification times of files that could not be used, so that each is reported once."""
 
     def renew(self, context: ssl.SSLContext) -> bool:
         """Give new connections the renewed files, if there are any. Returns whether it did.

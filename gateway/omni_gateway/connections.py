@@ -1,7 +1,8 @@
-"""HTTP/1.1 connections within bounds: what a peer may hold without having asked for anything.
+"""Limits of HTTP/1.1 connections on which no request is in progress.
 
-uvicorn (0.54) waits for a header as long as its sender likes, and keeps all of it, whatever its size. Here a connection
-that has asked for nothing has a deadline and a bound in bytes, and there are so many of them at a time. One with a
+uvicorn (0.54) waits for a header as long as its sender likes, and keeps all of it, whatever its size. Here a
+connection without a request has a deadline and a limit in bytes, and the number of such connections is limited. One
+with a
 request is bounded by the guard: it is never cut for another.
 """
 
@@ -21,7 +22,7 @@ _TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-le
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Of connections that have asked for nothing yet, or have had their answer."""
+    """Limits of connections that have sent no request yet, or whose request has been answered."""
 
     waiting: int = 2048
     """At a time. Behind an ingress all of them may be of one peer, so a peer has no bound of its own; but when there is

@@ -1,4 +1,4 @@
-"""Connections to entry stages, and what those stages say of themselves."""
+"""Connections to entry stages, and the stages' descriptions of themselves."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from omni_proto.rpc.options import Options, channel_options
 from omni_proto.stage.v1.stage_service_pb2 import GetStageResponse
 
 FACTS_S: Final = 30.0
-"""How long the answer of GetStage is believed."""
+"""How long an answer of GetStage is used."""
 DESCRIBE_TIMEOUT_S: Final = 5.0
 AGAIN_S: Final = 0.2
-"""Pause before an entry stage that was not reached is asked again."""
+"""Pause before another call to an entry stage that could not be reached."""
 
 AHEAD_BYTES: Final = 64 << 10
 """Read of an answer before it is taken. A channel's own 4 MiB, for tensors, would be held for each reader that stalls;
@@ -73,10 +73,10 @@ class Entries:
         await asyncio.gather(*(client.close() for client in clients))
 
     async def _describe(self, pipeline: ServedPipeline) -> GetStageResponse:
-        """Ask the entry stage, twice if the first call reaches nobody. Raises OmniRequestError.
+        """Call the entry stage; a second time if the first call reaches no pod. Raises OmniRequestError.
 
-        After a rollout a connection may know only pods that have gone. The second call gets a new one, which asks for
-        the addresses again.
+        After a rollout a connection may know only pods that are gone. The second call uses a new connection, which
+        resolves the name again.
         """
         client = self._client(pipeline)
         try:

@@ -22,7 +22,7 @@ class EntryFacts:
     """The default first; empty if nothing speaks."""
     max_model_len: int
     speaks_given_text: bool
-    """Whether a reply can be given, to be spoken as it stands."""
+    """Whether a request may give the reply to speak."""
     structures_text: bool
     """Whether the form of the text can be asked for."""
     calls_tools: bool
@@ -30,7 +30,7 @@ class EntryFacts:
 
 
 def read_facts(answer: GetStageResponse, pipeline: ServedPipeline) -> EntryFacts:
-    """Returns what the answer and the pipeline's own description say; the description has the last word."""
+    """Returns the facts from the stage's answer and the pipeline's own description. The description wins."""
     outputs = tuple(
         name
         for value, name in ((sampling_pb2.MODALITY_TEXT, "text"), (sampling_pb2.MODALITY_AUDIO, "audio"))

@@ -98,7 +98,7 @@ class TooLargeError(GatewayError):
 
 
 class RateLimitError(GatewayError):
-    """A limit of the key, or the capacity of the pipeline, is used up."""
+    """The key's limit or the pipeline's capacity is exhausted."""
 
     status = 429
     type = "rate_limit_error"

@@ -1,4 +1,4 @@
-"""What the gateway counts: omni_gateway_*."""
+"""The gateway's metrics: omni_gateway_*."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipelines that a gateway serves: what there is now, and which one a request means."""
+"""The pipelines that a gateway serves now, and which of them a request names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pipelines(Protocol):
     """Where the pipelines come from. Implementations change what they return at run time."""
 
     def list_pipelines(self) -> Sequence[ServedPipeline]:
-        """Returns what is served now. Called for every request: returns at once."""
+        """Returns the pipelines that are served now. Called for every request, so it must not block."""
         ...
 
     def is_synced(self) -> bool:

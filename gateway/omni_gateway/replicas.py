@@ -19,7 +19,7 @@ from omni_gateway.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 5.0
-"""Pause between two questions; the cluster's DNS keeps answers about as long."""
+"""Pause between two look-ups; the cluster's DNS caches answers for about as long."""
 ASK_S: Final = 4.0
 """Longest time that an answer may take."""
 
@@ -34,7 +34,7 @@ async def count_addresses(name: str) -> Counter[int]:
 
 
 class ReadyReplicas:
-    """The replicas of a name, asked for again and again inside `run`."""
+    """The number of replicas behind a DNS name, resolved repeatedly inside `run`."""
 
     def __init__(self, name: str, assumed: int, resolve: Resolve = count_addresses, every_s: float = CHECK_S) -> None:
         """assumed: the number until the name was first resolved."""

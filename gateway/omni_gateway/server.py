@@ -1,4 +1,4 @@
-"""Runs a gateway: uvicorn on uvloop, logs, and a drain that fails nothing."""
+"""Runs a gateway: uvicorn on uvloop, logs, and a drain that fails no request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 BOUNDS: Final = ConnectionBounds()
 UNSENT_BYTES: Final = 64 << 10
-"""Most bytes that a connection's reader has no room for, in the kernel; as many again wait in the transport."""
+"""Maximum bytes that the kernel buffers for a slow reader; as many again wait in the transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class Listen:
 
 
 class GatewayServer(uvicorn.Server):
-    """A server that, on the first SIGTERM, first says that it drains, then takes no more, then waits for answers."""
+    """A server that drains on the first SIGTERM: it reports not ready, then accepts no more requests, then waits for
+    answers to end."""
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None, certificate: Certificate | None
@@ -83,7 +84,7 @@ class GatewayServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn for SIGINT and SIGTERM. A second signal ends the answers that are left, too.
 
-        uvicorn's own would raise the signal again after the drain: the exit status would not say that all went well.
+        uvicorn's own handler would raise the signal again after the drain, and the exit status would report a failure.
         """
         notice_s = self._gateway.settings.drain_notice_seconds
         if self._gateway.draining:

@@ -21,7 +21,7 @@ class _Model(BaseModel):
 
 
 class MediaSettings(_Model):
-    """Bounds of images, audio and videos in requests. The stage has its own, for what the media decode to."""
+    """Bounds of images, audio and videos in requests. The stage has limits of its own for decoded media."""
 
     max_items: Annotated[int, Field(ge=0, le=64)] = 8
     """Most images, audio files and videos of one request."""
@@ -30,7 +30,8 @@ class MediaSettings(_Model):
     max_audio_seconds: Annotated[int, Field(ge=1, le=86_400)] = 300
     """Longest MP3 or Opus file, which the gateway decodes; the stage bounds WAV and FLAC."""
     fetch_https: bool = False
-    """Whether image_url and video_url may be https addresses. Those of the cluster and this host never may."""
+    """Whether image_url and video_url may be https addresses. Addresses of the cluster and of this host are always
+    refused."""
     fetch_seconds: Annotated[float, Field(gt=0, le=300)] = 10.0
     """Longest time to fetch an image or a video."""
 
@@ -45,13 +46,13 @@ class GatewaySettings(_Model):
     max_prompt_chars: Annotated[int, Field(ge=1, le=1 << 24)] = 1 << 20
     """Most characters of a request's text."""
     max_speech_chars: Annotated[int, Field(ge=1, le=1 << 20)] = 4096
-    """Most characters that one request may have spoken; OpenAI's own limit is 4,096."""
+    """Maximum characters of text to speak in one request; OpenAI's own limit is 4,096."""
     media: MediaSettings = MediaSettings()
     """Bounds of images, audio and videos."""
     request_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     """Deadline of a request in all stages."""
     send_seconds: Annotated[float, Field(gt=0, le=3600)] = 30.0
-    """Longest time that a client may take nothing of a streamed answer; then the request is cancelled."""
+    """Longest time that a client may read nothing of a streamed answer; then the request is cancelled."""
     keep_alive_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
     """Silence in a streamed answer after which a comment keeps the connection open."""
     max_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
@@ -63,8 +64,8 @@ class GatewaySettings(_Model):
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0
     """How long requests in flight may take to end after SIGTERM."""
     drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
-    """Time after SIGTERM in which /ready fails and requests are still taken. Longer than the 5 s for which
-    httpx, and so OpenAI's client, keeps an idle connection: what is idle at the end is not used again."""
+    """Time after SIGTERM in which /ready fails and requests are still accepted. Longer than the 5 s for which httpx,
+    and so OpenAI's client, keeps an idle connection: clients no longer use those that are idle at the end."""
     entry_ca: str | None = None
     """PEM file with the CAs that signed the certificates of entries with grpcs://; none: the public ones."""
     entry_certificate: str | None = None

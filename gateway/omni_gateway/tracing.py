@@ -17,10 +17,10 @@ SERVER_ERROR: Final = 500
 
 
 class RequestSpan:
-    """The span of one request; this one, where traces are off, is none."""
+    """The span of one request. This class is used if tracing is off, and does nothing."""
 
     def traceparent(self, given: str | None) -> str | None:
-        """Returns what the entry stage gets; `given` is the client's."""
+        """Returns the traceparent for the entry stage; `given` is the client's."""
         return given
 
     def mark(self, what: str) -> None:
@@ -67,7 +67,7 @@ class OtlpSpan(RequestSpan):
 
 
 class Tracing:
-    """The traces of one gateway; this one is off."""
+    """The traces of one gateway. This class is used if tracing is off."""
 
     def begin(self, method: str, traceparent: str | None) -> RequestSpan:
         """Begin the span of a request; `traceparent` is the client's."""
@@ -89,7 +89,7 @@ class OtlpTracing(Tracing):
         return OtlpSpan(self._tracer, method, traceparent)
 
     def close(self) -> None:
-        """Send what waits, for OpenTelemetry's own time-out at most."""
+        """Send the remaining spans, within OpenTelemetry's own timeout."""
         self._provider.shutdown()
 
 

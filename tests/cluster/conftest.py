@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a real node, the operator installed by its chart, a pipeline, a pod to call from.
+"""Fixtures of the end-to-end tests: a real node, the operator installed by its chart, a pipeline, a pod to call from.
 
 They need root and minutes: `make e2e` runs them, `make test` does not.
 """

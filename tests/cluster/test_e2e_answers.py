@@ -1,4 +1,4 @@
-"""A pipeline of pods answers text, sound, image and video prompts as the same pipeline of local processes does."""
+"""A pipeline of pods answers text, audio, image and video prompts as the same pipeline of local processes does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from support.cluster.client_pod import TARGET, ClientPod
+from support.cluster.cluster import Cluster
 from support.cluster.images import ROOT
 from support.cluster.workload import SAMPLES, delete_pipeline, load_sample
 from support.controlplane.api import Api, Manifest
@@ -37,17 +39,35 @@ FAMILIES = {"qwen2_5_omni": "tiny-omni", "qwen3_omni": "tiny-qwen3-omni"}
 REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.values(), start=7)]
 
 
+Answers = dict[str, dict[str, Any]]
+
+
 @pytest.fixture(scope="session")  # as the node: what is of a module would begin after it
-def local_answers(
+def asking_locally(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
+) -> Iterator[Future[Answers]]:
+    """Asks `omnipipe run` of each family's sample while the node comes up and its images are built, which mostly waits
+    for disks."""
+    places = {
+        family: (make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp(family)) for family in FAMILIES
+    }
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(ask_locally, places)
+
+
+@pytest.fixture(scope="session")
+def local_answers(asking_locally: Future[Answers], cluster: Cluster) -> Answers:
     """What `omnipipe run` of each family's sample answers; it has ended, for the pods need the memory."""
+    return asking_locally.result()
+
+
+def ask_locally(places: dict[str, tuple[Path, Path]]) -> Answers:
+    """Returns the answers of each family. `places`: its checkpoint, and a folder for logs."""
     # As many threads as the pods take: sums in another order are other sums.
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     answers = {}
-    for family, sample in FAMILIES.items():
-        checkpoint, folder = make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp("local")
-        with run_pipeline(SAMPLES / f"{sample}.yaml", checkpoint, folder, threads) as running:
+    for family, (checkpoint, folder) in places.items():
+        with run_pipeline(SAMPLES / f"{FAMILIES[family]}.yaml", checkpoint, folder, threads) as running:
             asked = json.dumps({"target": running.endpoint, "requests": REQUESTS})
             script = ROOT / "tests/support/cluster/ask.py"
             result = subprocess.run(

@@ -1,4 +1,4 @@
-"""hf:// checkpoints from a hub: with and without a token, broken transfers, a wrong token, a volume that keeps them."""
+"""hf:// checkpoints from a hub: with and without a token, a broken transfer, a volume that keeps what was fetched."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def set_token(speech: Api, token: str) -> None:
     speech.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"token": token}})
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(
-    hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod
+def test_a_broken_transfer_goes_on_where_it_stopped_and_a_cache_volume_saves_the_next(
+    hub: Hub, speech: Api, pipeline: Manifest, client: ClientPod, models: Path
 ) -> None:
+    pipeline["spec"]["model"]["cache"] = {"persistentVolumeClaim": "models"}
     largest = max(hub.files, key=lambda name: len(hub.files[name]))
     assert len(hub.files[largest]) > 15 << 20
     hub.stop_at = 15 << 20
@@ -44,6 +45,12 @@ def test_a_broken_transfer_goes_on_where_it_stopped(
     assert [start for name, start in hub.sent if name == largest] == [0, 10 << 20]
     (answer,) = client.ask(f"{NAME}.speech.svc.cluster.local.:50051", [{"text": "Hello.", "seed": 1}])
     assert answer["texts"]["thinker"]
+    assert list(models.rglob(".omni-fetched.json"))
+    delete_pipeline(speech, NAME)
+    hub.sent.clear()
+    speech.apply(pipeline)
+    wait_settled(speech, NAME, timeout_s=300)
+    assert not [name for name in hub.names_sent() if name.endswith(".safetensors")]
 
 
 def test_a_wrong_token_is_said_in_the_status_and_a_right_one_mends_it(
@@ -63,15 +70,3 @@ def test_a_wrong_token_is_said_in_the_status_and_a_right_one_mends_it(
     for pod in speech.list("Pod", f"omnipipeline.io/pipeline={NAME}"):
         speech.delete("Pod", pod["metadata"]["name"])
     wait_settled(speech, NAME, timeout_s=300)
-
-
-def test_a_cache_volume_saves_the_second_download(hub: Hub, speech: Api, pipeline: Manifest, models: Path) -> None:
-    pipeline["spec"]["model"]["cache"] = {"persistentVolumeClaim": "models"}
-    speech.apply(pipeline)
-    wait_settled(speech, NAME, timeout_s=300)
-    assert list(models.rglob(".omni-fetched.json"))
-    delete_pipeline(speech, NAME)
-    hub.sent.clear()
-    speech.apply(pipeline)
-    wait_settled(speech, NAME, timeout_s=300)
-    assert not [name for name in hub.names_sent() if name.endswith(".safetensors")]

@@ -1,4 +1,4 @@
-"""What dies, and what goes on: processes of a pod, the kubelet, name service, the operator."""
+"""Failures on a real node and what keeps working: processes of a pod, the kubelet, DNS, the operator."""
 
 from __future__ import annotations
 

@@ -45,14 +45,16 @@ def is_rolled_out(system: Api, generation: int) -> bool:
     return status.get("observedGeneration", 0) >= generation and counts == [wanted] * 3
 
 
-def test_a_rollout_of_a_stage_fails_no_request(
+def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """The entry, which the gateway is connected to; the other stages' rollouts are test_e2e_rollouts.py's."""
-    changes = Changes(cluster, speech, client, lambda streams: OpenAiLoad(client, url, MODEL, streams=streams))
-    outcome = changes.roll("thinker")
-    assert not outcome.failures
-    assert outcome.answered > 5
+    """Neither of our own client nor of OpenAI's through the gateway: both are connected to the entry. The other stages'
+    rolling updates are test_e2e_rollouts.py's."""
+    with OpenAiLoad(client, url, MODEL, streams=2) as through_gateway:
+        direct = Changes(cluster, speech, client).roll("thinker")
+    for load in (direct, through_gateway):
+        assert not load.failures
+        assert load.answered > 5
 
 
 def test_a_rollout_of_the_gateway_fails_no_request(

@@ -1,13 +1,14 @@
-"""GPUs are what the node advertises: a pipeline that wants more says so, and runs when there are more."""
+"""GPUs that the node advertises: a pipeline that needs more reports it, and runs once there are more."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from support.cluster.cluster import Cluster
-from support.cluster.workload import delete_pipeline, load_sample
+from support.cluster.workload import SAMPLES, delete_pipeline
 from support.controlplane.api import Api
 from support.controlplane.pipelines import wait_condition, wait_settled
 
@@ -25,10 +26,11 @@ def two_gpus(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(900)
 def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gpus: Cluster, speech: Api) -> None:
-    pipeline = load_sample("tiny-omni", model="pvc://models/tiny-omni", rename=NAME)
-    # Three GPUs, and two are there. No GPU is behind what is advertised: the engines run on the CPU.
+    # Three GPUs, and two are there. No GPU is behind what is advertised: paced engines need none, and start quickly.
+    pipeline = yaml.safe_load((SAMPLES / "sim-omni.yaml").read_text())
+    pipeline["metadata"]["name"] = NAME
     for stage in pipeline["spec"]["stages"]:
-        stage["resources"] = {"limits": {GPU: 1}}
+        stage["resources"]["limits"][GPU] = 1
     speech.apply(pipeline)
     try:
         told = wait_condition(speech, "Ready", NAME, timeout_s=60, status="False", reason="Unschedulable")

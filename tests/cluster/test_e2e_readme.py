@@ -1,4 +1,4 @@
-"""README's way from nothing to speech without GPUs, command by command, on the real node."""
+"""README's quickstart without GPUs, command by command, on the real node."""
 
 from __future__ import annotations
 

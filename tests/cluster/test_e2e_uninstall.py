@@ -1,6 +1,5 @@
-"""The release: `helm test`, an upgrade and back, `helm uninstall` as docs/install.md has it: what goes on, what stays.
-
-The last of these tests by its name, for it takes the operator away from the others.
+"""The release: `helm test`, an upgrade and back, and `helm uninstall` as in docs/install.md: what keeps serving, and
+what stays. Its name makes it the last of these tests, because it removes the operator.
 """
 
 from __future__ import annotations

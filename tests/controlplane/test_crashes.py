@@ -1,4 +1,4 @@
-"""The operator dies after every single write and comes back: what there is in the end is what there would have been.
+"""The operator dies after every single write and restarts: the final state is the same as without crashes.
 
 One life of the operator makes one write. It never sees the answer: the proxy executes the write, keeps the answer and
 the operator is killed. Then the next life begins, until nothing is left to write. So every state between two writes of

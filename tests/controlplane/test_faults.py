@@ -1,4 +1,4 @@
-"""The API server fails in every way it can; afterwards everything is as if it had not."""
+"""The API server fails in every way it can; afterwards the state is the same as without failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever somebody does to a child is undone; what is not ours is left alone."""
+"""The operator undoes any change of a child, and leaves objects alone that are not its own."""
 
 from __future__ import annotations
 

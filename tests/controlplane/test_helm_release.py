@@ -105,6 +105,7 @@ def knows_suspend(plane: ControlPlane) -> bool:
     return "suspend" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
 
 
+@pytest.mark.full  # on a real node: cluster/test_e2e_uninstall.py
 def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: ControlPlane, models: Api) -> None:
     said = helm("install", RELEASE, CHART, "--wait")
     assert "STATUS: deployed" in said
@@ -188,6 +189,7 @@ def test_upgrade_of_the_chart_and_its_crd_and_back(
     assert models.get("OmniPipeline", "pinned")["metadata"]["uid"] == uid
 
 
+@pytest.mark.full  # on a real node, under load: cluster/test_e2e_uninstall.py
 def test_an_upgrade_that_keeps_the_stage_image_restarts_no_stage(
     helm: Run, old_chart: Path, pods: OperatorPods, models: Api
 ) -> None:

@@ -1,4 +1,4 @@
-"""As many writes as needed and none more: one apply a child, few status writes, nothing while nothing changes."""
+"""No needless writes: one apply per child, few status writes, none while nothing changes."""
 
 from __future__ import annotations
 

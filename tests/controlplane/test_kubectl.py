@@ -1,4 +1,4 @@
-"""What people do with the real kubectl."""
+"""Typical uses of the real kubectl."""
 
 from __future__ import annotations
 

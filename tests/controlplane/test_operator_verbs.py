@@ -1,4 +1,4 @@
-"""The shipped Role against what an operator really does: nothing is denied, nothing is granted for nothing."""
+"""The shipped Role against what an operator really does: no call is denied, and no right is unused."""
 
 from __future__ import annotations
 

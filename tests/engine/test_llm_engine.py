@@ -1,4 +1,4 @@
-"""generic/llm on a real vLLM engine, in this process and in a process of its own, held against transformers."""
+"""generic/llm on a real vLLM engine, in this process and in a process of its own, compared with transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OmniLLM: the three stages of one file offline, held against transformers, one prompt at a time and as a batch."""
+"""OmniLLM: the three stages of one file offline, compared with transformers, one prompt at a time and as a batch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Our three stages against transformers' own Qwen2.5-Omni, on tiny checkpoints of two seeds and two shapes.
 
-Tokens must be equal; rows within 1e-4; sound within 1e-5.
+Tokens must be equal; rows within 1e-4; audio within 1e-5.
 """
 
 from __future__ import annotations

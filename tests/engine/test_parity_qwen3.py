@@ -1,6 +1,6 @@
 """Our three stages against transformers' own Qwen3-Omni, on tiny checkpoints of two seeds and two shapes.
 
-Text and the codes of every codebook must be equal; sound within 1e-5.
+Text and the codes of every codebook must be equal; audio within 1e-5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Videos, with and without their sound, against transformers' own Qwen2.5-Omni and Qwen3-Omni."""
+"""Videos, with and without their audio, against transformers' own Qwen2.5-Omni and Qwen3-Omni."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages load what `fetch` gives them: the shards that hold their component's weights, and no others."""
+"""Stages load the shards that `fetch` downloads: those with their component's weights, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3-Omni where room is short: requests that are preempted and computed again, prompts in several steps.
+"""Qwen3-Omni when KV cache is short: requests that are preempted and computed again, prompts in several steps.
 
 A talker's input at a position is made of all codes of the frame before it, which no other place has than the model
 itself: computed again from the first code alone, every later code would differ.

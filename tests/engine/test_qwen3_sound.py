@@ -1,4 +1,5 @@
-"""code2wav on a real engine: streams of any pace and whole sounds in shared steps; what ends early leaves nothing."""
+"""code2wav on a real engine: streams of any pace and whole utterances in shared steps; a request that ends early
+leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The schedulers inside real vLLM engines: what a client gets, and that the engine goes on."""
+"""The schedulers inside real vLLM engines: what a client gets, and that the engine continues."""
 
 from __future__ import annotations
 

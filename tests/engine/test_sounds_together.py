@@ -1,4 +1,4 @@
-"""The audio encoder of each family: what a sound becomes does not depend on the sounds encoded beside it."""
+"""The audio encoder of each family: the rows of a clip do not depend on the clips encoded beside it."""
 
 from __future__ import annotations
 

@@ -89,6 +89,8 @@ async def run(client: AsyncOmniClient, text: str, seed: int) -> Any:
     )
 
 
+# In three processes: pipeline/test_stream_grpc.py; how close the sound is: test_stream_sound.py.
+@pytest.mark.full
 async def test_equal_and_earlier(chains: tuple[OmniStages, str, str, Chain]) -> None:
     stages, full_address, address, chain = chains
     order: list[str] = []

@@ -1,4 +1,4 @@
-"""Streamed input where room is short: an upstream that is preempted, more sessions than KV, prompts in many steps."""
+"""Streamed input when KV cache is short: a preempted upstream, more sessions than fit, prompts in many steps."""
 
 from __future__ import annotations
 

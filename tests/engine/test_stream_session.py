@@ -1,4 +1,4 @@
-"""The talker on a real engine, fed row by row: it says what it says when it gets all rows at once."""
+"""The talker on a real engine, fed row by row: it gives the same output as with all rows at once."""
 
 from __future__ import annotations
 

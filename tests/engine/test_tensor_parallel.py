@@ -1,4 +1,4 @@
-"""Thinker and talker, each sharded over two processes (gloo): rows out and rows in are transformers' all the same."""
+"""Thinker and talker, each sharded over two processes (gloo): rows out and rows in still equal transformers'."""
 
 from __future__ import annotations
 

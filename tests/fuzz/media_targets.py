@@ -1,4 +1,4 @@
-"""What reads the bytes of a stranger's image or sound: headers, decoders and the resampler, each run in this process.
+"""The readers of images and audio from clients: headers, decoders and the resampler, each run in this process.
 
 An input is a small medium of its format with bytes written over it; so that what follows a checksum or a magic number
 is reached too. Headers decide first, as in a stage, by caps that are small enough for a million runs.

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target reads bytes as a stage or a client does, and lets pass only what a peer may be told."""
+"""The targets of fuzzing: each reads bytes as a stage or a client does, and raises only documented errors."""
 
 from __future__ import annotations
 

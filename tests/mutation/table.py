@@ -1,4 +1,4 @@
-"""The table of mutations: one changed line each, and the tests that are to notice.
+"""The table of mutations: one changed line each, and the tests that must fail.
 
 The tests are whole folders that mirror the changed module, so that no test is picked because it is known to fail.
 """

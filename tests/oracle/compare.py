@@ -1,4 +1,4 @@
-"""Two answers to one question, held against each other. Pure."""
+"""Two answers to one question, compared with each other. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request holds stays out of logs, metrics and errors: canaries in prompts, tokens and tensors, 0 hits.
+"""The contents of a request stay out of logs, metrics and errors: canaries in prompts, tokens and tensors, 0 hits.
 
 Real stage servers and engines as processes; the logs are all that they and their engines wrote.
 """

@@ -1,4 +1,4 @@
-"""`omnipipe run` with a real stage server and engine: nothing is left behind, and who failed is said."""
+"""`omnipipe run` with a real stage server and engine: it leaves nothing behind, and names the stage that failed."""
 
 from __future__ import annotations
 

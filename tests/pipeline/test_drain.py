@@ -1,4 +1,4 @@
-"""SIGTERM to a stage server: what is in flight ends well, the exit code is 0; a second SIGTERM aborts."""
+"""SIGTERM to a stage server: requests in flight finish, and the exit code is 0; a second SIGTERM aborts."""
 
 from __future__ import annotations
 

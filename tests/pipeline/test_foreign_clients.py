@@ -1,4 +1,4 @@
-"""Clients with no code of ours: grpcurl by reflection, and stubs that protoc generated, both get text and sound."""
+"""Clients with no code of ours: grpcurl by reflection, and stubs that protoc generated, both get text and audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway does with clients that leave, that have no key, that send too much, or anything at all."""
+"""The gateway with clients that disconnect, have no key, send too much, or send garbage."""
 
 from __future__ import annotations
 

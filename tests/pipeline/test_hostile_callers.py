@@ -1,4 +1,5 @@
-"""A minute of `make soak HOSTILE=1`: honest callers are served right beside 32 that mean harm, in bounded memory.
+"""A minute of `make soak HOSTILE=1`: well-behaved clients get correct answers beside 32 hostile ones, in bounded
+memory.
 
 Whether they are served as fast as alone is for a quiet machine to say: the soak does.
 """

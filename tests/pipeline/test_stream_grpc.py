@@ -1,4 +1,4 @@
-"""The pipeline whose stages start on the first rows, in three processes: equal to Full, and earlier."""
+"""The pipeline with Stream edges, in three processes: its output equals Full's, and its audio starts earlier."""
 
 from __future__ import annotations
 

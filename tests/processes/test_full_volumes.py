@@ -1,4 +1,4 @@
-"""Volumes that are really full: what is said names the place and the remedy, and after room is made it goes on."""
+"""Volumes that are really full: messages name the place and the remedy, and work resumes once there is space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that stop reading, and clients with wrong keys, beside honest ones, whom a real gateway process serves."""
+"""Clients that stop reading, and clients with wrong keys, beside well-behaved ones, at a real gateway process."""
 
 from __future__ import annotations
 

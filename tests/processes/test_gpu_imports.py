@@ -1,4 +1,4 @@
-"""What a GPU stage imports leaves CUDA as it is: vLLM's CPU worker does not, for the whole process that imports it."""
+"""The imports of a GPU stage do not change CUDA. vLLM's CPU worker does, for the whole process that imports it."""
 
 from __future__ import annotations
 

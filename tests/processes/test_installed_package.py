@@ -1,4 +1,4 @@
-"""What `pip install omnipipeline` gives: the wheel and the sdist in environments that hold nothing else."""
+"""`pip install omnipipeline`: the wheel and the sdist in environments that hold nothing else."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ COMMANDS = {
     "version": (["--version"], 0, f"omnipipe {omnipipeline.__version__}\n"),
     "validate": (["validate", SAMPLE], 0, "OK: qwen25-omni, 3 stages"),
     "render": (["render", SAMPLE], 0, "kind: Deployment"),
-    "status": (["status", "omni", "--kubeconfig", "missing"], 1, "error: no way to a cluster: "),
+    "status": (["status", "omni", "--kubeconfig", "missing"], 1, "error: cannot find a cluster: "),
     "run": (["run", SAMPLE], 1, "no engine is installed: pip install 'omnipipeline[cpu]' or 'omnipipeline[gpu]'"),
     "tiny-model": (["tiny-model", "x"], 1, "no engine is installed"),
 }

@@ -1,4 +1,4 @@
-"""The soak's memory samples: of a real tree of processes, and what of them is called growth."""
+"""The soak's memory samples of a real tree of processes, and which of them count as growth."""
 
 from __future__ import annotations
 

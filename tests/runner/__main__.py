@@ -1,6 +1,6 @@
 """Run the suite: groups -> processes side by side -> a report. See the package's docstring.
 
-PYTHONPATH=tests python -m runner [--workers 4] [--only NAME ...] [-- PYTEST OPTIONS]
+PYTHONPATH=tests python -m runner [--workers 5] [--only NAME ...] [-- PYTEST OPTIONS]
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _tell(outcome: Outcome, log: Path) -> None:
 def main() -> int:
     """Returns the exit code: 0 if every group passed."""
     parser = argparse.ArgumentParser(description="Run the suite in groups, each a pytest process.")
-    parser.add_argument("--workers", type=int, default=4, help="groups side by side (default: 4)")
+    parser.add_argument("--workers", type=int, default=5, help="groups side by side (default: 5)")
     parser.add_argument("--bound", type=float, default=3300.0, help="seconds for the whole run (default: 3300)")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this group alone (repeatable)")
     parser.add_argument("--logs", type=Path, default=ROOT / "test-logs", help="folder for logs and reports")

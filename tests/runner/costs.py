@@ -1,6 +1,6 @@
 """A pytest plugin: the CPU time of each test's whole process tree, fixtures included. For those who shorten the suite.
 
-    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine        the dearest tests and files, at the end
+    PYTHONPATH=tests python -m pytest -p runner.costs tests/engine        the most expensive tests and files, at the end
 
 Counts this process and every process below it, those that have ended and were waited for included; what a process left
 to init is not counted. A fixture's cost is the test's that asked for it first.

@@ -1,4 +1,4 @@
-"""32 callers that mean harm, in a process of their own: `python -m soak.callers TARGET` (attackers.py starts it).
+"""32 hostile clients in a process of their own: `python -m soak.callers TARGET` (attackers.py starts it).
 
 Bombs, lies and damage inside of Start and in chunks, announced and not; more parts than a chat has; silence by the
 minute; and half of them leave before they are answered. What they got is written to stdout as JSON.

@@ -1,4 +1,4 @@
-"""The hand that breaks things: one fault after the other, each mended before the next."""
+"""Injects faults one after another; repairs each before the next."""
 
 from __future__ import annotations
 

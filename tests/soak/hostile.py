@@ -1,6 +1,7 @@
-"""`make soak HOSTILE=1`: honest callers of text and speech beside 32 that mean harm (callers.py), for some minutes.
+"""`make soak HOSTILE=1`: well-behaved clients of text and speech beside 32 hostile ones (callers.py), for some minutes.
 
-Fails if an honest call fails or answers otherwise than before, if the honest callers' p95 is more than twice what it is
+Fails if a well-behaved call fails or gets another answer than before, if the well-behaved clients' p95 is more than
+twice what it is
 alone, if memory of the entry and its decoders grows by more than its byte budget and a tenth, if a hostile call
 ends with INTERNAL, or if a stage dies or holds anything afterwards.
 """

@@ -1,6 +1,6 @@
 """Resident memory of every process of every stage, and which of them grew: the stage server, its engine, its helpers.
 
-A process is one that started at one time: after a kill its successor begins anew. What a process does first (imports,
+A process is one that started at one time: after a kill its successor begins again. What a process does first (imports,
 first requests) fills caches, so that its growth counts from SETTLE_S of its life on, as the median of the last quarter
 of its samples less the median of the first: one request more or less at the end is no leak.
 """

@@ -1,4 +1,5 @@
-"""Wrong pipelines that the type of one field refuses. The API server speaks for programmers, `omnipipe` for people."""
+"""Wrong pipelines that the type of one field refuses. The API server's messages are for programmers, `omnipipe`'s
+for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of a cache that are filled once: whole or not at all, by one process at a time. Standard library only."""
+"""Folders of a cache, each filled once by one process: completely or not at all. Standard library only."""
 
 from __future__ import annotations
 

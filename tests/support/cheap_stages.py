@@ -5,7 +5,7 @@
 One file: `run_stage`, as `python -m omni_stage serve` runs it, signals and exit codes included. Several: one event loop
 for all. Either way PORTS go to FILE.address.json, and /metrics has cheap_* gauges beside the product's own metrics.
 
-The engine makes max_tokens steps, one each top_k milliseconds (0: at once); token2wav makes its sound after
+The engine makes max_tokens steps, one each top_k milliseconds (0: at once); token2wav makes its audio after
 num_inference_steps x 10 ms.
 """
 

@@ -1,4 +1,4 @@
-"""What the pages of docs/ name in code spans, held against the tests that exist."""
+"""What the pages of docs/ name in code spans, compared with the tests that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that we did not write, each in an environment of its own below the cache, with a program that uses it.
+"""Third-party clients, each in an environment of its own below the cache, with a program that uses it.
 
 `tests/data/clients/NAME` holds the program `cases.*` and what it needs: package.json or requirements.txt.
 """

@@ -1,4 +1,4 @@
-"""Right pipelines."""
+"""Valid pipelines."""
 
 from __future__ import annotations
 

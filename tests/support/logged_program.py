@@ -1,4 +1,4 @@
-"""What programs have in common whose output goes to a file: waiting for them, and the end of that file."""
+"""Programs that log to a file: waiting for them, and reading the end of the log."""
 
 from __future__ import annotations
 

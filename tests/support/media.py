@@ -1,4 +1,4 @@
-"""Small pictures and sounds, made from a seed."""
+"""Small images and audio clips, made from a seed."""
 
 from __future__ import annotations
 

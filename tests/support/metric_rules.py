@@ -1,4 +1,4 @@
-"""What every metric keeps to: help, a unit in its name, labels that do not grow with the traffic."""
+"""Rules for every metric: help, a unit in its name, labels that do not grow with the traffic."""
 
 from __future__ import annotations
 

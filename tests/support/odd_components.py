@@ -1,4 +1,5 @@
-"""Pipelines whose stages do not go together, or ask of a component what it cannot do; and some that only look so."""
+"""Pipelines whose stages do not fit together, or that use a component in ways that it does not support; and some
+that only look so."""
 
 from __future__ import annotations
 

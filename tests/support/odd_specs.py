@@ -1,4 +1,4 @@
-"""Odd pipelines: what people write by mistake, and what looks odd and is right.
+"""Odd pipelines: common mistakes, and specs that look odd but are valid.
 
 Wrong ones name the field, and say what was found, what is allowed and what to do, by a rule in the same words at every
 door: the API server and `omnipipe validate`.

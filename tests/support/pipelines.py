@@ -1,4 +1,4 @@
-"""Starts `omnipipe run` as a person would, and finds what it left behind."""
+"""Starts `omnipipe run` as a user would, and finds anything that it left behind."""
 
 from __future__ import annotations
 

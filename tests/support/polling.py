@@ -1,4 +1,4 @@
-"""Waiting for states that no event announces: tables, counters, files, other processes."""
+"""Waits for states that no event announces: tables, counters, files, other processes."""
 
 from __future__ import annotations
 

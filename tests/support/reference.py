@@ -1,4 +1,4 @@
-"""What transformers' own Qwen2.5-Omni makes of a prompt: the reference that our stages are held against.
+"""What transformers' own Qwen2.5-Omni makes of a prompt: the reference that our stages are compared with.
 
 Greedy, one request, float32, on the path that the model's code intends: the talker gets its attention mask. Its
 generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon the talker's forward

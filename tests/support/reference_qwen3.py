@@ -1,4 +1,4 @@
-"""What transformers' own Qwen3-Omni makes of a prompt: the reference that our stages are held against.
+"""What transformers' own Qwen3-Omni makes of a prompt: the reference that our stages are compared with.
 
 Greedy, one request, float32, by generate() itself. Three things are made to be as the model's code intends. Its talker
 gets its attention mask: generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon

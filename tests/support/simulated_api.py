@@ -1,4 +1,4 @@
-"""The API server of the simulated cluster: objects in memory, and what may be asked of them."""
+"""The API server of the simulated cluster: objects in memory, and queries on them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 collector, the scheduler and kubelet to drive the operator's decisions through whole rollouts.
 
 Every transition is one small step that a test may put anywhere. Objects have the form in which the real ones write
-them, as far as decisions read it. What the real ones do is held against this by the tests on a real control plane.
+them, as far as decisions read it. Tests on a real control plane check that the real ones behave alike.
 """
 
 from __future__ import annotations

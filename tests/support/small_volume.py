@@ -1,4 +1,4 @@
-"""A volume that gets full: a small tmpfs, real to whoever writes there, and gone with the process that holds it."""
+"""A volume that gets full: a small real tmpfs, which disappears with the process that holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which TCP and UDP ports processes hold open to others, as the kernel tells."""
+"""Which TCP and UDP ports processes hold open to others, as the kernel reports."""
 
 from __future__ import annotations
 

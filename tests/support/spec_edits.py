@@ -1,4 +1,4 @@
-"""What the cases of spec_table.py are made of: a right pipeline, and edits of it."""
+"""The parts of spec_table.py's cases: a valid pipeline, and edits of it."""
 
 from __future__ import annotations
 

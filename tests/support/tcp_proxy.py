@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a network bad: slow, thin, sliced, cut, half-open, stuck. On a thread of its own.
+"""A TCP proxy that simulates a bad network: slow, narrow, fragmented, cut, half-open, stuck. On a thread of its own.
 
     with TcpProxy("127.0.0.1:50051") as proxy:
         client = AsyncOmniClient(proxy.target)

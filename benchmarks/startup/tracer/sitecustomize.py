@@ -1,6 +1,6 @@
 """Put on PYTHONPATH by the start-up bench: every Python process writes down when it passes the marks of MARKS.
 
-A line of JSON a mark, appended to the file that OMNI_BENCH_TRACE names. Nothing of the product knows of it.
+A line of JSON a mark, appended to the file that OMNI_BENCH_TRACE names. The product does not know of it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The subcommands of `omnipipe`, a module each. Nothing is imported here: `--help` is quick."""
+"""The subcommands of `omnipipe`, one module each. This package imports nothing, so `--help` is quick."""

@@ -31,7 +31,7 @@ IMAGE_SIZE = 112
 
 
 class DemoError(RuntimeError):
-    """Something that the demo shows did not happen."""
+    """A part of the demo failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Set by the first stop signal. A second one while stages end does not wait for their grace."""
+    """Set by the first stop signal. After a second one, stages are killed without waiting for their grace period."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -66,7 +66,7 @@ def run_pipeline(pipeline: OmniPipeline, options: LocalOptions, address_file: Pa
         except LocalRunError as error:
             failure = error
             console.print(f"error: {error}", style="red", highlight=False, markup=False)
-        console.print("stopping; once more to stop without waiting", highlight=False, markup=False)
+        console.print("stopping; press Ctrl-C again to stop without waiting", highlight=False, markup=False)
         late = running.stop()
     if late:
         console.print(f"killed after {options.grace_s:g} s: {', '.join(late)}", style="yellow", markup=False)

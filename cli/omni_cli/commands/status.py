@@ -39,7 +39,7 @@ def connect(kubeconfig: Path | None, namespace: str | None) -> tuple[Callable[[s
         config.load_config(config_file=file)  # type: ignore[no-untyped-call]
         context = _context_namespace(config, file)
     except (ConfigException, OSError) as error:
-        raise StatusError(f"no way to a cluster: {error}; give a file by --kubeconfig or KUBECONFIG") from error
+        raise StatusError(f"cannot find a cluster: {error}; give a file by --kubeconfig or KUBECONFIG") from error
     api = client.CustomObjectsApi()
     where = namespace or context
 
@@ -89,7 +89,7 @@ def show_status(name: str, kubeconfig: Path | None, namespace: str | None, watch
 
 
 def changes(read: Callable[[], Document], pause: Callable[[], None]) -> Iterator[Document]:
-    """Yields the document whenever it is another one than before.
+    """Yields the document whenever it has changed.
 
     Raises StatusError if the first read fails or it is gone.
     """

@@ -11,7 +11,7 @@ from omni_stage.models.registry import resolve, tiny_checkpoints
 
 
 class TinyModelError(ValueError):
-    """What was asked for does not exist. The message says what does."""
+    """The family or shape does not exist. The message lists those that do."""
 
 
 def pick_tiny(known: Mapping[str, TinyCheckpoint], family: str | None, shape: str | None) -> tuple[TinyCheckpoint, str]:

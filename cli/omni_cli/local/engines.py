@@ -1,4 +1,4 @@
-"""What a local run needs of this machine: an engine for the components that have none of their own, and the model."""
+"""What a local run needs on this machine: an engine for components without one of their own, and the model's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE_CODE: Final = Path("/opt/omnipipeline")
 
 
 def needs_vllm(pipeline: OmniPipeline) -> bool:
-    """Returns whether vLLM runs any stage. A component that is not known here counts: its stage says what is wrong."""
+    """Returns whether any stage needs vLLM. An unknown component counts as one: its stage reports what is wrong."""
     families = installed_families()
     try:
         return not all((entry := families.find(stage.component)) and entry.engine for stage in pipeline.spec.stages)
@@ -24,7 +24,8 @@ def needs_vllm(pipeline: OmniPipeline) -> bool:
 
 
 def find_model(path: Path) -> Path:
-    """Returns the directory of a file:// uri on this machine: what the images have in their packages is in ours too."""
+    """Returns the local directory of a file:// uri. Files that images have in their packages are found in the
+    installed package."""
     if path.exists() or not path.is_relative_to(IMAGE_CODE):
         return path
     package, *rest = path.relative_to(IMAGE_CODE).parts or ("",)

@@ -27,7 +27,7 @@ def gateway_command(pipeline: str, endpoint: str, port: int) -> tuple[str, ...]:
 
 
 def gateway_settings(pipeline: OmniPipeline, options: LocalOptions) -> str:
-    """Returns the settings as YAML: nobody has to look away before a drain here."""
+    """Returns the settings as YAML. No notice before a drain: no load balancer has to react to it here."""
     aliases = pipeline.spec.aliases
     settings: dict[str, object] = {
         "drainNoticeSeconds": 0,

@@ -1,6 +1,6 @@
-"""Which GPUs the stages of a local run use. A cluster's device plugin decides that; on one machine `omnipipe run` does.
-
-A GPU each where there are enough of them; else stages share by their gpuMemoryUtilization (docs/gpu-sizing.md).
+"""Which GPUs the stages of a local run use. In a cluster the device plugin decides this; on one machine `omnipipe
+run` does. Each stage gets a GPU of its own if there are enough; otherwise stages share by their gpuMemoryUtilization
+(docs/gpu-sizing.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The guard: a process that outlives `omnipipe` by a moment to end what it left behind.
+"""The guard: a process that outlives `omnipipe` briefly and kills any processes that it left behind.
 
 Run as `python -m omni_cli.local.guard`. Reads lines from stdin: +SESSION begins to watch a session, -SESSION forgets
 it. When stdin ends, because `omnipipe` ended in whatever way, it kills the sessions that it still watches, and what

@@ -1,4 +1,4 @@
-"""A pipeline on this machine: the very stage servers that a cluster runs, as processes.
+"""A pipeline on this machine: the same stage servers as in a cluster, as processes.
 
     pipeline file -> compile_stages -> one file and one process a stage -> ready -> watched until stopped
 

@@ -133,7 +133,7 @@ class StageProcess:
         return StageAddress(grpc=int(data["grpc"]), health=int(data["health"]), metrics=int(data["metrics"]))
 
     def has_given_up(self) -> bool:
-        """Returns whether it runs but says that its engine hangs: its liveness fails, and kubelet would restart it."""
+        """Returns whether it runs but reports that its engine hangs: liveness fails, and kubelet would restart it."""
         return self.poll() is None and self._read_termination().reason == TerminationReason.STEP_TIMEOUT
 
     def describe_end(self) -> str:
@@ -156,7 +156,7 @@ class StageProcess:
             return log.read().decode(errors="replace").splitlines()[-lines:]
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the stage server alone; its engine is its own business."""
+        """Send a signal to the stage server only; it stops its engine itself."""
         if self.poll() is None:
             self._popen.send_signal(number)
 

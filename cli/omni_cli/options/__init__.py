@@ -1,1 +1,1 @@
-"""What each subcommand takes: its options, their help, and the checks that need nothing else."""
+"""The options of each subcommand, their help, and the checks that need only the options."""

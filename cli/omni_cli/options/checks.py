@@ -1,4 +1,4 @@
-"""What several subcommands check before they start, and how they end where a check fails."""
+"""Checks that several subcommands make before they start, and their exits if a check fails."""
 
 from __future__ import annotations
 

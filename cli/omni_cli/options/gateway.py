@@ -17,7 +17,7 @@ def gateway(
         typer.Option(metavar="NAME=URL", help="A pipeline: its name, and grpc://HOST:PORT of its entry; repeatable."),
     ],
     http: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 means all addresses.")] = "127.0.0.1",
     config: Annotated[Path | None, typer.Option(metavar="YAML", help="Settings; see docs/gateway.md.")] = None,
     tls_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Serve https with tls.crt and tls.key of DIR.")
@@ -43,9 +43,8 @@ def gateway(
 def gateway_key(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key, for logs.")],
 ) -> None:
-    """Make an API key of a gateway: prints the key, and its entry for the gateway's file of keys.
-
-    The key itself is kept nowhere.
+    """Make an API key for a gateway. Prints the key, and its entry for the gateway's file of keys. The key itself is
+    not stored.
 
     \b
     Example:

@@ -38,7 +38,7 @@ def generate(
         list[Path] | None, typer.Option(metavar="FILE", help="MP4, WebM, Matroska or QuickTime; may be repeated.")
     ] = None,
     use_audio_in_video: Annotated[
-        bool, typer.Option("--use-audio-in-video", help="Let the model hear the audio of the videos, too.")
+        bool, typer.Option("--use-audio-in-video", help="Let the model also hear the audio of the videos.")
     ] = False,
     voice: Annotated[str, typer.Option(help="Name of the voice.")] = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of every stage.")] = None,

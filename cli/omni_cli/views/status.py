@@ -26,7 +26,7 @@ def draw_status(document: Json) -> RenderableType:
         return Group(head, Text("no status yet: is the operator running?", "yellow"), _draw_graph(document, status))
     parts: list[RenderableType] = [head]
     if status.get("observedGeneration") != metadata.get("generation"):
-        parts.append(Text("the last edit is not seen by the operator yet; this is the state before it", "yellow"))
+        parts.append(Text("the operator has not seen the last edit yet; this is the state before it", "yellow"))
     return Group(*parts, _draw_conditions(status["conditions"]), _draw_graph(document, status))
 
 

@@ -1,4 +1,4 @@
-"""A request's timeline: what each stage did at which time. Layout only; timeline_plot.py draws it.
+"""A request's timeline: what each stage did and when. Layout only; timeline_plot.py draws it.
 
 Stages measure in ns since they accepted the request, by their monotonic clocks; the wall clock of Accepted puts the
 lanes side by side.

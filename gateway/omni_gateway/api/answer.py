@@ -1,4 +1,5 @@
-"""One call of an entry stage, as the routes read it: its events as they come, errors as ours, audio counted."""
+"""One call of an entry stage, as the routes read it: events as they arrive, gRPC errors as GatewayError, audio
+counted."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class AudioWriter:
         self._encoder: Encoder | None = None
 
     async def add(self, chunk: AudioChunk) -> bytes:
-        """Returns what is encoded so far of the audio that came; may be empty. Raises GatewayError."""
+        """Returns the encoded audio that is ready so far; may be empty. Raises GatewayError."""
         if self._encoder is None:
             self._encoder = make_encoder(self._name, chunk.sample_rate_hz, chunk.channels)
         if isinstance(self._encoder, PcmEncoder | WavEncoder):

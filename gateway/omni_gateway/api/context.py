@@ -1,4 +1,4 @@
-"""What every route works with, and what one request is: built by the app and by the guard, read by the routes."""
+"""The state that all routes share, built by the app, and the facts of one request, built by the guard."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "The gateway takes no new requests."}})
 async def ready(request: Request) -> Response:
-    """Whether requests should be sent here: the pipelines are known, and the gateway does not drain."""
+    """Whether this gateway accepts requests: it knows the pipelines and is not draining."""
     gateway = gateway_of(request)
     reason = "draining" if gateway.draining else "" if gateway.pipelines.is_synced() else "pipelines are not known yet"
     return JSONResponse({"status": reason or "ok"}, 503 if reason else 200)

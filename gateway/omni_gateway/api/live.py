@@ -1,4 +1,4 @@
-"""Answers that last: streamed while the client takes them, and whole ones that end when the client leaves."""
+"""Long answers: streamed ones, and whole ones whose work is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
 _PLACE: Final = "\ue000here\ue000"
-"""Stands in a template for what differs; in no other field."""
+"""Marks the place in a template where events differ; occurs in no other field."""
 
 encode_json: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """json.dumps would make an encoder for each call."""
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class ClientLeftError(Exception):
-    """The client closed its connection, or took nothing of the answer for too long. Nobody reads an answer."""
+    """The client closed its connection, or read nothing of the answer for too long. No answer can be sent."""
 
 
 def event(value: Mapping[str, Any], name: str = "") -> bytes:
@@ -49,12 +49,13 @@ class Template:
 
 
 def error_event(error: GatewayError) -> bytes:
-    """Returns the event that ends a stream which failed after it began."""
+    """Returns the last event of a stream that failed after it had started."""
     return event(answer_error(error).body)
 
 
 class LiveResponse(Response):
-    """Sends chunks as they come. The generator is closed when it ends, when the client leaves, or takes too long."""
+    """Sends chunks as they arrive. Closes the generator at its end, or when the client disconnects or reads too
+    slowly."""
 
     def __init__(
         self,
@@ -134,7 +135,8 @@ class LiveResponse(Response):
 
 
 async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Returns the result of work, which is cancelled when the client leaves. Raises ClientLeftError, what work raises.
+    """Returns the result of work. Cancels it if the client disconnects, and raises ClientLeftError. Raises what work
+    raises.
 
     The request's body must have been read.
     """

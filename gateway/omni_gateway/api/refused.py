@@ -1,4 +1,4 @@
-"""APIs of OpenAI's that this gateway does not have: refused by name, with what to use instead."""
+"""OpenAI's APIs that this gateway does not have: refused by name, with an alternative."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_gateway.errors import NotImplementedHereError
 router = APIRouter(include_in_schema=False)
 
 REFUSED: Final = {
-    "/v1/responses": "answers are not stored here, which that API is about; use /v1/chat/completions",
+    "/v1/responses": "that API needs stored answers, and this gateway stores none; use /v1/chat/completions",
     "/v1/completions": "text without a chat template has no place in a conversation; use /v1/chat/completions",
     "/v1/audio/transcriptions": (
         "no served model is a transcriber; send input_audio to /v1/chat/completions and ask for its words"

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: text spoken as it stands."""
+"""POST /v1/audio/speech: speaks a given text, word for word."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from omni_proto.client import AudioChunk, Event, GenerateArguments, Summary
 router = APIRouter(tags=["speech"])
 ROUTE: Final = "/v1/audio/speech"
 PROMPT: Final = "Read the text aloud."
-"""What the model is asked where its reply is given. It is heard in the voice alone: the words are the reply's."""
+"""The prompt before a given reply. It affects only the tone of the voice: the words are the reply's."""
 
 
 @router.post(

@@ -1,4 +1,4 @@
-"""PCM to the format that was asked for, piece by piece: what goes in comes out as soon as the format allows.
+"""Encodes PCM in the requested format, piece by piece: output is ready as soon as the format allows.
 
 pcm is passed through, and wav gets a header: neither can change a sample. FFmpeg (PyAV) does the others.
 """
@@ -33,8 +33,8 @@ _CODECS: Final = {
     "flac": ("flac", "flac", {}, {}),
     "aac": ("adts", "aac", {}, {}),
 }
-"""By format: FFmpeg's container and codec, options of the codec and of the container. MP3 without the header that says
-how long it is, which nobody knows yet; Ogg pages of 20 ms, so that none waits for the next."""
+"""By format: FFmpeg's container and codec, options of the codec and of the container. MP3 has no header with its
+length, which is not known yet. Ogg has pages of 20 ms, so that no audio waits for a page to fill."""
 _BIT_RATES: Final = {"mp3": 96_000, "opus": 48_000, "aac": 96_000}
 
 
@@ -177,7 +177,7 @@ def wav_header(rate_hz: int, channels: int, data_bytes: int | None) -> bytes:
 
 
 class _Sink(io.RawIOBase):
-    """A file that only grows: FFmpeg sees that it cannot seek, and writes what needs no correction."""
+    """A file without seek, so FFmpeg writes nothing that it would have to correct later."""
 
     def __init__(self) -> None:
         super().__init__()

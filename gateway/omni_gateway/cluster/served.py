@@ -1,4 +1,4 @@
-"""What an OmniPipeline says to a gateway. Pure."""
+"""What a gateway reads of an OmniPipeline. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PIPELINES: Final = ObjectKind("OmniPipeline", f"{DOMAIN}/v1alpha1", "omnipipelin
 
 
 def keep_what_matters(manifest: Manifest) -> Manifest:
-    """Returns what of an OmniPipeline is kept in memory: neither its stages nor who wrote which field."""
+    """Returns the part of an OmniPipeline that is kept in memory: without its stages and managedFields."""
     metadata = {
         name: value
         for name, value in manifest["metadata"].items()

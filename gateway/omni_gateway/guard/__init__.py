@@ -1,1 +1,1 @@
-"""What a request passes before a route sees it: its id, its key, its limits, the bounds of its body."""
+"""The checks that a request passes before a route sees it: id, key, limits, and the size of its body."""

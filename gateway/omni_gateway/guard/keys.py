@@ -100,7 +100,7 @@ def parse_keys(text: str) -> tuple[ApiKey, ...]:
 
 
 def find_key(keys: Sequence[ApiKey], presented: str) -> ApiKey | None:
-    """Returns the key with that hash. Compares with every one, so that time says nothing of which came close."""
+    """Returns the key with that hash. Compares with every key, so that timing does not reveal which one was close."""
     digest = hash_key(presented)
     found = None
     for key in keys:
@@ -143,7 +143,7 @@ class KeyRing:
             self._seen = seen
             self._keys = parse_keys(self._path.read_text(encoding="utf-8"))
         except (KeyFileError, OSError) as error:
-            log.error("the keys cannot be read again, the earlier ones stay", extra={"reason": str(error)})
+            log.error("the file of keys cannot be read; the earlier keys stay", extra={"reason": str(error)})
             return
         log.info("read the keys again", extra={"keys": len(self._keys)})
 

@@ -17,7 +17,7 @@ from omni_gateway.guard.keys import ApiKey
 
 @dataclass(slots=True)
 class Bucket:
-    """What may be used at once, refilled evenly within a minute. May be overdrawn by what is known only afterwards."""
+    """A token bucket that refills evenly within a minute. It may go below zero by amounts known only afterwards."""
 
     level: float
     filled_at: float
@@ -28,7 +28,7 @@ class Bucket:
         self.filled_at = now
 
     def wait_s(self, amount: float, per_minute: float) -> float:
-        """Returns the seconds until there is that much; 0 if there is."""
+        """Returns the seconds until that amount is available; 0 if it is now."""
         return max(0.0, (amount - self.level) * 60 / per_minute)
 
 

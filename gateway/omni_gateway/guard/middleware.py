@@ -120,7 +120,7 @@ class Guard:
 
 
 class _Replay:
-    """Gives the app a body that was read, then what the server says: that the client left."""
+    """Passes the app a body that has been read, and then the server's message that the client disconnected."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -142,7 +142,8 @@ class _Reply:
         self.headers: dict[str, str] = {}
         """Further headers."""
         self.before_last: Callable[[], None] | None = None
-        """Called once, before the end of the answer is sent: who then asks again does not meet the earlier request."""
+        """Called once, before the end of the answer is sent, so that a client's next request does not count beside
+        this one."""
 
     @property
     def started(self) -> bool:

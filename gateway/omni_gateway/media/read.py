@@ -1,4 +1,4 @@
-"""The media of a chat's messages, read for the client: from the request, or fetched where that is switched on."""
+"""Reads the media of a chat's messages from the request, or fetches them if `media.fetchHttps` is set."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from omni_gateway.audio.encode import wav_header
 from omni_gateway.errors import InvalidMediaError, TooLargeError
 
 DEMUXERS: Final = {"mp3": "mp3", "opus": "ogg"}
-"""FFmpeg's name of the container, by OpenAI's format. Named, so that FFmpeg guesses none from hostile bytes."""
+"""FFmpeg's name of the container, by OpenAI's format. Given explicitly, so that FFmpeg does not guess one from
+hostile bytes."""
 CODECS: Final = {"mp3": ("mp3", "mp3float"), "opus": ("opus", "libopus")}
 MAX_RATE_HZ: Final = 48_000
 

@@ -85,7 +85,7 @@ class UserMessage(Body):
 
 
 class PastAudio(Body):
-    """A spoken answer of before. Not kept here: send its transcript as content."""
+    """An earlier spoken answer. The gateway keeps none: send its transcript as content."""
 
     id: str
 

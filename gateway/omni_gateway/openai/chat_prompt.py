@@ -36,7 +36,7 @@ def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | Audio
 
 
 def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[ChatMessage]:
-    """Returns the conversation; media stand for what list_media found, in that order."""
+    """Returns the conversation; `media` replaces what list_media found, in the same order."""
     rest = iter(media)
     chat = []
     for message in messages:

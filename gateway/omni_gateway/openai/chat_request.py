@@ -21,7 +21,7 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = None
     """JSON Schema of the arguments."""
     strict: bool | None = None
-    """Arguments always fit the schema; refused where the model's parser cannot see to it."""
+    """Arguments always fit the schema. Refused if the model's parser cannot guarantee that."""
 
 
 class Tool(Body):
@@ -106,7 +106,7 @@ class ProcessorOptions(Body):
     """How media are read."""
 
     use_audio_in_video: bool | None = None
-    """Hear the audio of the videos too: in every turn of a conversation or in none."""
+    """The model also hears the audio of the videos. Set it in every turn of a conversation or in none."""
 
 
 class ChatRequest(Body):
@@ -121,7 +121,7 @@ class ChatRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Most tokens of text; speech follows the text."""
+    """Maximum tokens of text; the length of the speech follows from the text."""
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Older name of max_completion_tokens."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -22,7 +22,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
 }
-"""Values that ask for nothing, by field: they are taken, any other is refused."""
+"""Values without effect, by field: these are accepted, and any other is refused."""
 
 
 def find_unsupported(request: ChatRequest) -> tuple[str, str] | None:

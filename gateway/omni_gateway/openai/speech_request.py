@@ -11,7 +11,7 @@ from omni_gateway.openai.chat_request import VoiceId
 
 
 class SpeechRequest(Body):
-    """Text to speak as it stands."""
+    """Text to speak, word for word."""
 
     model: str
     input: Annotated[str, Field(min_length=1)]
@@ -23,7 +23,7 @@ class SpeechRequest(Body):
     speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
     """Only 1.0."""
     instructions: str | None = None
-    """Only empty: the reply is given, so that nothing reads instructions."""
+    """Only empty: the text to speak is given, so no model reads instructions."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     """vLLM's: seed of every stage."""
 
@@ -33,5 +33,5 @@ def find_unsupported(request: SpeechRequest) -> tuple[str, str] | None:
     if request.speed is not None and request.speed != 1.0:
         return "speed", "speed must be 1.0: the models speak at one speed; change it when you play the audio"
     if request.instructions:
-        return "instructions", "instructions are not supported: input is spoken as it stands; leave them out"
+        return "instructions", "instructions are not supported: the model speaks input word for word; leave them out"
     return None

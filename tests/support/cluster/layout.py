@@ -1,4 +1,4 @@
-"""Where the test node keeps things, and its names: all that there is of it on a machine."""
+"""Paths and names of the test node: everything that it leaves on a machine."""
 
 from __future__ import annotations
 

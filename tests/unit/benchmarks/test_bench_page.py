@@ -1,4 +1,4 @@
-"""Figures get into docs/performance.md as they stand in the result files."""
+"""Figures get into docs/performance.md exactly as they are in the result files."""
 
 from __future__ import annotations
 

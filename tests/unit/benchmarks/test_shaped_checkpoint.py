@@ -1,4 +1,4 @@
-"""A checkpoint of a release's sizes with drawn weights: the published ids, and every byte of a shard written."""
+"""A checkpoint of a release's sizes with random weights: the published ids, and every byte of a shard written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPUs the stages of a local run get, and what a pipeline that does not fit is told."""
+"""Which GPUs the stages of a local run get, and the error for a pipeline that does not fit."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_without_a_status() -> None:
 
 
 def test_of_an_older_generation() -> None:
-    assert "the last edit is not seen" in draw(make_document(conditions=GOOD, observedGeneration=1))
+    assert "has not seen the last edit" in draw(make_document(conditions=GOOD, observedGeneration=1))
 
 
 class TestWatch:

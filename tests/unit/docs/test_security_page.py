@@ -1,4 +1,5 @@
-"""docs/security.md and docs/tls.md: the ports that there are, tests that exist, and plainly what is plaintext."""
+"""docs/security.md and docs/tls.md: the ports that exist, tests that exist, and a clear statement of what is
+plaintext."""
 
 from __future__ import annotations
 

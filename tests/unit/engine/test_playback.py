@@ -1,4 +1,4 @@
-"""Who hears silence next: tables of listeners."""
+"""Which listener would hear silence next: tables of listeners."""
 
 from __future__ import annotations
 

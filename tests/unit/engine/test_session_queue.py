@@ -1,4 +1,4 @@
-"""Streams that share a KV cache: each can reach its end, whatever the others do, and none waits for ever."""
+"""Streams that share a KV cache: each can reach its end, whatever the others do, and none waits forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Connections that ask for nothing, or never end to ask: bounded in number, time and bytes; who asks is answered."""
+"""Connections without a request, or with an endless header: bounded in number, time and bytes; requests are
+answered."""
 
 from __future__ import annotations
 

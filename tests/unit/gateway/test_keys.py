@@ -78,7 +78,7 @@ def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog
             assert ring.authenticate("Bearer new").name == "alice"
         with pytest.raises(AuthenticationError):
             ring.authenticate("Bearer old")
-    assert "earlier ones stay" in caplog.text
+    assert "earlier keys stay" in caplog.text
     assert "new" not in caplog.text.replace("renew", "")
 
 

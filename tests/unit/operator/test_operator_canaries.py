@@ -1,4 +1,4 @@
-"""What the operator writes tells nothing that it was not meant to: canaries in pods and specs, 0 hits.
+"""The operator writes no data that it should not: canaries in pods and specs, 0 hits.
 
 Promised: Events, status, children and logs of the operator hold names, reasons, sizes and what a stage server wrote for
 kubelet about its end. They hold no value of a variable, no argument, no foreign annotation, no program's log, no words

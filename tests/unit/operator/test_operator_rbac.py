@@ -1,4 +1,5 @@
-"""The shipped roles: what the operator needs and nothing that would lead further. Verbs in use: tests/controlplane."""
+"""The shipped roles: the rights that the operator needs, and none that would allow escalation. Verbs in use:
+tests/controlplane."""
 
 from __future__ import annotations
 

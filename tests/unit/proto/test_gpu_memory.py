@@ -1,4 +1,4 @@
-"""The arithmetic of GPU memory, held against vLLM's own formulas."""
+"""The arithmetic of GPU memory, compared with vLLM's own formulas."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_every_folder_of_tests_is_known() -> None:
 
 def test_every_rule_has_files() -> None:
     names = [group.name for group in list_groups(find_test_files())]
-    assert names == [rule.name for rule in RULES]
+    assert sorted(names) == sorted(rule.name for rule in RULES)
 
 
 def test_first_rule_wins_and_files_are_in_order() -> None:
@@ -39,6 +39,11 @@ def test_first_rule_wins_and_files_are_in_order() -> None:
         ("special", ("a/b.py",), 2000.0),
         ("rest", ("a/c.py", "a/z.py"), 7.0),
     ]
+
+
+def test_what_takes_longest_starts_first() -> None:
+    rules = (Rule("short", ("a/b",), takes_s=1.0), Rule("long", ("a/",), takes_s=2.0))
+    assert [group.name for group in list_groups(["a/b.py", "a/c.py"], rules)] == ["long", "short"]
 
 
 def test_a_file_that_no_rule_takes_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What rides along with a call: its ids in metadata and in the logs."""
+"""The ids of a call, in metadata and in the logs."""
 
 from __future__ import annotations
 

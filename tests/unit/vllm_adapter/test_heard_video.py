@@ -1,4 +1,4 @@
-"""Tokens and positions of videos with their sound, against what transformers' own classes make of the same sizes."""
+"""Tokens and positions of videos with their audio, against what transformers' own classes make of the same sizes."""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ class RequestRun:
 
         `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted
         too, while the engine already works; nothing of its output is sent before. If one of them refused a request
-        lately, the engine waits, so as not to work in vain. `read` reads the input up to its end. Raises the first
+        lately, the engine waits, so that it does no useless work. `read` reads the input up to its end. Raises the
+        first
         failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead, and
         the stages that can continue do so.
         """

@@ -1,4 +1,4 @@
-"""How much memory a stage may use, as the kernel tells it."""
+"""How much memory a stage may use, as the kernel reports it."""
 
 from __future__ import annotations
 

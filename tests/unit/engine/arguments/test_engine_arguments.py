@@ -1,4 +1,4 @@
-"""OmniEngineArgs: which setting wins, what vLLM gets, and what each mistake is told."""
+"""OmniEngineArgs: which setting wins, what vLLM gets, and the error for each mistake."""
 
 from __future__ import annotations
 

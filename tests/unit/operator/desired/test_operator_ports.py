@@ -1,4 +1,4 @@
-"""The operator's own ports: an answer for who asks, while others hoard connections."""
+"""The operator's own ports answer requests while other peers hoard connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is gathered from the store, and what of a decision is told: pure parts of the shell."""
+"""What the operator reads from the store, and what it reports of a decision: pure parts of the shell."""
 
 from __future__ import annotations
 

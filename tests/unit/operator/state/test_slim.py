@@ -1,4 +1,5 @@
-"""What the store keeps: little of what is ours, next to nothing of what is not, and all that decisions read."""
+"""What the store keeps: little of the operator's own objects, almost nothing of others, and everything that
+decisions read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are few: equal ones are told together, and a pipeline that flaps has so many an hour."""
+"""Few Events: equal ones are counted together, and a flapping pipeline has a limited number per hour."""
 
 from __future__ import annotations
 

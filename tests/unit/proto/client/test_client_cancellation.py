@@ -1,4 +1,4 @@
-"""A caller that leaves cancels its call, whichever client and whichever way it leaves."""
+"""A caller that stops early cancels its call, with either client and in every way of stopping."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wrong pipelines are refused with the offender and the remedy named; right ones are accepted.
 
-The same tables are held against a real API server in tests/controlplane/test_crd_verdicts.py.
+The same tables are compared with a real API server in tests/controlplane/test_crd_verdicts.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What media cost is told by headers, reserved before a byte is decoded, and held against what Start announced."""
+"""The cost of media is read from headers, reserved before a byte is decoded, and compared with what Start announced."""
 
 from __future__ import annotations
 

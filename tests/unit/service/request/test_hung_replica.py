@@ -1,4 +1,4 @@
-"""One of two replicas of a diffusion stage hangs in a step: who is not in that step does not wait for it.
+"""One of two replicas of a diffusion stage hangs in a step: requests outside that step do not wait for it.
 
 Real stage servers, scripted engines. Those whom round_robin sends to the hung replica wait until its watchdog speaks,
 and end with STEP_TIMEOUT; text, and speech of the other replica, end while the step still hangs.

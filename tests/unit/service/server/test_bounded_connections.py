@@ -1,4 +1,5 @@
-"""Plain HTTP ports under attack: who hoards connections, or sends half a header, loses them; who asks is answered."""
+"""Plain HTTP ports under attack: peers that hoard connections or send half a header lose them; requests are
+answered."""
 
 from __future__ import annotations
 

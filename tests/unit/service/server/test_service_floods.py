@@ -1,4 +1,4 @@
-"""Calls that only take places: each kind has its own, one peer has a share, and who comes to work gets in."""
+"""Calls that only occupy slots: each kind has its own, each peer has a share, and real requests are accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's own router takes the experts that it is told, and weighs them as it weighs its own."""
+"""vLLM's own router uses the given experts, and weighs them as it weighs its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an old driver, and CUDA's own messages, are told to whoever runs the node."""
+"""The errors for an old driver and for CUDA's own messages, as an administrator sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who waits for the first audio of those before: the rule alone, and vLLM's own schedulers in virtual time."""
+"""Which prompts wait for the first audio of earlier requests: the rule alone, and vLLM's own schedulers in virtual
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who steps first where tokens are played: tables, a model of fairness, and vLLM's own schedulers."""
+"""Which requests step first when tokens are played as speech: tables, a model of fairness, and vLLM's own
+schedulers."""
 
 from __future__ import annotations
 

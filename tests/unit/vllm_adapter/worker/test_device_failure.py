@@ -1,4 +1,4 @@
-"""What a failure in a step means: the request's own, or a device that nothing runs on any more."""
+"""What a failure in a step means: the request's own fault, or a device that no longer works."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -19,6 +20,7 @@ _SPLIT = "|".join(
     )
 )
 """Units that merges do not cross: words with their leading blank, single digits, runs of punctuation and of blanks."""
+_FILLER: Final = "<|extra_"
 
 
 def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequence[str] = ()) -> Tokenizer:
@@ -43,9 +45,20 @@ def train_tokenizer(vocab_size: int, special_tokens: Sequence[str], corpus: Sequ
         show_progress=False,
     )
     tokenizer.train_from_iterator((*CORPUS, *corpus), trainer)
-    filler = [f"<|extra_{index}|>" for index in range(first_special - tokenizer.get_vocab_size())]
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (*filler, *special_tokens)])
+    tokenizer = _fill_vocabulary(tokenizer, first_special)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special_tokens])
     return tokenizer
+
+
+def _fill_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """Returns the tokenizer with entries that no merge makes, up to size.
+
+    Entries of the vocabulary rather than added tokens: a tokenizer with 151,000 of those takes minutes to load.
+    """
+    state = json.loads(tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {f"{_FILLER}{index}|>": index for index in range(len(vocabulary), size)}
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def legible_token_ids(tokenizer: Any) -> set[int]:
@@ -54,7 +67,11 @@ def legible_token_ids(tokenizer: Any) -> set[int]:
     legible = {
         token_id
         for token_id in range(len(tokenizer))
-        if token_id not in special and (text := tokenizer.decode([token_id])) and text.isascii() and text.isprintable()
+        if token_id not in special
+        and (text := tokenizer.decode([token_id]))
+        and text.isascii()
+        and text.isprintable()
+        and not text.startswith(_FILLER)
     }
     return legible | {tokenizer.eos_token_id}
 

@@ -1,4 +1,4 @@
-"""Windows of codec tokens: they cover every code once, whenever codes come, and their sounds join without a step."""
+"""Windows of codec tokens: they cover every code once, whenever codes come, and their audio joins without a step."""
 
 from __future__ import annotations
 

@@ -1,0 +1,16 @@
+"""First audio of a tiny Qwen3-Omni, whose frames become audio one by one: Stream against Full and transformers."""
+
+from __future__ import annotations
+
+from benchmarks.first_audio import draw
+from benchmarks.first_audio.families import QWEN3
+from benchmarks.first_audio.measure import HEARD, NOTES, ROUNDS, find_ratios, hear
+from benchmarks.report import Options, Report
+
+__all__ = ["draw", "measure"]
+
+
+def measure(options: Options) -> Report:
+    """First audio, gaps, clicks and audio a second, by requests at once and length."""
+    heard = hear(QWEN3, options.rounds or ROUNDS)
+    return Report({HEARD: heard}, find_ratios(heard, QWEN3.ratio), [*QWEN3.notes, *NOTES])

@@ -1,0 +1,33 @@
+"""vllm-omni beside our pipeline: one tiny Qwen2.5-Omni, one machine, in turns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.report import Options, Report, Row
+
+
+def measure(options: Options) -> Report:
+    """Makespan, job, first audio, processor time, start, and whose codec tokens are transformers'."""
+    # Imported here: the reference's process imports this package too.
+    from benchmarks.peer.measure import measure as run
+
+    return run(options)
+
+
+def draw(result: Row, path: Path) -> None:
+    """Makespan, first audio and processor time of each side at the most requests at once."""
+    from benchmarks.charts import grouped_bars
+    from benchmarks.peer.figures import JOBS, OURS
+
+    rows = result["tables"][JOBS]
+    most = max(row["at_once"] for row in rows)
+    panels = {
+        f"{what}, {most} at once": {row["side"]: float(row[key] or 0) for row in rows if row["at_once"] == most}
+        for what, key in (
+            ("all done, s", "makespan_s"),
+            ("first audio, s", "first_audio_s_p50"),
+            ("processor time a job, s", "cpu_s_per_job"),
+        )
+    }
+    grouped_bars(path, panels, title="vllm-omni beside our pipeline", unit="s", highlight=[OURS])

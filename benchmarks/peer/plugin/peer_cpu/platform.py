@@ -1,0 +1,73 @@
+"""A CPU as vllm-omni's platform: vLLM's own CPU platform, and the few answers that vllm-omni asks for besides."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+from vllm.platforms.cpu import CpuPlatform
+from vllm_omni.platforms.interface import OmniPlatform, OmniPlatformEnum
+
+
+class CpuOmniPlatform(OmniPlatform, CpuPlatform):
+    """Every stage on the one CPU."""
+
+    _omni_enum = OmniPlatformEnum.OOT
+
+    @classmethod
+    def get_omni_ar_worker_cls(cls) -> str:
+        """Returns the worker of thinker and talker."""
+        return "peer_cpu.worker.TokenWorker"
+
+    @classmethod
+    def get_omni_generation_worker_cls(cls) -> str:
+        """Returns the worker of code2wav."""
+        return "peer_cpu.worker.AudioWorker"
+
+    @classmethod
+    def get_default_stage_config_path(cls) -> str:
+        """Returns where vllm-omni keeps its deployments."""
+        return "vllm_omni/deploy"
+
+    @classmethod
+    def get_diffusion_attn_backend_cls(
+        cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
+    ) -> str:
+        """Returns torch's own attention."""
+        from vllm_omni.diffusion.attention.backends.registry import DiffusionAttentionBackendEnum
+
+        return DiffusionAttentionBackendEnum.TORCH_SDPA.get_path()
+
+    @classmethod
+    def supports_torch_inductor(cls) -> bool:
+        """Returns False: all engines of the comparison run eagerly."""
+        return False
+
+    @classmethod
+    def get_torch_device(cls, local_rank: int | None = None) -> torch.device:
+        """Returns the CPU."""
+        return torch.device("cpu")
+
+    @classmethod
+    def get_device_count(cls) -> int:
+        """Returns 1."""
+        return 1
+
+    @classmethod
+    def get_device_version(cls) -> str | None:
+        """Returns None: a CPU has none."""
+        return None
+
+    @classmethod
+    def synchronize(cls) -> None:
+        """Nothing runs behind the caller's back."""
+
+    @classmethod
+    def get_free_memory(cls, device: torch.device | None = None) -> int:
+        """Returns the machine's free memory, in bytes."""
+        return psutil.virtual_memory().available
+
+    @classmethod
+    def get_device_memory(cls, device: torch.device | None = None) -> tuple[int, int]:
+        """Returns the machine's free memory and all of it, in bytes."""
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
