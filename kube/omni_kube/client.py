@@ -27,7 +27,7 @@ from omni_kube.errors import (
 from omni_kube.objects import Manifest, ObjectKind
 from omni_kube.pacing import RateLimiter
 from omni_kube.transport import JSON, REQUEST_TIMEOUT_S, TIMEOUT, Transport
-from omni_kube.wire import Page, WatchEvent, parse_event, parse_page
+from omni_kube.wire import Page, WatchEvent, parse_events, parse_page
 
 LIST_TIMEOUT_S: Final = 60.0
 CONCURRENT_CALLS: Final = 8
@@ -40,6 +40,8 @@ METADATA_PAGE_SIZE: Final = 250
 """Objects in a page that holds only metadata: up to 256 KiB of annotations each."""
 WATCH_SLACK_S: Final = 15.0
 """How long after the requested end of a watch its connection still counts as alive."""
+GATHER_S: Final = 0.1
+"""Events of a watch that follow on others are read together, at most this much later."""
 
 RETRY_PAUSES_S: Final = (0.1, 0.4)
 """Pauses before the retries of an idempotent call within one reconcile."""
@@ -101,8 +103,11 @@ class ApiClient:
 
     async def watch(
         self, kind: ObjectKind, namespace: str, version: str, timeout_s: float, selector: str = ""
-    ) -> AsyncGenerator[WatchEvent, None]:
-        """Yields events since a version, until the server ends the watch after about timeout_s. Raises GoneError."""
+    ) -> AsyncGenerator[list[WatchEvent], None]:
+        """Yields events since a version, those that arrived together at once, until the server ends the watch.
+
+        That is after about timeout_s. Raises GoneError.
+        """
         params = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -118,9 +123,13 @@ class ApiClient:
         ) as response:
             if response.status >= 300:
                 raise api_error(response.status, await response.read(), response.headers.get("Retry-After"), path)
-            yield WatchEvent("BOOKMARK", version)  # the watch is established
-            async for text in iter_lines(response.content):
-                yield parse_event(text, kind, path)
+            yield [WatchEvent("BOOKMARK", version)]  # the watch is established
+            async for lines in iter_lines(response, GATHER_S):
+                events, error = parse_events(lines, kind, path)
+                if events:
+                    yield events
+                if error is not None:
+                    raise error
 
     async def apply(self, kind: ObjectKind, manifest: Manifest, uid: str) -> Manifest:
         """Apply a whole object server-side and by force, so it must belong to the caller. Returns the updated object.

@@ -17,6 +17,7 @@ from omni_kube.errors import ApiError, GoneError
 from omni_kube.objects import NamespacedName, ObjectKind, parse_version
 from omni_kube.pacing import Backoff
 from omni_kube.store import Store
+from omni_kube.wire import WatchEvent
 
 WATCH_TIMEOUT_S = 60.0
 """A watch is renewed after this time, so the time of the last response shows whether it is alive."""
@@ -112,18 +113,24 @@ class Reflector:
 
     async def _watch(self, version: str) -> str:
         """Apply events to the store until the server ends the watch. Returns the version to continue from."""
-        events = self._client.watch(self.kind, self.namespace, version, self._watch_timeout_s, self._selector)
-        async with aclosing(events):
-            async for event in events:
+        batches = self._client.watch(self.kind, self.namespace, version, self._watch_timeout_s, self._selector)
+        async with aclosing(batches):
+            async for events in batches:
                 self._touch()
-                version = event.version
-                if event.seen is None:
-                    self._store.advance(self.kind.kind, self.namespace, parse_version(version))
-                elif event.type == "DELETED":
-                    self._on_change(self._store.remove_seen(event.seen, self.namespace))
-                else:
-                    self._on_change(self._store.put_seen(event.seen, self.namespace))
+                concerned: set[NamespacedName] = set()
+                for event in events:
+                    version = event.version
+                    concerned |= self._take(event)
+                if concerned:
+                    self._on_change(concerned)
         return version
+
+    def _take(self, event: WatchEvent) -> set[NamespacedName]:
+        if event.seen is None:
+            self._store.advance(self.kind.kind, self.namespace, parse_version(event.version))
+            return set()
+        take = self._store.remove_seen if event.type == "DELETED" else self._store.put_seen
+        return take(event.seen, self.namespace)
 
     def _touch(self) -> None:
         self._last_seen = asyncio.get_running_loop().time()

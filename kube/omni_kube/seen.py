@@ -47,8 +47,7 @@ class Controller(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """An object from a watch, a list or a response."""
 
     key: ObjectKey
@@ -59,6 +58,8 @@ class Seen:
     """Creation timestamp in the API server's format; empty if absent."""
     decode: Callable[[], Manifest]
     """Returns the object with apiVersion and kind, without managedFields."""
+    size: int = 0
+    """Bytes of JSON that are kept for decode; 0 for a decoded object."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
@@ -69,10 +70,10 @@ class Seen:
     @classmethod
     def read(cls, raw: msgspec.Raw, kind: ObjectKind) -> Self:
         """Returns an object from JSON. kind is given because items of lists omit it. Raises msgspec.DecodeError."""
-        return cls._of(kind.kind, _OBJECT.decode(raw).metadata, partial(_decode, kind, raw))
+        return cls._of(kind.kind, _OBJECT.decode(raw).metadata, partial(_decode, kind, raw), len(raw))
 
     @classmethod
-    def _of(cls, kind: str, metadata: _Metadata, decode: Callable[[], Manifest]) -> Self:
+    def _of(cls, kind: str, metadata: _Metadata, decode: Callable[[], Manifest], size: int = 0) -> Self:
         owner = next((owner for owner in metadata.ownerReferences or () if owner.controller), None)
         return cls(
             key=ObjectKey(kind, metadata.namespace, metadata.name),
@@ -81,6 +82,7 @@ class Seen:
             labels=metadata.labels or {},
             created=metadata.creationTimestamp or "",
             decode=decode,
+            size=size,
         )
 
 

@@ -5,6 +5,8 @@ may arrive before or after the corresponding events. Versions decide. An event t
 nothing, so the echo of an own write causes no reconcile. The response to a write that the watch has already passed is
 dropped, because the object may have been deleted since.
 
+Objects from a watch are kept undecoded until they are read: most of them change again before.
+
 Resource versions are compared as integers, and only within one collection: Kubernetes defines this order since 1.35
 (KEP-5504), and etcd has always produced it.
 """
@@ -14,18 +16,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from omni_kube.objects import Manifest, NamespacedName, ObjectKey
 from omni_kube.seen import Root, Seen
 
+UNREAD_BYTES: Final = 4 * 2**20
+"""Largest size of all undecoded objects. Beyond it the oldest are decoded, and only the part to store is kept."""
+
 
 @dataclass(slots=True)
 class _Entry:
     root: NamespacedName | None
     version: int
-    body: bytes
+    body: bytes = b""
+    unread: Seen | None = None
+    """The object, if body is not made yet."""
 
 
 @dataclass(slots=True)
@@ -48,25 +56,26 @@ class Store:
         self._by_root: dict[NamespacedName, set[ObjectKey]] = defaultdict(set)
         self._created: dict[str, dict[str, str]] = {}  # of roots: namespace -> name -> when it was created
         self._progress: dict[tuple[str, str], _Progress] = defaultdict(_Progress)
+        self._unread: dict[ObjectKey, int] = {}  # sizes, the oldest first
+        self._unread_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, key: ObjectKey) -> Manifest | None:
         """Returns a new copy of the stored part of an object, None if the object is not stored."""
-        entry = self._entries.get(key)
-        return msgspec.json.decode(entry.body) if entry else None
+        return msgspec.json.decode(self._read(key)) if key in self._entries else None
 
     def of_root(self, root: NamespacedName) -> Iterator[Manifest]:
         """Yields new copies of all objects that belong to a root, including the root, in no particular order."""
         for key in tuple(self._by_root.get(root, ())):
-            yield msgspec.json.decode(self._entries[key].body)
+            yield msgspec.json.decode(self._read(key))
 
     def shorten(self, key: ObjectKey, version: int, keep: Callable[[Manifest], Manifest]) -> None:
         """Replace the stored copy of an object by keep(copy), if the copy still has that version."""
         entry = self._entries.get(key)
         if entry is not None and entry.version == version:
-            entry.body = msgspec.json.encode(keep(msgspec.json.decode(entry.body)))
+            entry.body = msgspec.json.encode(keep(msgspec.json.decode(self._read(key))))
 
     def has(self, key: ObjectKey) -> bool:
         """Returns whether an object is stored."""
@@ -90,7 +99,10 @@ class Store:
         entry = self._entries.get(seen.key)
         if entry is not None and seen.version <= entry.version:
             return set()
-        return self._put(seen, scope)
+        concerned = self._put(seen, scope, read=False)
+        while self._unread_bytes > UNREAD_BYTES:
+            self._read(next(iter(self._unread)))
+        return concerned
 
     def put_written(self, manifest: Manifest, scope: str = "") -> bool:
         """Store an object from the response to an own write or read. Returns whether it was newer."""
@@ -127,10 +139,14 @@ class Store:
         progress = self._progress[kind, scope]
         progress.version = max(progress.version, version)
 
-    def _put(self, seen: Seen, scope: str) -> set[NamespacedName]:
+    def _put(self, seen: Seen, scope: str, *, read: bool = True) -> set[NamespacedName]:
         concerned = self._remove(seen.key, scope)
         root = self._root.find(seen)
-        self._entries[seen.key] = _Entry(root, seen.version, msgspec.json.encode(self._keep(seen.decode())))
+        self._entries[seen.key] = _Entry(root, seen.version, unread=seen)
+        self._unread[seen.key] = seen.size
+        self._unread_bytes += seen.size
+        if read:
+            self._read(seen.key)
         if seen.key.kind == self._root.kind:
             self._created.setdefault(seen.key.namespace, {})[seen.key.name] = seen.created
         if root is not None:
@@ -138,11 +154,21 @@ class Store:
             concerned.add(root)
         return concerned
 
+    def _read(self, key: ObjectKey) -> bytes:
+        """Returns the stored part of a stored object as JSON."""
+        entry = self._entries[key]
+        if entry.unread is not None:
+            entry.body = msgspec.json.encode(self._keep(entry.unread.decode()))
+            entry.unread = None
+            self._unread_bytes -= self._unread.pop(key)
+        return entry.body
+
     def _remove(self, key: ObjectKey, scope: str) -> set[NamespacedName]:
         touched = self._progress[key.kind, scope].touched
         if touched is not None:
             touched.add(key)
         entry = self._entries.pop(key, None)
+        self._unread_bytes -= self._unread.pop(key, 0)
         if key.kind == self._root.kind:
             self._created.get(key.namespace, {}).pop(key.name, None)
         if entry is None or entry.root is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
-from omni_kube.errors import api_error
+from omni_kube.errors import ApiError, api_error
 from omni_kube.objects import ObjectKind
 from omni_kube.seen import Seen, read_version
 
@@ -56,6 +57,19 @@ def parse_page(content: bytes, kind: ObjectKind) -> Page:
     page = _LIST.decode(content)
     items = [Seen.read(item, kind) for item in page.items or ()]
     return Page(items, page.metadata.resourceVersion, page.metadata.rest)
+
+
+def parse_events(
+    lines: Iterable[bytes], kind: ObjectKind, path: str
+) -> tuple[list[WatchEvent], ApiError | ValueError | None]:
+    """Returns the events in lines of the watch of a path, up to the first that parse_event refuses, and its error."""
+    events: list[WatchEvent] = []
+    try:
+        for line in lines:
+            events.append(parse_event(line, kind, path))
+    except (ApiError, ValueError) as error:
+        return events, error
+    return events, None
 
 
 def parse_event(line: bytes, kind: ObjectKind, path: str) -> WatchEvent:

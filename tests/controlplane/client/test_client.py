@@ -96,11 +96,12 @@ async def test_watch_tells_of_changes_however_large(client: ApiClient, space: Ap
     space.apply(config_map(space, "small"))
     space.delete("ConfigMap", "small")
     seen = []
-    async with aclosing(client.watch(CONFIG_MAP, space.namespace, version, 60, PIPELINE_LABEL)) as events:
-        async for event in events:
-            if event.type != "BOOKMARK":
-                assert event.seen is not None
-                seen.append((event.type, event.seen.key.kind, event.seen.key.name))
+    async with aclosing(client.watch(CONFIG_MAP, space.namespace, version, 60, PIPELINE_LABEL)) as batches:
+        async for events in batches:
+            for event in events:
+                if event.type != "BOOKMARK":
+                    assert event.seen is not None
+                    seen.append((event.type, event.seen.key.kind, event.seen.key.name))
             if len(seen) == 3:
                 break
     assert seen == [

@@ -44,9 +44,9 @@ async def test_a_watch_that_is_too_old(faulty_client: ApiClient, faulty: FaultPr
     version = [page async for page in faulty_client.list_pages(CONFIG_MAP, space.namespace)][-1].version
 
     async def expire_at_the_first_event() -> None:
-        async with aclosing(faulty_client.watch(CONFIG_MAP, space.namespace, version, 60)) as events:
-            async for event in events:
-                if event.type != "BOOKMARK":
+        async with aclosing(faulty_client.watch(CONFIG_MAP, space.namespace, version, 60)) as batches:
+            async for events in batches:
+                if events[0].type != "BOOKMARK":
                     await asyncio.to_thread(faulty.expire_watches)
 
     watching = asyncio.ensure_future(expire_at_the_first_event())

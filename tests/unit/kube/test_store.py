@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
-from omni_kube.objects import NamespacedName, ObjectKey, parse_version, version_of
+from omni_kube.objects import Manifest, NamespacedName, ObjectKey, parse_version, version_of
 from omni_kube.seen import Root, Seen, read_version
-from omni_kube.store import Store
+from omni_kube.store import UNREAD_BYTES, Store
 from omni_operator.kinds import KIND_BY_NAME
 from omni_proto.pod_contract import PIPELINE_LABEL
 
@@ -58,6 +59,68 @@ def test_what_was_read_undecoded_is_what_decoding_gives_but_for_who_wrote_it() -
     nameless = msgspec.Raw(msgspec.json.encode({k: v for k, v in manifest.items() if k not in ("apiVersion", "kind")}))
     assert Seen.read(nameless, KIND_BY_NAME["Service"]).decode() == manifest
     assert read_version(raw) == "7"
+
+
+def sent(version: int, name: str = "s", size: int = 0, decoded: Counter[str] | None = None) -> Seen:
+    """Returns an object as a watch reads it; decoded counts by name how often it is decoded."""
+    raw = msgspec.Raw(msgspec.json.encode(service(version, name) | {"data": "x" * size}))
+    seen = Seen.read(raw, KIND_BY_NAME["Service"])
+
+    def decode() -> Manifest:
+        if decoded is not None:
+            decoded[name] += 1
+        return seen.decode()
+
+    return seen._replace(decode=decode)
+
+
+def test_what_a_watch_brings_is_decoded_when_it_is_read_and_once() -> None:
+    store, decoded = Store(ROOT, lambda manifest: {"metadata": manifest["metadata"]}), Counter[str]()
+    for version in range(5, 9):
+        assert store.put_seen(sent(version, decoded=decoded)) == {P}
+    store.put_seen(sent(9, "gone", decoded=decoded))
+    store.remove_seen(sent(10, "gone", decoded=decoded))
+    assert not decoded
+    for _ in range(2):
+        assert at(store) == 8
+        assert [version_of(found) for found in store.of_root(P)] == [8]
+    store.shorten(KEY, 8, lambda manifest: manifest | {"short": True})
+    assert store.get(KEY) == {"metadata": service(8)["metadata"], "short": True}
+    assert decoded == {"s": 1}
+
+
+def test_an_object_may_be_shortened_before_it_was_read() -> None:
+    store = Store(ROOT)
+    store.put_seen(sent(5))
+    store.shorten(KEY, 5, lambda manifest: {"at": manifest["spec"]["at"]})
+    assert store.get(KEY) == {"at": 5}
+
+
+def test_what_nobody_reads_is_decoded_in_the_end_so_that_little_is_kept() -> None:
+    store, decoded = Store(ROOT, lambda manifest: {"metadata": manifest["metadata"]}), Counter[str]()
+    size = UNREAD_BYTES // 10
+    for number in range(30):
+        store.put_seen(sent(number + 1, f"s{number}", size, decoded))
+        assert store._unread_bytes <= UNREAD_BYTES
+        assert store._unread_bytes == sum(store._unread.values())
+    assert set(decoded) == {f"s{number}" for number in range(21)}, "the oldest"
+    store.put_seen(sent(40, "alone", UNREAD_BYTES, decoded))
+    assert len(decoded) == 31, "too large to wait, and so are all before it"
+    assert (store._unread_bytes, store._unread) == (0, {})
+
+
+def test_what_is_put_again_or_removed_waits_no_more() -> None:
+    store = Store(ROOT)
+    for version in (1, 2):
+        store.put_seen(sent(version, size=1000))
+    assert store._unread_bytes == sent(2, size=1000).size
+    store.put_seen(sent(3, "t", 50))
+    store.remove_seen(sent(4))
+    assert store._unread_bytes == sent(3, "t", 50).size
+    listing = store.begin_list("Service")
+    listing.put(sent(9, "u", 1000), 9)
+    listing.end(9)
+    assert (store._unread_bytes, at(store, ObjectKey("Service", "ns", "u"))) == (0, 9), "a page is not kept in memory"
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
