@@ -113,18 +113,17 @@ class Stream(asyncio.Protocol):
         self._end("")
 
     def _read(self, data: bytes) -> None:
-        if not self.answer.first_s and data != b"[DONE]":
-            if has_output(json.loads(data), speech=self._speech):
-                self.answer.first_s = time.perf_counter() - self._began
-                if self._leave:
-                    self._end("")
-                    self.close()
-        elif b'"usage":{' in data:
+        if b'"usage":{' in data:  # Also of an answer whose few tokens make no text.
             usage = json.loads(data)["usage"]
             details = usage.get("completion_tokens_details") or {}
             self.answer.tokens = details.get("text_tokens") or usage["completion_tokens"]
         elif b'"error":{' in data:
             self.answer.error = data.decode()
+        elif not self.answer.first_s and data != b"[DONE]" and has_output(json.loads(data), speech=self._speech):
+            self.answer.first_s = time.perf_counter() - self._began
+            if self._leave:
+                self._end("")
+                self.close()
 
     def _end(self, error: str) -> None:
         if self._ended is not None and not self._ended.done():
