@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from omni_proto.pod_contract import ExitCode
+from omni_proto.stage_config import Listen
 from omni_stage.fetch.weights import INDEX
 from support.omni_stages import stage_config
 from support.stage_processes import StageProcess
@@ -26,7 +27,9 @@ def test_a_missing_tensor_is_named_across_processes(tiny_checkpoint: Path, tmp_p
     tensors = load_file(shard)
     del tensors[GONE]
     save_file(tensors, shard)
-    config = stage_config("token2wav", directory)
+    # Ports of its own: another test may listen on the default ones.
+    listen = Listen(host="127.0.0.1", grpc_port=0, health_port=0, metrics_port=0)
+    config = stage_config("token2wav", directory).model_copy(update={"listen": listen})
     with StageProcess([config], tmp_path, fork=True) as stage:
         assert stage.start(wait=False).wait(120) == ExitCode.BAD_CONFIGURATION
         left = json.loads(stage.termination.read_text())

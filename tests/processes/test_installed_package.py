@@ -90,8 +90,8 @@ def test_the_examples_of_the_page_run(heading: str, bare: Path, with_cli: Path, 
 
 
 EXPECTED = {
-    "One answer": "".join(WORDS),
-    "As it comes": f"{''.join(WORDS)}4800 bytes of audio at 24000 Hz",
+    "A whole answer": "".join(WORDS),
+    "A streamed answer": f"{''.join(WORDS)}4800 bytes of audio at 24000 Hz",
     "With asyncio": "Hello there Hello there\nHello there",
     "Prompts": "".join(WORDS),
     "Sampling": "".join(WORDS),

@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_types_and_status_has_none() -> None:
     ).model_dump(by_alias=True, mode="json")
     assert typed["spec"]["rollout"] == defaults["spec.rollout"]
     assert typed["spec"]["stages"][0]["limits"] == {
-        "maxInflightBytes": None,
+        **dict.fromkeys(("maxInflightBytes", "refusalsPerSecond", "maxRefusalWait")),
         **{
             path.rsplit(".", 1)[1]: value
             for path, value in defaults.items()
