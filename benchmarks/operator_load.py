@@ -140,7 +140,8 @@ def main() -> int:
 
 def make_report(pipelines: int, rate: float) -> Report:
     """Run the bench. Returns its report."""
-    # Everything here shares the cores, the control plane most of all: figures of a busy machine say little.
+    # Operator, client and control plane share the cores, and the control plane uses most of them. So figures of a
+    # machine that does other work mean little.
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, rate)
     rows = [to_row(name, value) for name, value in figures.items()]

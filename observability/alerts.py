@@ -1,7 +1,7 @@
 """Alerts: few, each with a page in docs/runbooks that says what to do at night.
 
-An alert is a signal, which has a value at all times, and when it fires: so a test can run the signal against a healthy
-pipeline and see that it is not empty.
+An alert has a signal, a query that has a value while all is well too, and a comparison that makes it fire. So a test
+can run the signal against a healthy pipeline and see that it is not empty. The few signals that are empty then say so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Alert:
     summary: str
     description: str
     only_with: str = ""
-    """What a stage needs to have such series at all, if not all have."""
+    """The feature that makes a stage report these series; empty if every stage reports them."""
     or_absent: str = ""
     """Fires too if no such series exists."""
 
@@ -61,7 +61,10 @@ class Group:
 
 
 def _pipelines(condition: str, besides: str = "") -> str:
-    """1 or 0 for each pipeline; the operator's replicas say the same. `namespace` becomes the pipeline's."""
+    """Returns PromQL with 1 or 0 for each pipeline.
+
+    `max` merges the equal series of the operator's replicas. The label `namespace` becomes the pipeline's.
+    """
     selector = f'condition="{condition}"' + (f', reason!~"{besides}"' if besides else "")
     own = f'label_replace({_CONDITION}{{{selector}}}, "namespace", "$1", "pipeline_namespace", "(.+)")'
     return f"max by ({BY_PIPELINE}) ({own})"
@@ -169,7 +172,7 @@ PIPELINES = Group(
         ),
         Alert(
             name="OmniStageQueueGrowing",
-            # delta(), not deriv() * 600: of two samples of a young pod, deriv() makes a growth of hundreds.
+            # delta(), not deriv() * 600: a new pod has only two samples, from which deriv() expects hundreds.
             signal=f"sum by ({BY_STAGE}) (delta(vllm:num_requests_waiting[10m]))",
             fires="> 10",
             wait="10m",
@@ -257,7 +260,7 @@ OPERATOR = Group(
             when="more than a fifth of the reconciles fail, over 15 minutes",
             summary="{{ $value | humanizePercentage }} of the operator's reconciles fail.",
             description="For 15 minutes more than a fifth of the operator's reconciles have ended with an error: the "
-            "API server does not answer, refuses what it writes, or it has a fault.",
+            "API server does not answer or refuses the operator's writes, or the operator has a bug.",
         ),
     ],
 )

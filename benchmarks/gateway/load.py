@@ -1,8 +1,10 @@
-"""The load of one run, in a process of its own: `python -m benchmarks.gateway.load`.
+"""The load of runs, in a process of its own: `python -m benchmarks.gateway.load`.
 
-Reads a line of JSON (`Run`), sends its requests all at once, and prints a line: of each request when its first text or
-audio came, when it ended and how many tokens it had, and the processor time that all this took here. It speaks plain
-HTTP/1.1 to any server with OpenAI's API, over connections that are open beforehand, or gRPC to an entry stage.
+Each line of stdin is a `Run` in JSON. Its requests are sent all at once. Then it prints a `Result` as one line of JSON:
+for each request the times of its first text or audio and of its end, and its tokens; and its own processor time.
+
+It speaks plain HTTP/1.1 to any server with OpenAI's API, over connections that are open beforehand, or gRPC to an
+entry stage.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class Stream(asyncio.Protocol):
         self._end(f"the connection ended: {exc}")
 
     def send(self, run: Run, prompt: str, began: float) -> asyncio.Future[None]:
-        """Send a request. Returns what is done when its answer has ended."""
+        """Send a request. Returns a future that is done when the answer has ended."""
         if self._transport is None:
             raise RuntimeError("not connected")
         self._began, self._speech, self._leave = began, run.speech, run.leave
@@ -113,7 +115,7 @@ class Stream(asyncio.Protocol):
         self._end("")
 
     def _read(self, data: bytes) -> None:
-        if b'"usage":{' in data:  # Also of an answer whose few tokens make no text.
+        if b'"usage":{' in data:  # Servers send it even if the few tokens of an answer make no text.
             usage = json.loads(data)["usage"]
             details = usage.get("completion_tokens_details") or {}
             self.answer.tokens = details.get("text_tokens") or usage["completion_tokens"]

@@ -22,7 +22,7 @@ OURS: Final = "gateway and stage"
 VLLM: Final = "vLLM's server"
 CLIENT: Final = "load client"
 TOKENS: Final = {1: 96, 8: 64, 64: 32}
-"""Of each request, by the number at once."""
+"""Tokens that each request asks for, by the number of requests at once."""
 TINY_TOKENS: Final = {1: 256, 8: 256, 64: 256}
 RATE_BOUND, FIRST_BOUND = 0.9, 1.1
 TOLERANCE: Final = 0.15
@@ -37,7 +37,7 @@ class Sample:
     """Median."""
     last_first_s: float
     cpu_us: dict[str, float]
-    """A token, by process."""
+    """Processor time of a token in microseconds, by process."""
 
 
 Samples = dict[tuple[str, int], list[Sample]]

@@ -1,4 +1,7 @@
-"""First audio at a GPU's pace: paced stage servers against what their table alone allows, and against Full.
+"""Time to first audio with simulated GPU timing (docs/load-tests.md).
+
+Each engine step takes the time that a table gives for a real GPU. Stream edges are compared with the best time that the
+table allows, and with Full edges.
 
 Requests come together, with 150 tokens of text and 20 s of speech each. The ideal is the same clocks in virtual time,
 with servers and edges that cost nothing (ideal.py). The client and the three stage servers share this machine.
@@ -28,14 +31,14 @@ TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
 ROUNDS = {1: 5, 4: 3, 10: 2}
 MANY = 64
 CAPACITY = (16, 24, 32, 40, 48)
-"""At once, on the anchor's table, to find how many two cores carry."""
+"""Further numbers of requests at once, with the anchor's table only: they show how many two cores can serve."""
 BUSY_CORES = 1.6
 """Two cores, 20 % idle."""
 AUDIBLE_S = 0.02
 RATIOS = {1: 0.08, 4: 0.10, 10: 0.11}
-"""Most of Stream over Full; vllm-omni on H800 has .08, .11 and .12."""
+"""Upper bounds of first audio with Stream over that with Full; vllm-omni on an H800 has .08, .11 and .12."""
 MOST_OVER = 1.1
-"""Most of first audio over the ideal while the servers keep up."""
+"""Upper bound of first audio over the ideal, while the servers keep up."""
 TABLE, BUSY, CARRIED = "first audio", "processor time", "what two cores carry"
 
 
@@ -119,7 +122,7 @@ async def _serve_all(name: str, table: Table, mode: EdgeMode, counts: dict[int, 
         await send(pipeline, 2, max(1, frames // 20))
         groups: dict[int, list[Group]] = {}
         for count, rounds in counts.items():
-            # This process's own pauses are no lateness of the servers.
+            # Now, so that this client's own pauses do not count as the servers' delay.
             gc.collect()
             gc.freeze()
             groups[count] = [await send(pipeline, count, frames) for _ in range(rounds)]

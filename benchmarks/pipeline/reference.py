@@ -1,7 +1,8 @@
 """transformers as a process: `python -m benchmarks.pipeline.reference CHECKPOINT FAMILY`.
 
-Answers each line, {"prompts": [...], "talker_tokens": n}, with the seconds after which each was
-done: one after another, as transformers' omni models take one request at a time when they speak.
+Reads lines {"prompts": [...], "talker_tokens": n}. Runs the prompts one after another, because transformers' omni
+models speak for one request at a time. Answers with a list: for each prompt the seconds until it was done, its
+tokens of text and its codes or frames.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class StageMetrics:
             ("peer", "code"),
             registry=registry,
         )
-        self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Generate calls in progress.", registry=registry)
+        self.in_flight = Gauge(StageMetric.INFLIGHT_REQUESTS, "Calls of StageService in progress.", registry=registry)
         self.inflight_requests_limit = Gauge(
             StageMetric.INFLIGHT_LIMIT_REQUESTS, "Most requests that the stage serves at once.", registry=registry
         )
@@ -207,12 +207,12 @@ class EntryMetrics:
             self._spoken.labels(continuous)
         self._underruns = Counter(
             StageMetric.PIPELINE_AUDIO_UNDERRUNS,
-            "Times that such a listener ran out of audio, for 20 ms or longer.",
+            "Times that a listener who plays audio as it comes ran out of it, for 20 ms or longer.",
             registry=registry,
         )
         self._silence = Counter(
             StageMetric.PIPELINE_SILENCE_SECONDS,
-            "How long such listeners waited for more audio.",
+            "How long listeners who play audio as it comes waited for more.",
             unit="seconds",
             registry=registry,
         )

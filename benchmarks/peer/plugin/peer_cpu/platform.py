@@ -1,4 +1,4 @@
-"""A CPU as vllm-omni's platform: vLLM's own CPU platform, and the few answers that vllm-omni asks for besides."""
+"""Lets vllm-omni run on a CPU: vLLM's CPU platform, and the methods that vllm-omni adds to the interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Wraps every call of StageService: request id, access log, metrics and status. Refusals may wait (refusals.py)."""
+"""Wraps the calls of StageService. Every call gets a request id and a status; Generate also gets log and metrics.
+
+Refusals may wait (refusals.py).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Maps errors to statuses, which no other place does, and keeps the access log and the metrics.
+    """Turns an error that leaves a call into its status (service/errors.py); keeps the access log and the metrics.
 
     Other services of the port (health, reflection) pass unchanged.
     """
@@ -70,7 +73,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 result, ended = None, _End(grpc.StatusCode.CANCELLED, "CANCELLED")
             except Exception as error:  # noqa: BLE001 - the one place that turns any error into a status
                 result, ended = None, self._judge(error, request_id)
-            # From here on nothing refers to the error, whose traceback holds what the call held.
+            # The error is out of scope here: its traceback must not keep the call's data alive while a refusal waits.
             try:
                 wait_s = self._count(context, ended, time.monotonic() - began) if counted else 0.0
                 if ended.code is grpc.StatusCode.CANCELLED:
