@@ -1,6 +1,6 @@
 """`make gpu`: run the checks, print a line for each, write one file to send back (docs/gpu-check.md).
 
-python -m benchmarks.gpu [--part torch|whole] [--model DIRECTORY | --shaped 7b|3b] [--only NAME ...] [--out DIRECTORY]
+python -m benchmarks.gpu [--part torch|whole] [--model DIR | --shaped 7b|3b|30b-a3b] [--only NAME ...] [--out DIR]
 python -m benchmarks.gpu --bundle FILE [--python 3.12]     what a machine without a network needs
 """
 

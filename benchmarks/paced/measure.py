@@ -221,6 +221,6 @@ def _judge(name: str, table: Table, streams: dict[int, list[Group]], whole: dict
         best = _median_first(_ideal(table, EdgeMode.STREAM, most))
         share = _first(streams[most]) / best
         found.append(
-            Ratio(f"{name}, {most} at once, x the ideal", round(share, 2), at_most=1.1, goal=True, tolerance=1.0)
+            Ratio(f"{name}, {most} at once, x the ideal", round(share, 2), at_most=MOST_OVER, goal=True, tolerance=1.0)
         )
     return found
