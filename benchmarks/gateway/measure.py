@@ -12,7 +12,7 @@ from benchmarks.gateway.checkpoint import HIDDEN_1024, SHAPES, TINY
 from benchmarks.report import Options, Report
 from benchmarks.tokens.processes import start_callers
 
-ROUNDS: Final = 3
+ROUNDS: Final = 6
 TEXT = "a text model with a hidden size of 1,024"
 TINY_TEXT = "a tiny text model"
 CPU = "processor time of each process for a token, tiny text model"
@@ -24,6 +24,7 @@ NOTES: Final = [
     "vLLM's server is vllm.entrypoints.openai.api_server, what `vllm serve` runs: an API process and an engine. Ours: "
     "gateway, stage server and engine. One load client, which knows neither, asks both for the same chat completions, "
     "streamed, over connections that are open beforehand; all requests of a run begin together.",
+    "A run begins when both sides are idle: a worker of vLLM's server polls for a second after its last step.",
     "An answer counts only if the server's own usage says that all tokens came.",
     "Processor time: the best round of each number. Client, servers and engines share two cores.",
     f"First audio: engines that keep the pace of the table {speech.TABLE} on GPUs; chat with text and audio (pcm16) "

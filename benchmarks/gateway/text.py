@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import time
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ TOKENS: Final = {1: 96, 8: 64, 64: 32}
 TINY_TOKENS: Final = {1: 256, 8: 256, 64: 256}
 RATE_BOUND, FIRST_BOUND = 0.9, 1.1
 TOLERANCE: Final = 0.15
+IDLE_S: Final = 0.3
+IDLE_SHARE: Final = 0.1
+"""Share of a core that idle servers may use; their processor time is counted in steps of 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: di
         for number in range(rounds):
             for count, tokens in counts.items():
                 for name in take_turns(list(sides), number):
+                    wait_idle(sides.values())
                     sample = ask(callers, sides[name], count, tokens, number)
                     samples[name, count].append(sample)
                     print(
@@ -73,6 +79,21 @@ def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: di
                         flush=True,
                     )
     return samples
+
+
+def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
+    """Return when no side uses the processor, so that what one still does takes nothing from the next.
+
+    A worker of vLLM's server polls its queue for a second after its last step (`SpinCondition.busy_loop_s`, vLLM 0.32),
+    which is a whole core. Raises RuntimeError after limit_s seconds.
+    """
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        before = sum(sum(side.cpu_s().values()) for side in sides)
+        time.sleep(IDLE_S)
+        if sum(sum(side.cpu_s().values()) for side in sides) - before <= IDLE_S * IDLE_SHARE:
+            return
+    raise RuntimeError(f"a server is still busy {limit_s:g} s after its last answer")
 
 
 def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
