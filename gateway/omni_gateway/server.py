@@ -46,8 +46,11 @@ class Listen:
 
 
 class GatewayServer(uvicorn.Server):
-    """A server that drains on the first SIGTERM: it reports not ready, then accepts no more requests, then waits for
-    answers to end."""
+    """A server that drains on the first SIGTERM or SIGINT.
+
+    It reports not ready, then accepts no more requests, then waits for answers to end. Only SIGTERM gives notice
+    (drain_notice_seconds) before it stops accepting.
+    """
 
     def __init__(
         self, config: uvicorn.Config, gateway: Gateway, address_file: Path | None, certificate: Certificate | None
@@ -82,7 +85,7 @@ class GatewayServer(uvicorn.Server):
             self._renewing.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn for SIGINT and SIGTERM. A second signal ends the answers that are left, too.
+        """Called by uvicorn for SIGINT and SIGTERM. A second signal also ends the answers that are still being sent.
 
         uvicorn's own handler would raise the signal again after the drain, and the exit status would report a failure.
         """
@@ -101,15 +104,15 @@ class GatewayServer(uvicorn.Server):
 
 
 def bound_unsent(listener: socket.socket) -> None:
-    """Bound what the kernel keeps for each connection of a listener until its reader has room for it.
+    """Bound the unsent bytes that the kernel keeps for each connection of a listener.
 
-    Linux' own bound is 4 MiB, of the container's memory: 200 readers that stall would take 800.
+    Linux' own bound is 4 MiB for each, which count as the container's memory: 200 stalled readers would take 800 MiB.
     """
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def make_server(app: FastAPI, settings: GatewaySettings, listen: Listen) -> GatewayServer:
-    """Returns the server of an app. Raises OSError, ssl.SSLError for files of TLS that cannot be used."""
+    """Returns the server of an app. Raises OSError or ssl.SSLError if the TLS files cannot be used."""
     certificate = None if listen.tls_dir is None else Certificate(listen.tls_dir)
     config = uvicorn.Config(
         app,
@@ -138,9 +141,12 @@ def serve(
     replicas: Callable[[], int] = lambda: 1,
     running: Sequence[Running] = (),
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises OSError if the address is taken; see create_app."""
+    """Serve until SIGTERM or SIGINT. Raises what create_app and make_server raise.
+
+    If the address is taken, uvicorn logs the error and raises SystemExit.
+    """
     server = make_server(create_app(pipelines, settings, replicas=replicas, running=running), settings, listen)
-    # What was imported is not gone through again and again: a pause of tens of milliseconds each time.
+    # Later collections skip everything that was imported; traversing it each time would pause for tens of milliseconds.
     gc.collect()
     gc.freeze()
     server.run()

@@ -1,7 +1,7 @@
 """The connection to the API server: address, certificates and tokens from the official client, HTTP by aiohttp.
 
 `kubernetes.aio` reads kubeconfig files, exec plugins and in-cluster tokens and refreshes them; its typed calls cost
-twice the CPU of plain JSON, so the calls themselves are made in `transport.py`. kopf gets a session of the same kind.
+twice the CPU of plain JSON, so `transport.py` makes the calls itself. kopf gets a session of the same kind.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ async def load_connection(kubeconfig: Path | None, caller: str) -> Connection:
 
 
 async def iter_lines(response: aiohttp.ClientResponse, gather_s: float) -> AsyncIterator[list[bytes]]:
-    """Yields the lines of a response, of any length, those that arrived together at once.
+    """Yields the lines of a response, of any length. Lines that arrived together come in one list.
 
-    Nothing more is then read until the loop's clock reaches the next multiple of gather_s seconds. So lines that arrive
-    one by one are read together, and those of all responses at the same time: waking up for each line took more CPU
-    time than the line itself.
+    After each read, nothing more is read until the loop's clock reaches the next multiple of gather_s seconds. So lines
+    that arrive one by one are read together, and the lines of all responses are read at the same time. This saves CPU
+    time: waking up for a line took more of it than the line itself.
     """
     parts: list[bytes] = []
     async for data in response.content.iter_any():

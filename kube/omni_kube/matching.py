@@ -1,8 +1,8 @@
 """Compares a live object with the desired manifest, so that unchanged objects need no write.
 
 The API server adds defaults, status and the fields of other managers, and normalises quantities, so the two are never
-equal. The desired manifest must be a *subset* of the live object. This comparison cannot detect a field that is no
-longer desired; the hash of the last applied manifest, kept in an annotation of the object, does.
+equal. An object counts as unchanged if the desired manifest is a *subset* of it. This comparison cannot detect a field
+that is no longer desired; the hash of the last applied manifest, kept in an annotation of the object, does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PORT_KEYS: Final = ("containerPort", "port")
 _QUANTITY_MAPS: Final = frozenset({"limits", "requests", "hard", "capacity"})
 _QUANTITY_FIELDS: Final = frozenset({"sizeLimit", "divisor"})
 _RULES: Final = frozenset({"ingress", "egress"})
-"""NetworkPolicy rules: their `ports` have `port` but no key."""
+"""Rules of a NetworkPolicy. Their `ports` have a `port`, but the API server does not merge them by it."""
 
 _QUANTITY: Final = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:([eE][+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i)?)\Z")
 _SUFFIXES: Final[Mapping[str, Fraction]] = {

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reflector:
-    """One kind in one namespace ("" is all), restricted by a label selector on the server's side."""
+    """Watches one kind in one namespace ("" is all). The API server applies the label selector."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Reflector:
         watch_timeout_s: float = WATCH_TIMEOUT_S,
         backoff: Backoff | None = None,
     ) -> None:
-        """on_change is called with the roots that a change affects."""
+        """on_change is called with the roots (see Store) that a change affects: the pipelines, in the operator."""
         self.kind = kind
         self.namespace = namespace
         self.synced = asyncio.Event()

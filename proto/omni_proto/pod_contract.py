@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Final
 
 DOMAIN: Final = "omnipipeline.io"
-"""Domain of labels, annotations, the resource's API group, and google.rpc.ErrorInfo."""
+"""Domain of labels and annotations. Also the resource's API group, and the domain in google.rpc.ErrorInfo."""
 
 PIPELINE_LABEL: Final = f"{DOMAIN}/pipeline"
 STAGE_LABEL: Final = f"{DOMAIN}/stage"
@@ -96,7 +96,7 @@ class TerminationReason(StrEnum):
     START_FAILED = "StartFailed"
     ENGINE_DEAD = "EngineDead"
     STEP_TIMEOUT = "StepTimeout"
-    """The engine makes no step; the stage server still runs."""
+    """The engine no longer completes steps; the stage server still runs."""
     FETCH_FAILED = "FetchFailed"
 
 
@@ -117,7 +117,7 @@ class Termination:
 
 
 def parse_termination(text: str) -> Termination | None:
-    """Returns the termination message in a text, or None if the text is not JSON: another program wrote it.
+    """Returns the termination message in a text, or None if the text is not JSON, so that another program wrote it.
 
     Fields that are not strings count as empty, and so do all fields of JSON that is not an object. Raises nothing.
     """

@@ -1,9 +1,9 @@
 """A pipeline on this machine: the same stage servers as in a cluster, as processes.
 
-    pipeline file -> compile_stages -> one file and one process a stage -> ready -> watched until stopped
+    pipeline file -> compile_stages -> one file and one process for each stage -> ready -> watched until stopped
 
-All stages start at once (engines take long to load), on ports that are picked before, each with the GPUs that
-gpus.py gives it. Stages that share a GPU need no order: see docs/gpu-sizing.md.
+All stages start at once, because engines take long to load. Their ports are picked before the start, and gpus.py
+assigns their GPUs. Stages that share a GPU may start in any order: see docs/gpu-sizing.md.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class LocalOptions:
 def compile_local(
     pipeline: OmniPipeline, model_path: str, ports: dict[str, int], tls_dir: Path | None = None
 ) -> list[StageConfig]:
-    """Returns stage configurations for one machine: loopback only, health and metrics on free ports, no wait before a
-    drain."""
+    """Returns stage configurations for one machine.
+
+    They listen on loopback only, with health and metrics on free ports, and drain without a notice.
+    """
     configs = compile_stages(
         pipeline,
         target_for=lambda stage: f"{LOOPBACK}:{ports[stage.name]}",
@@ -82,7 +84,7 @@ def compile_local(
             tls=None if stage.inputs or tls_dir is None else _tls(pipeline, tls_dir),
         ),
     )
-    # The notice gives load balancers time to look away; here there is none.
+    # The notice gives load balancers time to stop sending requests; here there is no load balancer.
     return [
         config.model_copy(update={"timeouts": config.timeouts.model_copy(update={"drain_notice": 0.0})})
         for config in configs
@@ -90,7 +92,7 @@ def compile_local(
 
 
 def stage_files(directory: Path, log_dir: Path, name: str) -> StageFiles:
-    """Returns the files of one process, without what an earlier one left."""
+    """Returns the paths of one process's files. Removes the address and termination files of an earlier process."""
     files = StageFiles(
         config=directory / f"{name}.yaml",
         address=directory / f"{name}.address.json",
@@ -138,13 +140,15 @@ class LocalPipeline:
         return f"{scheme}{LOOPBACK}:{self.addresses[order_stages(self.pipeline)[0].name].grpc}"
 
     def list_processes(self) -> set[ProcessId]:
-        """Returns the stage servers and all that descends from them."""
+        """Returns the processes that were started (stages, gateway) and all that descend from them."""
         return {one for process in self._processes for one in process.list_tree()}
 
     def start(self, progress: StartProgress, is_stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Start every stage and wait until all are ready; False if is_stopping became true first.
+        """Start every stage, and the gateway if one is wanted, and wait until all are ready.
 
-        Raises LocalRunError if a stage ends or the time is over; the rest still runs until stop().
+        Returns False if is_stopping became true first.
+
+        Raises LocalRunError if one of them ends, or is not ready in time; the others run until stop().
         """
         try:
             environments = gpu_environments(self.pipeline, list_gpus(os.environ))
@@ -175,13 +179,13 @@ class LocalPipeline:
                 raise LocalRunError(self._explain_end(process))
 
     def watch(self, is_stopping: Callable[[], bool]) -> None:
-        """Return when is_stopping() is true. Raises LocalRunError when a stage ends or gives up before."""
+        """Return once is_stopping() is true. Raises LocalRunError if a process ends or gives up before that."""
         while not is_stopping():
             self.check()
             time.sleep(POLL_S)
 
     def stop(self) -> list[str]:
-        """End every process. Idempotent. Names of the stages that had to be killed."""
+        """End every process. Returns the names of those that had to be killed. May be called again."""
         late = self._end_processes(self.options.grace_s)
         if self._guard:
             self._guard.close()
@@ -229,7 +233,7 @@ class LocalPipeline:
         return True
 
     def _start_gateway(self, is_stopping: Callable[[], bool]) -> bool:
-        """Start the gateway in front of the ready stages, if one is wanted. As start()."""
+        """Start the gateway in front of the ready stages, if one is wanted. Returns and raises as start() does."""
         if self.options.http_port is None:
             return True
         if self._guard is None:

@@ -1,4 +1,4 @@
-"""Progress while engines load: spinners on a terminal, one line a change elsewhere."""
+"""Progress while engines load: spinners on a terminal, elsewhere one line for each change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StartProgress(Protocol):
 
 
 class PlainProgress:
-    """One line a change, for logs and pipes."""
+    """One line for each change, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -50,7 +50,7 @@ class PlainProgress:
 
 
 class TerminalProgress:
-    """A spinner a stage."""
+    """A spinner for each stage."""
 
     def __init__(self, console: Console, stages: Sequence[str]) -> None:
         width = max(len(stage) for stage in stages)

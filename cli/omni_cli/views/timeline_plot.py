@@ -1,4 +1,4 @@
-"""Draws a timeline: one lane a stage, time from left to right."""
+"""Draws a timeline: one lane for each stage, time from left to right."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from omni_cli.views.timeline import Phase, Span, Timeline
 
-# Okabe and Ito's palette: told apart by the colour-blind.
+# Okabe and Ito's palette, whose colours the colour-blind can distinguish.
 COLOURS = {
     Phase.INPUT: "#bbbbbb",
     Phase.QUEUE: "#e69f00",

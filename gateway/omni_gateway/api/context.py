@@ -18,7 +18,7 @@ from omni_gateway.tracing import RequestSpan, Tracing
 
 @dataclass(slots=True)
 class Gateway:
-    """One gateway."""
+    """State of one gateway."""
 
     settings: GatewaySettings
     pipelines: Pipelines
@@ -27,7 +27,7 @@ class Gateway:
     tracing: Tracing = field(default_factory=Tracing)
     pseudonyms: Pseudonyms = field(default_factory=Pseudonyms)
     draining: bool = False
-    """Set on SIGTERM: /ready fails, and connections are not kept."""
+    """Set on SIGTERM or SIGINT: /ready fails, and each connection is closed after its answer."""
 
 
 @dataclass(slots=True)
@@ -35,14 +35,14 @@ class Call:
     """One request."""
 
     id: str
-    """In all logs and in x-request-id."""
+    """The request's id in all logs and in the header x-request-id."""
     traceparent: str | None = None
-    """What the entry stage gets: it names the gateway's span, where there is one."""
+    """Header for the entry stage. It names the gateway's span if there is one, else what the client sent."""
     span: RequestSpan = field(default_factory=RequestSpan)
     key: str = ""
-    """Name of the API key; empty where none is asked for."""
+    """Name of the API key; empty if the gateway asks for none."""
     address: str = ""
-    """The client's, without its port."""
+    """The client's address, without the port."""
     model: str = ""
     started: float = field(default_factory=time.monotonic)
     audio_seconds: float = 0.0
@@ -50,7 +50,7 @@ class Call:
 
 
 def exemplar_of(call: Call) -> dict[str, str] | None:
-    """Returns what joins a measured value to the request's trace; None if it has none that is sampled."""
+    """Returns the exemplar that links a measured value to the request's trace; None if that is not sampled."""
     parts = call.traceparent.split("-") if call.traceparent else []
     sampled = bool(parts) and bool(int(parts[3], 16) & 1)
     return {"trace_id": parts[1], "span_id": parts[2]} if sampled else None
@@ -62,5 +62,5 @@ def gateway_of(request: Request) -> Gateway:
 
 
 def call_of(request: Request) -> Call:
-    """Returns what the guard knows of the request."""
+    """Returns the facts that the guard collected about the request."""
     return cast(Call, request.scope["omni_call"])

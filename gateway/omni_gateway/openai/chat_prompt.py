@@ -1,4 +1,4 @@
-"""From a chat completion's fields to the arguments of the client. Pure, but for media that were read before."""
+"""Turns the fields of a chat completion request into arguments of the client. Pure: the caller reads the media."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def list_media(messages: Sequence[Message]) -> list[tuple[str, ImagePart | Audio
 
 
 def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[ChatMessage]:
-    """Returns the conversation; `media` replaces what list_media found, in the same order."""
+    """Returns the conversation. `media` are the media that were read, in the order of list_media."""
     rest = iter(media)
     chat = []
     for message in messages:
@@ -58,7 +58,7 @@ def build_chat(messages: Sequence[Message], media: Sequence[MediaPart]) -> list[
 
 
 def count_chars(messages: Sequence[Message]) -> int:
-    """Returns the characters of text in the messages."""
+    """Returns the number of characters of text in the messages."""
     total = 0
     for message in messages:
         if isinstance(message.content, str):
