@@ -20,11 +20,11 @@ LIMITS: Final[Mapping[str, tuple[int, int, int]]] = {
     "vllm-omni 8/8/1": (8, 8, 1),
     "vllm-omni 1/1/1": (1, 1, 1),
 }
-"""vllm-omni's limits of concurrent requests in thinker, talker and code2wav: the same as in our pipeline, with one
+"""vllm-omni's limits of concurrent requests in thinker, talker and code2wav: as in our pipeline, then with one
 utterance at a time, and its own defaults."""
 EQUAL: Final = "vllm-omni 8/8/8"
 BOUNDS: Final[Mapping[str, float]] = {"all done": 0.8, "job": 0.95, "first audio": 0.2, "processor time a job": 0.7}
-"""Figure -> upper bound of ours over theirs, for the most concurrent requests, whichever of LIMITS they run with."""
+"""Figure -> upper bound of our value over theirs, for the most concurrent requests, whichever of LIMITS they run with."""
 TOLERANCE: Final = 0.3
 
 

@@ -89,7 +89,7 @@ class Peer:
 
     @classmethod
     async def start(cls, python: Path, checkpoint: Path, limits: Sequence[int], folder: Path) -> Peer:
-        """Start vllm-omni. Returns it when it is ready. Its files go to the folder. Raises RuntimeError, TimeoutError."""
+        """Start vllm-omni and wait until it is ready. Its files go to the folder. Raises RuntimeError, TimeoutError."""
         configuration, codes, log = prepare_folder(folder, limits), folder / "codes.jsonl", folder / "log"
         with log.open("w", encoding="utf-8") as errors:
             process = await asyncio.create_subprocess_exec(
