@@ -105,7 +105,7 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
 
 
 def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
-    """Returns the GPU memory of a stage. `weights`: their bytes, if they are not the published ones (quantized).
+    """Returns the GPU memory of a stage. `weights`: bytes of weights that are not the published ones (quantized).
 
     Without kvCacheMemoryMib the KV cache is what the stage's share leaves.
     """

@@ -24,7 +24,7 @@ LIMITS: Final[Mapping[str, tuple[int, int, int]]] = {
 utterance at a time, and its own defaults."""
 EQUAL: Final = "vllm-omni 8/8/8"
 BOUNDS: Final[Mapping[str, float]] = {"all done": 0.8, "job": 0.95, "first audio": 0.2, "processor time a job": 0.7}
-"""Figure -> upper bound of our value over theirs, for the most concurrent requests, whichever of LIMITS they run with."""
+"""Figure -> upper bound of our value over theirs, for the most concurrent requests and whichever of LIMITS."""
 TOLERANCE: Final = 0.3
 
 
