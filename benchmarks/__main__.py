@@ -48,12 +48,12 @@ CASES = {
 }
 """Case -> module with `measure` and `draw`."""
 BY_NAME_ONLY = {"peer"}
-"""It installs packages of its own, 7 GB unpacked, the first time."""
+"""Cases that run only if they are named. The peer installs packages of its own the first time, 7 GB unpacked."""
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases. 1 if one of them fails, after all of them ran."""
+    """Run all chosen cases. Returns 1 if one of them failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     all_of_them = f"all but {', '.join(sorted(BY_NAME_ONLY))}"
     parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; none: {all_of_them}")
@@ -87,8 +87,8 @@ def run_case(name: str, options: Options) -> list[str]:
 def record(name: str, measure: Callable[[], Report], results: Path) -> tuple[Report, list[str]]:
     """Measure a case, print it, and write it to a folder with the date, the machine and the duration.
 
-    Returns the report, and why it fails, a line each. The result is compared with the case's committed one, or with
-    the folder's where none is committed.
+    Returns the report, and the reasons why it fails, one line each. The result is compared with the case's committed
+    result; if none is committed, with the one in the folder.
     """
     machine, began = describe_machine(), time.monotonic()
     report = measure()

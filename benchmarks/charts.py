@@ -1,4 +1,4 @@
-"""Small charts of a result file."""
+"""Draws small charts of the figures in a result file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def grouped_bars(
     floors: Mapping[str, float] | None = None,
     note: str = "",
 ) -> None:
-    """One panel of horizontal bars for each group (panel -> bar -> value); floors draw a line in their panel."""
+    """Draw a panel of horizontal bars for each group (panel -> bar -> value). A floor is a line across its panel."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -45,7 +45,7 @@ def grouped_bars(
 
 
 def stacked_bars(path: Path, rows: Mapping[str, Mapping[str, float]], *, title: str, unit: str, note: str = "") -> None:
-    """One horizontal bar for each row, of its parts one behind the other (row -> part -> value)."""
+    """Draw a horizontal bar for each row, with the parts of the row side by side in it (row -> part -> value)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The tensor codec against protobuf message objects, from a buffer of rows to a reassembled tensor, without a network.
+"""Compares the tensor codec with protobuf message objects: from rows to a reassembled tensor, without a network.
 
 Sides: our codec; message objects in chunks of the same size; one message that holds the whole tensor.
 All check CRC-32C.
@@ -32,7 +32,7 @@ from omni_stage.process.malloc import tune_malloc
 ROW = 3584
 SIZES_MB = (1, 8, 32)
 FLOOR = 1.2
-"""Minimum ratio to message objects in chunks: a codec that gains less is not worth its code."""
+"""Minimum speed of our codec over message objects in chunks: a codec that gains less is not worth its code."""
 TOLERANCE = 0.25
 TABLE = "encode, decode, check, reassemble"
 ROUNDS = 15
@@ -40,7 +40,7 @@ OWN, CHUNKED = "own codec", "protobuf in chunks"
 
 
 def measure(options: Options) -> Report:
-    """Returns one row a size and side: GB/s and the ratio to message objects in chunks."""
+    """Returns a row for each size and side, with GB/s and the speed over message objects in chunks."""
     tune_malloc()  # as the stage server does at start-up; all sides gain
     rows: list[Row] = []
     for megabytes in SIZES_MB:
@@ -66,7 +66,7 @@ def measure(options: Options) -> Report:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Our codec against message objects in chunks, by size."""
+    """Returns the speed of our codec over message objects in chunks, for each size."""
     return [
         Ratio(f"x {CHUNKED}, {row['mb']} MB", row["ratio_to_chunked_protobuf"], at_least=FLOOR, tolerance=TOLERANCE)
         for row in rows
@@ -75,7 +75,7 @@ def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
 
 
 def draw(result: Row, path: Path) -> None:
-    """GB/s by size and side."""
+    """Draw GB/s by size and side."""
     rows = result["tables"][TABLE]
     panels = {
         f"{size} MB": {row["side"]: row["gb_per_s"] for row in rows if row["mb"] == size}

@@ -33,7 +33,7 @@ def time_rounds(
 
 
 def time_interleaved(sides: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each side."""
+    """Returns the median seconds of each side."""
     return {name: statistics.median(times) for name, times in time_rounds(sides, rounds).items()}
 
 

@@ -1,4 +1,4 @@
-"""Memory of stage servers and their engines, which are processes below them."""
+"""Reads the memory of stage servers and of their engines, which are their child processes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import psutil
 
 MIB = 2**20
 _ENGINE = "EngineCore"
-"""In the title that vLLM 0.32 gives its engine's process (`v1/engine/core.py`, `set_process_title`)."""
+"""Part of the title that vLLM 0.32 gives its engine's process (`v1/engine/core.py`, `set_process_title`)."""
 
 
 def find_engines(parent: int) -> list[int]:
-    """Process ids of the engines below a process."""
+    """Returns the process ids of the engines among a process's descendants."""
     return [process.pid for process in psutil.Process(parent).children(recursive=True) if is_engine(process)]
 
 
 def is_engine(process: psutil.Process) -> bool:
-    """Returns whether it is an engine; False if it has ended."""
+    """Returns whether a process is an engine; False if it has ended."""
     try:
         return any(_ENGINE in part for part in process.cmdline())
     except psutil.NoSuchProcess:
@@ -25,7 +25,7 @@ def is_engine(process: psutil.Process) -> bool:
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process, in MiB."""
+    """Returns the resident memory of a process, in MiB."""
     return float(psutil.Process(pid).memory_info().rss / MIB)
 
 

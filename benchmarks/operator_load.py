@@ -48,7 +48,7 @@ from support.controlplane.pipelines import CHILD_KINDS, PIPELINE_LABEL, build_pi
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = "load"
 CHILDREN = 16
-"""Of a pipeline of three stages with one replica each."""
+"""Children of a pipeline of three stages with one replica each."""
 MIB = 2**20
 BARE_PIPELINES = 60
 MANY = "--max-pipelines=100000"
@@ -70,7 +70,7 @@ BUDGETS: Mapping[str, float] = {
 
 @dataclass
 class Observer:
-    """Notes when each pipeline had all its children and when it was Ready, from watches."""
+    """Watches the API server, and notes when each pipeline had all its children and when it was Ready."""
 
     api: Api
     created: dict[str, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Observer:
                 for event in self.api.watch(kind, timeout_s=30, resource_version=version):
                     if self._done.is_set():
                         return
-                    if event["type"] == "ERROR":  # too old: all over again
+                    if event["type"] == "ERROR":  # The version is too old: list and watch again.
                         version = "0"
                         break
                     version = event["object"]["metadata"]["resourceVersion"]
@@ -140,8 +140,8 @@ def main() -> int:
 
 def make_report(pipelines: int, rate: float) -> Report:
     """Run the bench. Returns its report."""
-    # Operator, client and control plane share the cores, and the control plane uses most of them. So figures of a
-    # machine that does other work mean little.
+    # Operator, client and control plane share the cores, and the control plane uses most of them. So the figures mean
+    # little if the machine does other work.
     with tempfile.TemporaryDirectory(prefix="omnipipeline-bench-") as temporary:
         figures = measure(Path(temporary), pipelines, rate)
     rows = [to_row(name, value) for name, value in figures.items()]
@@ -151,7 +151,7 @@ def make_report(pipelines: int, rate: float) -> Report:
 
 
 def to_row(name: str, value: float) -> Row:
-    """Returns a figure with its budget, where it has one."""
+    """Returns the row of a figure, with its budget if it has one."""
     budget = BUDGETS.get(name)
     return {"figure": name, "value": value, "at most": budget, "met": None if budget is None else value <= budget}
 
@@ -176,7 +176,7 @@ def measure(directory: Path, pipelines: int, rate: float) -> dict[str, float]:
 
 
 def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: float) -> dict[str, float]:
-    """Create pipelines at a rate; latencies, writes, CPU, memory."""
+    """Create pipelines at a rate. Returns latencies, writes, CPU time and memory."""
     observer = Observer(api)
     observer.start()
     wait_idle(operator)
@@ -218,7 +218,8 @@ def measure_load(api: Api, operator: OperatorProcess, pipelines: int, rate: floa
 
 
 def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, float]:
-    """Restart the API server: every watch is too old, everything is listed again. Returns the peak memory."""
+    """Restart the API server, so that all watches end and everything is listed again. Returns the memory 30 s later and
+    its peak."""
     plane.restart(kill=True)
     peak, until = 0, time.monotonic() + 30
     while time.monotonic() < until:
@@ -228,7 +229,7 @@ def measure_relist(plane: ControlPlane, operator: OperatorProcess) -> dict[str, 
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> dict[str, float]:
-    """From the start of the process to the last reconciled pipeline, and the writes until then."""
+    """Returns the seconds from the process's start to the last reconciled pipeline, and the writes until it is idle."""
     age_s = process_age_s(operator.child.pid)
     started = time.monotonic()
     name = 'omni_operator_reconcile_total{result="unchanged"}'
@@ -257,7 +258,7 @@ def percentile(created: Mapping[str, float], done: Mapping[str, float], percent:
 
 
 def run_bare(plane: ControlPlane, namespace: str) -> float:
-    """CPU ms a pipeline of the bare loop, in a process of its own."""
+    """Run the bare loop in a process of its own. Returns its CPU milliseconds for a pipeline."""
     plane.create_namespace(namespace)
     command = [sys.executable, "-m", "benchmarks.operator_load", "--bare", str(plane.kubeconfig), namespace]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -266,7 +267,7 @@ def run_bare(plane: ControlPlane, namespace: str) -> float:
 
 
 async def apply_bare(kubeconfig: Path, namespace: str) -> float:
-    """Apply every object of some pipelines, nothing else; CPU ms a pipeline."""
+    """Apply every object of BARE_PIPELINES pipelines and do nothing else. Returns CPU milliseconds for a pipeline."""
     sets = [build_children(f"p{index}", namespace) for index in range(BARE_PIPELINES)]
     transport = Transport(await load_connection(kubeconfig, FIELD_MANAGER), Metrics())
     client = ApiClient(transport, RateLimiter(10_000, 10_000))

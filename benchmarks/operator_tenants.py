@@ -1,10 +1,10 @@
 """`python -m benchmarks.operator_tenants`: one tenant's many pipelines beside another tenant's change.
 
 A namespace holds thousands of pipelines of three stages, and hundreds of ConfigMaps of a mebibyte that carry a
-pipeline's label and are nobody's. While these are made, and after, another namespace's pipeline is edited: measured is
-how long until its Deployment shows the edit, what memory the operator takes, and whether it stays alive.
+pipeline's label but have no owner. While the pipelines are made, and afterwards, a pipeline in another namespace is
+edited. Measured: how long until its Deployment shows the edit, the operator's memory, and whether it stays healthy.
 
-The operator has its default settings: of the crowd's pipelines the oldest hundred get children, the others a condition.
+With the operator's default settings, the crowd's oldest hundred pipelines get children, and the others a condition.
 With --max-pipelines all of them can be served, which also loads the API server, the controllers and the kubelets.
 
     python -m benchmarks.operator_tenants [--pipelines 2000] [--max-pipelines 2000] [--rate 4] [--config-maps 300]
@@ -81,7 +81,7 @@ def edit_many(tenant: Api, count: int, pause_s: float) -> list[float]:
 
 
 def fill(crowd: Api, pipelines: int, rate: float) -> None:
-    """Make the crowd's pipelines, `rate` a second at most."""
+    """Create the crowd's pipelines, at most `rate` a second."""
     started = time.monotonic()
     for index in range(pipelines):
         time.sleep(max(0.0, started + index / rate - time.monotonic()))
@@ -98,7 +98,7 @@ def count_reconciles(operator: OperatorProcess) -> float:
 
 
 def measure_restart(operator: OperatorProcess, pipelines: int) -> float:
-    """Seconds from the start of the process until it has reconciled as many pipelines as there are."""
+    """Returns the seconds from the process's start until it has reconciled at least `pipelines` times."""
     age_s, started = process_age_s(operator.child.pid), time.monotonic()
     eventually(
         lambda: count_reconciles(operator) >= pipelines, timeout_s=900, every_s=1, why="all pipelines are reconciled"
@@ -109,7 +109,8 @@ def measure_restart(operator: OperatorProcess, pipelines: int) -> float:
 def measure(
     directory: Path, pipelines: int, most: int | None, rate: float, config_maps: int, edits: int
 ) -> dict[str, float]:
-    """All phases on one control plane. most: the operator's limit of pipelines in a namespace; None: its default."""
+    """Run all phases on one control plane. `most`: the operator's limit of pipelines in a namespace; None for its
+    default."""
     flags = [] if most is None else [f"--max-pipelines={most}"]
     crds = sorted((ROOT / "manifests" / "crd").glob("*.yaml"))
     with ControlPlane(directory / "control-plane", crds=crds) as plane:

@@ -1,4 +1,4 @@
-"""docs/performance.md: the text is written by hand, the tables between markers come from the result files."""
+"""Fills docs/performance.md: its text is written by hand, the tables between markers come from the result files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report import Row
 def replace_section(page: str, name: str, body: str) -> str:
     """Returns the page with the text between <!-- NAME --> and <!-- /NAME --> exchanged.
 
-    Raises ValueError if they lack.
+    Raises ValueError if the page lacks them.
     """
     pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
     if not pattern.search(page):
@@ -19,7 +19,7 @@ def replace_section(page: str, name: str, body: str) -> str:
 
 
 def render_result(result: Row) -> str:
-    """Returns a result file as markdown: when and on what, ratios, tables."""
+    """Returns a result file as Markdown: the date and the machine, the ratios, the tables."""
     machine = result["machine"]
     lines = [
         f"{result['date']}, {machine['cores']} cores of {machine['cpu']}, {result['seconds']} s; load before and "
@@ -34,7 +34,7 @@ def render_result(result: Row) -> str:
 
 
 def _ratio(row: Row) -> Row:
-    """Returns a judged ratio, as the page shows it: a bound that is not kept stands out."""
+    """Returns the page's row of a judged ratio; a bound that is not met stands out."""
     shown = {key: row[key] for key in ("name", "value", "bound", "met", "last")}
     return {**shown, "met": "**no**" if row["met"] is False else row["met"], "tolerance": f"{row['tolerance']:.0%}"}
 

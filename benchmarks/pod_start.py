@@ -37,7 +37,7 @@ START_LIMIT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class PodStart:
-    """Seconds since the API server had the pod, as a watch told."""
+    """Times of a pod's start, by a watch: seconds since the API server had the pod."""
 
     running: float
     ready: float
@@ -89,7 +89,7 @@ def measure(cluster: Cluster, folder: Path, rounds: int) -> list[Row]:
 
 
 def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
-    """Medians of a stage, and the median of the rounds' own ratios."""
+    """Returns the medians of a stage, and the median of the rounds' own ratios."""
     return {
         "stage": stage,
         "outside_s": round(statistics.median(outside), 1),
@@ -100,7 +100,7 @@ def to_row(stage: str, outside: list[float], inside: list[PodStart]) -> Row:
 
 
 def replace_pod(api: Api, stage: str) -> PodStart:
-    """Delete the stage's pod; how long its successor took."""
+    """Delete the stage's pod. Returns how long its successor took to start."""
     selector = f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}"
     (old,) = api.list("Pod", selector)
     api.delete("Pod", old["metadata"]["name"], grace_s=0)
@@ -120,7 +120,7 @@ def replace_pod(api: Api, stage: str) -> PodStart:
 
 
 def is_running(pod: Manifest) -> bool:
-    """Returns whether its container runs."""
+    """Returns whether a container of the pod runs."""
     return any("running" in status["state"] for status in pod["status"].get("containerStatuses", []))
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 8)
 CEILING = 1.2
-"""Most that a frame may cost, times the bare loop."""
+"""Upper bound of the cost of a frame over that of the bare loop."""
 TOLERANCE = 0.25
 ROUNDS = 5
 TABLE = "one frame for each request of a batch"
@@ -32,7 +32,7 @@ OURS, BARE, PEER, TALKER = "our predictor, sampled", "bare loop", "transformers'
 CONTEXT = 100
 """Positions in the talker's KV cache: 8 s of speech."""
 EXPERTS = 16
-"""Of a layer of the talker, where 128 are published. As many work for a token as published; memory bounds the rest."""
+"""Experts in a layer of the talker; the release has 128, which take too much memory. A token uses as many as there."""
 CONFIG = Path(__file__).parents[1] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 NOTES = [
     "cpu_ms: CPU time of one thread, which other load on the machine disturbs less than wall time.",
@@ -44,10 +44,10 @@ NOTES = [
 
 
 def measure(options: Options) -> Report:
-    """Returns one row a batch and side."""
+    """Returns a row for each batch size and side."""
     import torch
 
-    torch.set_num_threads(1)  # threads that wait for one another spin, and their CPU time says nothing
+    torch.set_num_threads(1)  # More threads would spin while they wait for each other, and CPU time would mean nothing.
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, layers = make_predictor(), make_talker_layers()
@@ -72,7 +72,7 @@ def measure(options: Options) -> Report:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Ours against the bare loop, by batch."""
+    """Returns the cost of our predictor over that of the bare loop, by batch size."""
     return [
         Ratio(f"x {BARE}, batch {row['batch']}", row["ratio_to_bare_loop"], at_most=CEILING, tolerance=TOLERANCE)
         for row in rows
@@ -81,7 +81,7 @@ def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Milliseconds of CPU by batch and side."""
+    """Draw CPU milliseconds by batch size and side."""
     rows = result["tables"][TABLE]
     panels = {
         f"batch {batch}": {row["side"]: row["cpu_ms"] for row in rows if row["batch"] == batch}
@@ -91,7 +91,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[str, Callable[[], object]]:
-    """Returns what takes turns. All but the talker's layers make the codes of one frame for each request."""
+    """Returns the functions that take turns. All but the talker's layers make one frame's codes for each request."""
     import torch
 
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
@@ -112,7 +112,8 @@ def make_sides(model: Any, layers: Callable[[int], object], batch: int) -> dict[
 
 
 def run_bare(model: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Codes [batch, groups - 1], which mean nothing: matrix products and attention, in the same order and shapes.
+    """Run the matrix products and the attention in the predictor's order and shapes. Returns meaningless codes [batch,
+    groups - 1].
 
     The residual sums keep the values' size: without them they shrink to denormal numbers, which a CPU computes slowly.
     """
@@ -151,7 +152,7 @@ def run_bare(model: Any, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def make_predictor() -> Any:
-    """transformers' code predictor in the published shapes."""
+    """Returns transformers' code predictor with the published shapes."""
     from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
     model_class = modeling.Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration
@@ -159,7 +160,8 @@ def make_predictor() -> Any:
 
 
 def make_talker_layers() -> Callable[[int], object]:
-    """transformers' talker layers in the published shapes, at one position behind CONTEXT others: run(batch)."""
+    """Returns a function run(batch): it runs transformers' talker layers with the published shapes for one position,
+    after CONTEXT earlier ones."""
     import torch
     from transformers import DynamicCache
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerModel

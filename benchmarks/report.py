@@ -1,4 +1,4 @@
-"""The result of a case: tables, ratios and notes, and the state of the machine during the run."""
+"""Holds and prints the result of a case: tables, ratios and notes. Describes the machine of the run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Report:
     tables: dict[str, list[Row]]
     """Title -> rows of one shape."""
     ratios: list[Ratio] = field(default_factory=list)
-    """What is judged."""
+    """The figures that are judged."""
     notes: list[str] = field(default_factory=list)
-    """How to read it."""
+    """Notes on how to read the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Options:
     """How a case is run."""
 
     rounds: int | None
-    """How often each side runs; None for the case's own number."""
+    """How many rounds are measured; None for the case's own number."""
     results: Path
-    """Folder for further files."""
+    """Folder for result files."""
 
 
 Measure = Callable[[Options], Report]
@@ -69,7 +69,7 @@ def _find_version(distribution: str) -> str | None:
 
 
 def print_report(name: str, report: Report, verdicts: Sequence[Verdict]) -> None:
-    """To stdout, as aligned tables: figures, then each ratio with its bound and the last result."""
+    """Print aligned tables to stdout: the figures, then each ratio with its bound and its last value."""
     print(f"\n== {name}")
     for title, rows in report.tables.items():
         print(f"\n{title}")

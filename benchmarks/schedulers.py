@@ -24,13 +24,13 @@ REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 16, 48, 32
 ROUNDS = 60
 STOCK, IDLE, ROWS = "stock vLLM", "omni, nothing to enrich", "omni, hidden states out"
 FLOORS = {IDLE: 0.97, ROWS: 0.85}
-"""Minimum tokens per second, relative to stock vLLM."""
+"""Minimum of tokens a second over those of stock vLLM."""
 TOLERANCE = 0.05
 TABLE = "engine"
 
 
 def measure(options: Options) -> Report:
-    """Returns one row a side: tokens a second and the ratio to stock."""
+    """Returns a row for each side: tokens a second, and the ratio to stock vLLM."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from omni_stage.vllm_adapter.process.env import apply_environment
 
@@ -86,7 +86,7 @@ def run_rounds(
 
 
 def draw(result: Row, path: Path) -> None:
-    """Tokens a second."""
+    """Draw tokens a second, and the ratio to stock vLLM."""
     rows = result["tables"][TABLE]
     panels = {
         "tokens a second": {row["side"]: float(row["tokens_per_s"]) for row in rows},
@@ -96,7 +96,7 @@ def draw(result: Row, path: Path) -> None:
 
 
 def write_model(folder: Path) -> None:
-    """A seeded two-layer Qwen2."""
+    """Write a seeded Qwen2 with two layers."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -115,7 +115,7 @@ def write_model(folder: Path) -> None:
 
 
 def make_side(model: str, *, omni: bool, rows: bool) -> Callable[[], object]:
-    """Returns an engine of its own, and a function that runs all requests through it."""
+    """Start an engine. Returns a function that runs all requests through it."""
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine

@@ -26,7 +26,8 @@ def load_committed(name: str, folder: Path = RESULTS) -> dict[str, Any] | None:
 
 
 def write_result(name: str, folder: Path, result: dict[str, Any], *, accepted: bool) -> Path:
-    """Write a result where it belongs, and remove a rejected one that it follows. Its path."""
+    """Write a result to CASE.json if it is accepted, else to CASE.rejected.json, and remove an older rejected one.
+    Returns the path."""
     file, rejected = folder / f"{name}.json", folder / f"{name}.rejected.json"
     rejected.unlink(missing_ok=True)
     written = file if accepted else rejected

@@ -1,4 +1,4 @@
-"""Decides whether a run's ratios hold: against their bounds, and against the last committed result. Pure.
+"""Decides whether a run's ratios keep their bounds, and whether they are worse than in the last committed result. Pure.
 
 Only ratios are judged. Seconds and GB/s depend on the machine; a ratio of two sides that took turns on one machine
 carries over to others.
@@ -19,17 +19,17 @@ class Ratio:
     name: str
     value: float
     at_least: float | None = None
-    """Its floor."""
+    """Lower bound of the value."""
     at_most: float | None = None
-    """Its ceiling."""
+    """Upper bound of the value; lower is then better."""
     goal: bool = False
-    """The bound is a goal: it is shown, and missing it does not fail the run."""
+    """Whether the bound is only a goal: it is shown, but a run that misses it does not fail."""
     tolerance: float = 0.15
-    """How much worse than the last result it may be, as a share of that result."""
+    """How much worse than in the last result the value may be, as a share of that value."""
 
     @property
     def met(self) -> bool | None:
-        """Whether it keeps its bound; None without one. NaN keeps none."""
+        """Whether the value keeps its bound; None if it has no bound. NaN keeps no bound."""
         if self.at_least is not None:
             return self.value >= self.at_least
         return None if self.at_most is None else self.value <= self.at_most
@@ -37,7 +37,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A ratio beside the last result's."""
+    """A ratio, and its value in the last result."""
 
     ratio: Ratio
     last: float | None
@@ -50,7 +50,7 @@ class Verdict:
 
     @property
     def is_broken(self) -> bool:
-        """Whether a bound that is no goal is not kept."""
+        """Whether the ratio misses a bound that is not only a goal."""
         return self.ratio.met is False and not self.ratio.goal
 
     @property
@@ -87,13 +87,13 @@ def describe_bound(ratio: Ratio) -> str | None:
 
 
 def judge(ratios: Sequence[Ratio], last: Mapping[str, float]) -> list[Verdict]:
-    """Returns each ratio beside the last result's of its name."""
+    """Returns each ratio with the value that the last result had under its name."""
     return [Verdict(ratio, last.get(ratio.name)) for ratio in ratios]
 
 
 def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> list[str]:
-    """Why the run fails, a line each; empty if it does not. A ratio that the last result had and this run lacks is one:
-    else a regression could hide by not being measured."""
+    """Returns the reasons why the run fails, one line each. A ratio that the last result had and this run lacks is a
+    reason, too: else a regression could hide by not being measured."""
     problems = []
     for verdict in verdicts:
         ratio = verdict.ratio
@@ -110,5 +110,5 @@ def find_problems(verdicts: Sequence[Verdict], last: Mapping[str, float]) -> lis
 
 
 def read_last(result: Mapping[str, Any] | None) -> dict[str, float]:
-    """Ratios by name of a result file's content; nothing without one."""
+    """Returns name -> value of the ratios in a result file's content; empty if there is no file."""
     return {} if result is None else {row["name"]: float(row["value"]) for row in result.get("ratios", [])}

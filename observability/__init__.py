@@ -1,6 +1,6 @@
-"""What a person who runs pipelines looks at: dashboards, alerts, and the list of metrics, each from one source here.
+"""Makes what operators of pipelines use: dashboards, alerts, and the list of metrics. Each has one source here.
 
-    dashboards.py, operator_dashboard.py, pipeline_dashboard.py -> helm/omnipipeline/files/dashboards/*.json
+    operator_dashboard.py, pipeline_dashboard.py, stage_rows.py -> helm/omnipipeline/files/dashboards/*.json
     alerts.py                                                   -> helm/omnipipeline/files/rules/omnipipeline.yaml
     reference.py                                                -> the tables of docs/observability.md
 

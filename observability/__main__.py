@@ -47,7 +47,7 @@ def render_alerts() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 1 if something is stale under --check."""
+    """Write the files, or check them with --check. Returns 1 if --check finds a stale file, else 0."""
     check = "--check" in arguments
     stale = []
     for path, content in render().items():

@@ -1,7 +1,8 @@
-"""Alerts: few, each with a page in docs/runbooks that says what to do at night.
+"""Defines the alerts. They are few, and each has a page in docs/runbooks that says what to do.
 
-An alert has a signal, a query that has a value while all is well too, and a comparison that makes it fire. So a test
-can run the signal against a healthy pipeline and see that it is not empty. The few signals that are empty then say so.
+An alert has a signal, which is a query that also has a value while all is well, and a comparison that makes it fire. So
+a test can run the signal against a healthy pipeline and check that it is not empty. The few signals that are empty
+while all is well say so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import yaml
 from observability.queries import BY_PIPELINE, BY_STAGE, FAULTS, LEADS, quantile, rate, ratio
 
 RUNBOOKS = "https://omnipipeline.io/docs/runbooks"
-"""The chart puts metrics.prometheusRule.runbookUrl in its place."""
+"""Base URL of the runbooks. The chart replaces it with metrics.prometheusRule.runbookUrl."""
 _CONDITION = "omni_operator_pipeline_condition"
 
 
@@ -28,27 +29,27 @@ class Alert:
     fires: str
     """Comparison that the signal must fulfil to fire."""
     wait: str
-    """For how long, before somebody is called."""
+    """How long the comparison must hold before the alert fires."""
     severity: str
-    """critical: users are hurt now; warning: they will be, or work waits."""
+    """critical: users are affected now; warning: they will be, or work waits."""
     when: str
-    """For the table of docs/observability.md."""
+    """Description of when the alert fires, for the table of docs/observability.md."""
     summary: str
     description: str
     only_with: str = ""
     """The feature that makes a stage report these series; empty if every stage reports them."""
     or_absent: str = ""
-    """Fires too if no such series exists."""
+    """A series without which the alert fires, too; empty if there is none."""
 
     @property
     def expr(self) -> str:
-        """The rule's expression."""
+        """Returns the rule's PromQL expression."""
         absent = f" or absent({self.or_absent})" if self.or_absent else ""
         return f"{self.signal} {self.fires}{absent}"
 
     @property
     def page(self) -> str:
-        """File name of its runbook."""
+        """Returns the file name of the alert's runbook."""
         return f"{self.name}.md"
 
 
@@ -238,7 +239,7 @@ OPERATOR = Group(
         ),
         Alert(
             name="OmniOperatorStuck",
-            # Standbys hold their work back.
+            # Only the leader counts: the work of standbys always waits.
             signal=f"max by ({_BY_OPERATOR}) (omni_operator_longest_due_seconds {LEADS})",
             fires="> 150",
             wait="5m",

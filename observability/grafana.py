@@ -1,4 +1,4 @@
-"""Grafana dashboards as small values, and the JSON that they come to (schema of Grafana 10 and newer).
+"""Describes Grafana dashboards as small values, and renders them as JSON (schema of Grafana 10 and newer).
 
 Nothing here depends on a clock or on chance: the same dashboard is the same file.
 """
@@ -24,20 +24,20 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture of some queries."""
+    """A graph, number or table of some queries."""
 
     title: str
     queries: Sequence[Query]
     description: str
     unit: str = "short"
-    """Grafana's name: s, bytes, Bps, reqps, percentunit, short ..."""
+    """Grafana's name of the unit: s, bytes, Bps, reqps, percentunit, short ..."""
     kind: str = "timeseries"
     """timeseries, stat or table."""
     width: int = 8
     height: int = 7
     stacked: bool = False
     thresholds: Sequence[tuple[float, str]] = ()
-    """(from this value on, colour) beyond green."""
+    """(lowest value, colour of values from there on). Below the first threshold the colour is green."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Variable:
-    """A choice of label values; all by default."""
+    """A variable of the page: the user chooses label values, by default all."""
 
     name: str
     query: str
@@ -73,7 +73,7 @@ class Dashboard:
 
 
 def render_dashboard(dashboard: Dashboard) -> str:
-    """Returns the file's text."""
+    """Returns the text of the dashboard's JSON file."""
     document = {
         "uid": dashboard.uid,
         "title": dashboard.title,
@@ -111,7 +111,7 @@ def _render_variable(variable: Variable) -> dict[str, Any]:
 
 
 def _lay_out(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Panels from left to right, in lines of their rows."""
+    """Returns the JSON of rows and panels, with each row's panels placed from left to right."""
     placed: list[dict[str, Any]] = []
     top = 0
     for row in rows:

@@ -14,7 +14,7 @@ _READINESS = Row(
     [
         Panel(
             "Pipelines by readiness",
-            # Standbys see the same: not a sum over pods.
+            # Standbys report the same pipelines, so a sum over pods would count them twice.
             [Query(f"max by (ready) (omni_operator_pipelines{{{_OPERATOR}}})", "Ready={{ready}}")],
             "Pipelines by the status of their Ready condition.",
             stacked=True,

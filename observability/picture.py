@@ -1,4 +1,4 @@
-"""Draws a dashboard's JSON as Grafana lays it out, from a Prometheus' answers: for docs, where no Grafana runs."""
+"""Draws a dashboard's JSON as Grafana lays it out, from Prometheus' answers: for docs, without a running Grafana."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 PAGE, PANEL, GRID, TEXT, FAINT = "#111217", "#181b1f", "#2c3235", "#d8d9da", "#8e8e8e"
 COLORS: Final = ("#7eb26d", "#eab839", "#6ed0e0", "#ef843c", "#e24d42", "#1f78c1", "#ba43a9", "#705da0")
-"""Grafana's own, in its order."""
+"""Colours of lines: Grafana's own, in Grafana's order."""
 COLUMN_INCHES, LINE_INCHES = 0.62, 0.36
 LEGEND_ENTRIES: Final = 6
 
@@ -36,7 +36,7 @@ class Line:
 
 
 Ask = Callable[[str], Sequence[Line]]
-"""Answers a range query; Grafana's variables are still in it."""
+"""Answers a range query that still contains Grafana's variables."""
 
 
 def draw_dashboard(document: Mapping[str, Any], ask: Ask, out: Path, *, lines: int | None = None) -> None:

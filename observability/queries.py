@@ -1,4 +1,4 @@
-"""Pieces of PromQL that panels and alerts share. Pure text."""
+"""Makes pieces of PromQL that panels and alerts share. Pure text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ BY_STAGE = "namespace, pipeline, stage"
 FAULTS = "UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL|UNKNOWN|DATA_LOSS|FAILED_PRECONDITION"
 """gRPC codes that the pipeline answers for; the others are the caller's doing."""
 LEADS = "* on (job, instance) group_left () omni_operator_leader"
-"""Times 0 for standbys."""
+"""Factor of a query: 1 for the operator that leads, 0 for standbys."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 def rate(series: str, by: str = "", window: str = "$__rate_interval") -> str:
-    """Sum of per-second rates."""
+    """Returns PromQL for the sum of a series' per-second rates, grouped by the labels `by`."""
     grouped = f"sum by ({by})" if by else "sum"
     return f"{grouped} (rate({series}[{window}]))"
 
@@ -26,5 +26,5 @@ def quantile(share: float, histogram: str, selector: str, by: str, window: str =
 
 
 def ratio(part: str, whole: str) -> str:
-    """part / whole; no value where the whole is nothing."""
+    """Returns PromQL for part / whole, which has no value where the whole is 0."""
     return f"{part} / ({whole} > 0)"

@@ -1,4 +1,4 @@
-"""The metric tables of docs/observability.md, from the very objects that the processes register."""
+"""Renders the metric tables of docs/observability.md from the objects that the processes register."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_stage.service.metrics import StageMetrics
 from omni_stage.service.server.tls import CertificateMetrics
 
 _PREFIXES = ("omni_stage", "omni_pipeline", "omni_operator")
-# Of vLLM's some fifty series: those that the dashboards and alerts use.
+# vLLM has about fifty series. These are the ones that the dashboards and alerts use.
 VLLM = {
     "vllm:num_requests_waiting": ("gauge", "Requests that wait in the engine's scheduler."),
     "vllm:num_requests_running": ("gauge", "Requests in the engine's batches."),
@@ -26,7 +26,7 @@ VLLM = {
 
 
 def collect_stage_metrics() -> list[Metric]:
-    """Families of an entry stage and of a stage below it, each once."""
+    """Returns the metric families of an entry stage and of a stage below it, each once."""
     edge = {"stage": "talker", "target": "127.0.0.1:1", "component": "qwen2_5_omni/talker", "stages": ["talker"]}
     common = {"pipeline": "p", "component": "qwen2_5_omni/thinker", "model": {"path": "/model"}}
     entry = {"stage": "thinker", **common, "downstream": [edge]}
@@ -41,7 +41,7 @@ def collect_stage_metrics() -> list[Metric]:
 
 
 def collect_operator_metrics() -> list[Metric]:
-    """Families of an operator that knows one pipeline."""
+    """Returns the metric families of an operator that knows one pipeline."""
     metrics = Metrics()
     metrics.count_call("get", "200", 0.02)
     samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
@@ -50,17 +50,17 @@ def collect_operator_metrics() -> list[Metric]:
 
 
 def sample_name(family: Metric) -> str:
-    """Returns what one writes in a query; a histogram's series add _bucket, _sum and _count."""
+    """Returns the name that a query uses. The series of a histogram add _bucket, _sum or _count to it."""
     return str(family.name) + {"counter": "_total", "info": "_info"}.get(family.type, "")
 
 
 def labels_of(family: Metric) -> list[str]:
-    """Label names of a family's series."""
+    """Returns the label names of a family's series, without le."""
     return sorted({label for sample in family.samples for label in sample.labels} - {"le"})
 
 
 def render_tables(families: Iterable[Metric]) -> str:
-    """Returns a Markdown table of our families."""
+    """Returns a Markdown table of our metric families."""
     rows = [
         f"| `{sample_name(family)}` | {family.type} | {', '.join(f'`{label}`' for label in labels_of(family))} "
         f"| {family.documentation} |"
@@ -71,7 +71,7 @@ def render_tables(families: Iterable[Metric]) -> str:
 
 
 def render_vllm_table() -> str:
-    """Returns a Markdown table of what is used of vLLM's."""
+    """Returns a Markdown table of the vLLM metrics that dashboards and alerts use."""
     rows = [f"| `{name}` | {kind} | {what} |" for name, (kind, what) in VLLM.items()]
     return "\n".join(["| metric | type | what |", "|---|---|---|", *rows])
 

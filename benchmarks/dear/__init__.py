@@ -1,4 +1,4 @@
-"""A model with expensive tokens: first audio and audio per second of a pipeline of stages, beside transformers."""
+"""Compares a pipeline with transformers for a model with expensive tokens: first audio, and audio per second."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """First audio, jobs, audio a second and processor time by stage, by requests at once."""
-    # Imported here: the reference's process imports this package's neighbours only.
+    """Returns first audio, job time, audio a second and processor time of each stage, by concurrent requests."""
+    # Imported here, because the process of the reference imports this package only for the modules beside this one.
     from benchmarks.dear.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Audio a second of each side."""
+    """Draw audio a second of each side."""
     from benchmarks.charts import grouped_bars
     from benchmarks.dear.measure import HEARD
 

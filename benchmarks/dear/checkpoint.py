@@ -17,7 +17,8 @@ SHAPE: Final = TinyShape(
     talker_kv_heads=8,
     talker_layers=14,
 )
-"""Hidden sizes of 1,024 and 14 layers: the engines' work outweighs ours. 28 KiB of KV cache a token in float32."""
+"""Thinker and talker have a hidden size of 1,024 and 14 layers, so that the engines' work outweighs the servers'.
+A token takes 28 KiB of KV cache in float32."""
 
 if __name__ == "__main__":
     write_tiny_checkpoint(Path(sys.argv[1]), 0, SHAPE, dtype="float32")

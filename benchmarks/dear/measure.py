@@ -34,11 +34,11 @@ STEP_TOKENS = 64
 """maxNumBatchedTokens of thinker and talker."""
 ROUNDS = 2
 REFERENCE_REQUESTS = 2
-"""transformers takes one after another: more requests take longer, and its rate is the same."""
+"""Requests that transformers answers in a round, one after another: more would take longer at the same rate."""
 FIRST_CODES = first_codes(SHAPE.block_size // 2)
-"""Codec tokens of the first window: two mel frames each."""
+"""Codec tokens that the first window needs. Each token makes two mel frames."""
 LEAST_OF = {4: 2, 8: 4}
-"""At once -> how many of them must have been heard, at least, when the median is."""
+"""Concurrent requests -> how many of them must at least have given audio by the time of the median first audio."""
 HEARD, PROCESSORS, LEAST = "what listeners hear", "processor time by stage", "what the first audio costs at least"
 TOLERANCE = 0.3
 NOTES = [
@@ -58,7 +58,7 @@ NOTES = [
 
 @dataclass(slots=True)
 class Outcome:
-    """All rounds of one number at once."""
+    """What all rounds with one number of concurrent requests gave."""
 
     heard: list[Heard] = field(default_factory=list)
     wall_s: float = 0.0
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def measure(options: Options) -> Report:
-    """Returns a Stream pipeline and transformers, both running, asked in turn."""
+    """Run a Stream pipeline and transformers side by side, ask them in turn, and return the tables."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -118,7 +118,7 @@ async def _ask_once(pipeline: Pipeline, count: int, sampling: Sampling, outcome:
 
 
 def shorten(sampling: Sampling, codes: int) -> Sampling:
-    """Returns the sampling of requests that end with their first window: a row of text for each of its codes."""
+    """Returns sampling for requests that end with their first window. The window needs a row of text for each code."""
     return {
         "thinker": {**sampling["thinker"], "max_tokens": codes + 1},
         "talker": {**sampling["talker"], "max_tokens": codes},
@@ -126,7 +126,8 @@ def shorten(sampling: Sampling, codes: int) -> Sampling:
 
 
 def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) -> list[Row]:
-    """Returns a row for each number at once with the least share of the job that the median first audio can have."""
+    """Returns a row for each number of concurrent requests: the least share of the job's cost that median first audio
+    needs."""
     rows: list[Row] = []
     for count, heard in LEAST_OF.items():
         first, whole = sum(least[heard].cpu_s.values()), sum(outcomes[count].cpu_s.values())
@@ -143,7 +144,7 @@ def least_rows(least: Mapping[int, Outcome], outcomes: Mapping[int, Outcome]) ->
 
 
 def heard_row(count: int, outcome: Outcome) -> Row:
-    """Returns the row of the pipeline at one number at once."""
+    """Returns the pipeline's row for one number of concurrent requests."""
     first = statistics.median(one.playback.first for one in outcome.heard)
     job = statistics.median(one.done for one in outcome.heard)
     return {
@@ -158,7 +159,7 @@ def heard_row(count: int, outcome: Outcome) -> Row:
 
 
 def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
-    """transformers' row: it gives audio when it is whole, one request after another."""
+    """Returns the row of transformers, which answers one request after another and gives whole audio only."""
     wall = sum(max(answer.done for answer in answers) for answers in rounds)
     audio = sum(answer.tokens["talker"] for answers in rounds for answer in answers) / CODES_PER_SECOND
     jobs = sum(len(answers) for answers in rounds)
@@ -174,7 +175,7 @@ def reference_row(rounds: Sequence[Sequence[Answer]]) -> Row:
 
 
 def find_ratios(rows: Sequence[Row], usages: dict[int, Usage]) -> list[Ratio]:
-    """First audio as a share of the job; audio a second against transformers' and against what the cores could make."""
+    """Returns first audio over the job's time, and audio a second over transformers' and over the cores' limit."""
     reference = rows[-1]["audio_s_per_s"]
     ratios = []
     for row in rows[:-1]:

@@ -1,4 +1,4 @@
-"""Processor time of a pipeline's stages, and what it says about the machine's limit."""
+"""Reads the processor time of a pipeline's stages, and computes from it how much audio the machine could make."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Usage:
     """Processor time that stages took for some audio."""
 
     cpu_s: Mapping[str, float]
-    """By stage."""
+    """Processor seconds, by stage."""
     wall_s: float
     audio_s: float
     cores: int
@@ -45,7 +45,7 @@ class Usage:
 
 
 def read_cpu(pids: Mapping[str, int]) -> dict[str, float]:
-    """Processor seconds by stage so far: the stage servers and all processes below them."""
+    """Returns the processor seconds so far of each stage: its stage server and all processes below it."""
     totals = {}
     for stage, pid in pids.items():
         server = psutil.Process(pid)

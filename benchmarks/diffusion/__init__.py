@@ -1,4 +1,4 @@
-"""token2wav (a diffusion engine) at 1, 4 and 16 requests at once, beside the talker (an autoregressive one)."""
+"""Measures token2wav (a diffusion engine) and the talker (autoregressive) with 1, 4 and 16 concurrent requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.report import Options, Report, Row
 
 def measure(options: Options) -> Report:
     """Returns requests and codes a second, latency, and peak memory of the engine's process."""
-    # Imported here: the engine's process imports this package too.
+    # Imported here, because the engine's process imports this package too and needs none of it.
     from benchmarks.diffusion.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Codes a second of both engines."""
+    """Draw codes a second of both engines."""
     from benchmarks.charts import grouped_bars
     from benchmarks.diffusion.figures import TABLE
 

@@ -1,4 +1,4 @@
-"""The requests of the case, and the tables of its results. Pure."""
+"""Defines the requests of the case, and makes the tables of its results. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.verdict import Ratio
 REQUESTS = 16
 AT_ONCE = (1, 4, 16)
 MEAN_CODES = 24
-"""Of a request: half a second of audio."""
+"""Mean number of codes in a request: half a second of audio."""
 EQUAL, MIXED, TALKER = "token2wav, equal lengths", "token2wav, mixed lengths", "talker"
 TABLE = "engines"
 BATCH_FLOOR = 0.8
-"""Minimum speed of a batch, relative to its requests one by one."""
+"""Minimum speed of a batch over that of the same requests one by one."""
 TOLERANCE = 0.25
 _T = TypeVar("_T")
 
@@ -29,20 +29,20 @@ class Side:
     """Measurements of one side at one number of concurrent requests."""
 
     seconds: list[float]
-    """By round, of all requests."""
+    """Seconds that each round took for all requests."""
     latencies: list[float] = field(default_factory=list)
     """Seconds of each request, from when its group was sent."""
     peak_mib: float = 0.0
-    """Of the engine's process."""
+    """Peak memory of the engine's process."""
     idle_mib: float = 0.0
-    """Of the engine's process before the first request."""
+    """Memory of the engine's process before the first request."""
 
 
 Sides = Mapping[tuple[str, int], Side]
 
 
 def pick_lengths(side: str) -> list[int]:
-    """Codes of each request, by what the side is called. All sides have as many in all."""
+    """Returns the number of codes of each request on a side. The total is the same for all sides."""
     if side != MIXED:
         return [MEAN_CODES] * REQUESTS
     lengths = [MEAN_CODES + 1 - REQUESTS + 2 * number for number in range(REQUESTS)]
@@ -51,12 +51,12 @@ def pick_lengths(side: str) -> list[int]:
 
 
 def split_groups(items: Sequence[_T], at_once: int) -> list[Sequence[_T]]:
-    """Returns the items in order, as many at once as told."""
+    """Returns the items in order, in groups of `at_once`."""
     return [items[start : start + at_once] for start in range(0, len(items), at_once)]
 
 
 def make_rows(sides: Sides) -> list[Row]:
-    """Returns one row for each side and number at once."""
+    """Returns one row for each side and number of concurrent requests."""
     return [
         {
             "side": name,
@@ -74,7 +74,7 @@ def make_rows(sides: Sides) -> list[Row]:
 
 
 def find_ratios(sides: Sides) -> list[Ratio]:
-    """Returns the speed of token2wav's batches relative to its requests one by one, and to the talker's codes."""
+    """Returns the speed of token2wav's batches over its requests one by one, and over the talker."""
     batches = [
         Ratio(
             f"{name}, {at_once} at once, x one at once",

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 ROUNDS = 5
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.yaml"
 PROMPT_ROWS, REPLY_ROWS = 32, 8
-"""Of the talker's input."""
+"""Rows of the talker's input: those of the prompt, and those of the reply."""
 ANY_CODE = 100
-"""Codes of the input are below this."""
+"""Upper bound of token2wav's random input codes, exclusive."""
 NOTES = [
     f"Every side runs {REQUESTS} requests, as many at once as told. ratio_to_one_at_once: median of each round's own.",
     "A tiny seeded checkpoint in float32 on the CPU, ten steps of the solver. A CPU gains a step's fixed cost by a "
@@ -48,11 +48,11 @@ NOTES = [
     "requests added, and what the allocator had not returned from earlier rounds.",
 ]
 Ask = Callable[[], Awaitable[object]]
-"""One request, to its end."""
+"""Sends one request and waits for its end."""
 
 
 def measure(options: Options) -> Report:
-    """Returns one row for each side and number at once."""
+    """Returns one row for each side and number of concurrent requests."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -68,7 +68,8 @@ def measure(options: Options) -> Report:
 
 
 async def start_engines(folder: Path, stack: AsyncExitStack) -> dict[str, tuple[StageLLM, int]]:
-    """token2wav and the talker on a checkpoint of their own, each with its engine's process id. `stack` ends them."""
+    """Start token2wav and the talker on a new checkpoint. Returns both with their engines' process ids; `stack` ends
+    them."""
     from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
     from omni_stage.engine.offline.stage_llm import StageLLM
@@ -104,7 +105,7 @@ def run_sides(
     seconds = time_rounds(runs, rounds)
     for (name, at_once), side in sides.items():
         side.seconds = seconds[f"{name}, {at_once}"]
-        del side.latencies[:REQUESTS]  # of the round that warmed up
+        del side.latencies[:REQUESTS]  # those of the warm-up round
     return sides
 
 
@@ -127,7 +128,7 @@ def _make_run(runner: asyncio.Runner, pid: int, groups: Sequence[Sequence[Ask]],
 
 
 def _ask_token2wav(stage: StageLLM, length: int) -> Ask:
-    """`length` codes."""
+    """Returns a request to token2wav with `length` codes."""
     from omni_stage.models.component import EdgeInput
 
     codes = torch.randint(ANY_CODE, (length,), generator=torch.Generator().manual_seed(length))
@@ -135,7 +136,7 @@ def _ask_token2wav(stage: StageLLM, length: int) -> Ask:
 
 
 def _ask_talker(stage: StageLLM, length: int) -> Ask:
-    """Exactly `length` codes, for rows as wide and of the dtype that the component itself warms up with."""
+    """Returns a request to the talker for exactly `length` codes. Width and dtype are those of its warm-up request."""
     from omni_proto.stage_config import SamplingDefaults
     from omni_stage.models.component import EdgeInput
 
@@ -156,6 +157,6 @@ def _ask_talker(stage: StageLLM, length: int) -> Ask:
 
 
 def _widen(config: StageConfig) -> StageConfig:
-    """Returns the configuration with room for as many requests at once as the widest side sends."""
+    """Returns the configuration, changed to run as many requests at once as any side sends."""
     arguments = config.engine_args.model_copy(update={"max_num_seqs": AT_ONCE[-1]})
     return config.model_copy(update={"engine_args": arguments})

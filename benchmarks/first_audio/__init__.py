@@ -1,4 +1,4 @@
-"""First audio of a tiny Qwen2.5-Omni: Stream against Full and transformers, and what listeners hear of it."""
+"""Compares first audio of a tiny Qwen2.5-Omni, and what listeners hear: with Stream, with Full and by transformers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """First audio, gaps, clicks and audio a second, by requests at once and length; and the error of windows."""
-    # Imported here: the reference's process imports this package too.
+    """Returns first audio, gaps, clicks and audio a second, by concurrent requests and length; the windows' error."""
+    # Imported here, because the process of the reference imports this package too and needs none of it.
     from benchmarks.first_audio.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """First audio of each side."""
+    """Draw the median first audio of each side."""
     from benchmarks.charts import grouped_bars
     from benchmarks.first_audio.measure import HEARD
 

@@ -1,4 +1,4 @@
-"""What the case needs to know of a family: its samples, its codes a second, how to ask for so much audio."""
+"""What the case needs to know of a family: its samples, its codes a second, and how to ask for a length of audio."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Side:
     """One pipeline file, unchanged or with another mode on every edge."""
 
     sample: str
-    """Of manifests/samples, without its ending."""
+    """Name of the file in manifests/samples, without .yaml."""
     mode: Literal["Full", "Stream"] | None = None
-    """None leaves the edges as they are."""
+    """Mode of every edge; None keeps the modes of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +26,26 @@ class Family:
     """A family of models that speak."""
 
     name: str
-    """As `omnipipe tiny-model --family` takes it."""
+    """The name that `omnipipe tiny-model --family` takes."""
     sides: Mapping[str, Side]
     codes_per_second: float
     sampling: Callable[[float], Sampling]
-    """Seconds of audio -> what makes a pipeline speak so long."""
+    """Seconds of audio -> the sampling that makes a pipeline speak for that long."""
     at_once: tuple[int, ...]
     ratio: float
-    """First audio of Stream over Full's, at most, from 8 s of audio on."""
+    """Upper bound of first audio with Stream over that with Full, for 8 s of audio and more."""
     notes: tuple[str, ...]
 
 
 FRAMES_PER_SECOND = 12.5
-"""Of Qwen3-Omni's talker: a frame holds one code of each codebook."""
+"""Frames that Qwen3-Omni's talker makes for a second of audio. A frame is one code of each codebook."""
 
 
 def sample_frames(seconds: float) -> Sampling:
-    """Returns what makes a pipeline of Qwen3-Omni speak exactly so long.
+    """Returns the sampling that makes a pipeline of Qwen3-Omni speak for exactly `seconds`.
 
-    The talker samples as published: a greedy one of random weights repeats itself, and a first code 125 times in a row
-    ends the stream.
+    The talker samples with the published settings. With random weights and greedy decoding it would repeat itself, and
+    the stream ends when the first code of a frame is the same 125 times in a row.
     """
     return {
         "thinker": {"temperature": 0, "max_tokens": THINKER_TOKENS, "ignore_eos": True},

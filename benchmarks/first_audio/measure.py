@@ -22,12 +22,12 @@ from omni_cli.local.pipeline import LocalPipeline
 from omni_proto.client import AsyncOmniClient
 
 SECONDS = (2, 8, 30)
-"""Of audio."""
+"""Seconds of audio that requests ask for."""
 ROUNDS = 1
 REFERENCE = "transformers"
 HEARD, WINDOWS = "what listeners hear", "windows against all codec tokens at once"
 TOLERANCE = 0.3
-"""Four processes share the cores."""
+"""Generous, because four processes share the cores."""
 NOTES = (
     "The sample's stages take 8 requests at once; more are refused with RetryInfo and tried again by this client.",
     "Gaps: how often a player that starts with the first chunk has nothing to play. Silence: seconds of all gaps of an "
@@ -36,7 +36,7 @@ NOTES = (
 
 
 def measure(options: Options) -> Report:
-    """Full and Stream pipelines of Qwen2.5-Omni and transformers; then the windows without an engine."""
+    """Measure Full and Stream pipelines of Qwen2.5-Omni and transformers; then the windows, without an engine."""
     heard = hear(QWEN25, options.rounds or ROUNDS)
     windows = list(_window_rows())
     ratios = [*find_ratios(heard, QWEN25.ratio), *find_window_ratios(windows)]
@@ -44,7 +44,7 @@ def measure(options: Options) -> Report:
 
 
 def hear(family: Family, rounds: int) -> list[Row]:
-    """Returns a row for each side, number at once and length: all of them running, asked in turn."""
+    """Returns a row for each side, number of concurrent requests and length. All sides run, and are asked in turn."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -84,8 +84,8 @@ async def _ask_all(
 
 
 def heard_row(name: str, count: int, seconds: float, heard: list[Heard], spans: list[float]) -> Row:
-    """Returns the row of one side, number at once and length; `spans` are the seconds of each round until all were
-    done."""
+    """Returns the row of one side, number of concurrent requests and length. `spans`: for each round, the seconds until
+    all requests were done."""
     playbacks = [answer.playback for answer in heard]
     audio = sum(playback.audio for playback in playbacks)
     return {
@@ -121,7 +121,8 @@ def reference_row(count: int, seconds: float, answers: list[Answer], codes_per_s
 
 
 def find_ratios(rows: list[Row], most: float) -> list[Ratio]:
-    """Returns first audio of Stream over Full's, at most `most` from 8 s on, and audio a second at 8 at once."""
+    """Returns the ratios of Stream to Full: first audio, at most `most` from 8 s of audio on; audio a second with 8
+    concurrent requests; and first audio plus silence with one request."""
     by_key = {(row["side"], row["at_once"], row["audio_s"]): row for row in rows}
     ratios = []
     for (side, count, seconds), row in by_key.items():
@@ -145,7 +146,7 @@ def find_ratios(rows: list[Row], most: float) -> list[Ratio]:
 
 
 def find_window_ratios(rows: list[Row]) -> list[Ratio]:
-    """Returns the error of windows over the difference between two seeds: -40 dB is .01."""
+    """Returns the windows' error over the difference between two seeds, as a ratio: -40 dB is 0.01."""
     return [
         Ratio(f"error of windows, {row['shape']}", 10 ** (row["error_db_of_another_seed"] / 20), at_most=0.01)
         for row in rows

@@ -1,4 +1,4 @@
-"""What a listener hears who plays audio as it arrives: when it starts, where it pauses, whether it clicks. Pure."""
+"""Computes what a listener hears who plays audio as it arrives: when it starts, pauses and clicks. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Audio that came."""
+    """A piece of audio that arrived."""
 
     at: float
     """Seconds since the request was sent."""
     seconds: float
-    """How much it is."""
+    """Seconds of audio in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def play(chunks: Sequence[Chunk]) -> Playback:
 def count_clicks(samples: NDArray[np.float32], borders: Sequence[int]) -> int:
     """Returns at how many borders the step between two samples is larger than any step elsewhere.
 
-    `samples`: [n]. `borders`: indexes of the first samples of chunks behind the first.
+    `samples`: [n]. `borders`: for each chunk but the first, the index of its first sample.
     """
     steps = np.abs(np.diff(samples))
     at_borders = np.zeros(len(steps), bool)

@@ -1,4 +1,4 @@
-"""First audio of a tiny Qwen3-Omni, whose frames become audio one by one: Stream against Full and transformers."""
+"""Compares first audio of a tiny Qwen3-Omni, whose frames become audio one by one: Stream, Full and transformers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["draw", "measure"]
 
 
 def measure(options: Options) -> Report:
-    """First audio, gaps, clicks and audio a second, by requests at once and length."""
+    """Returns first audio, gaps, clicks and audio a second, by concurrent requests and length."""
     heard = hear(QWEN3, options.rounds or ROUNDS)
     return Report({HEARD: heard}, find_ratios(heard, QWEN3.ratio), [*QWEN3.notes, *NOTES])

@@ -1,4 +1,4 @@
-"""A pipeline asked for so many seconds of audio by so many clients at once; what each of them hears. Any pipeline."""
+"""Asks any pipeline for audio of a given length with several requests at once, and records what each client hears."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.pipeline.work import PROMPTS, SEED
 from omni_proto.client import AsyncOmniClient, AudioChunk
 
 CODES_PER_SECOND = 50
-"""Of Qwen2.5-Omni's talker."""
+"""Codec tokens that Qwen2.5-Omni's talker makes for a second of audio."""
 THINKER_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One answer."""
+    """What a client hears of one answer."""
 
     playback: Playback
     done: float
@@ -30,7 +30,7 @@ class Heard:
 
 
 def sampling_of(seconds: float) -> Mapping[str, Mapping[str, Any]]:
-    """Returns what makes a pipeline of Qwen2.5-Omni speak exactly so long."""
+    """Returns the sampling that makes a pipeline of Qwen2.5-Omni speak for exactly `seconds`."""
     codes = round(seconds * CODES_PER_SECOND)
     return {
         "thinker": {"temperature": 0, "max_tokens": THINKER_TOKENS, "ignore_eos": True},
@@ -39,7 +39,7 @@ def sampling_of(seconds: float) -> Mapping[str, Mapping[str, Any]]:
 
 
 async def ask(client: AsyncOmniClient, count: int, sampling: Mapping[str, Mapping[str, Any]]) -> list[Heard]:
-    """Returns what `count` clients hear that ask at once. Raises OmniRequestError."""
+    """Send `count` requests at the same time; return what is heard of each. Raises OmniRequestError."""
     began = time.perf_counter()
 
     async def one(index: int) -> Heard:

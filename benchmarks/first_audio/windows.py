@@ -1,5 +1,5 @@
-"""The error of audio made in windows, compared with all codec tokens at once. Runs the model and the joins without
-an engine."""
+"""Measures how far audio made in windows is from audio made of all codec tokens in one forward. Runs the model and
+joins the windows without an engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Windowed:
     audio: torch.Tensor
     """float32 [samples]."""
     borders: list[int]
-    """First samples of the windows behind the first."""
+    """For each window but the first, the index of its first sample."""
     first_codes: int
-    """Codec tokens that the first window hears."""
+    """Codec tokens that the first window reads."""
 
 
 def speak_in_windows(speech: Speech, whole: Utterance, block_codes: int) -> Windowed:
@@ -57,7 +57,7 @@ def speak_in_windows(speech: Speech, whole: Utterance, block_codes: int) -> Wind
 
 
 def measure_windows(models: Mapping[str, Any], voices: Mapping[str, Any]) -> list[Row]:
-    """Returns a row for each of transformers' token2wav models, of `voices`' first voice."""
+    """Returns a row for each of transformers' token2wav models. Every model speaks with the first of `voices`."""
     return [_measure_shape(name, model, dict(voices)) for name, model in models.items()]
 
 

@@ -1,4 +1,4 @@
-"""The HTTP gateway: text beside vLLM's own OpenAI server, and first audio beside gRPC."""
+"""Compares the HTTP gateway with vLLM's own OpenAI server for text, and with gRPC for first audio."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Tokens a second, first token, processor time a token; what the gateway adds to first audio."""
-    # Imported here: every process of the case imports this package.
+    """Returns tokens a second, first token and processor time a token, and what the gateway adds to first audio."""
+    # Imported here, because every process of the case imports this package, and most need none of it.
     from benchmarks.gateway.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Processor time of each process for a token, at 64 at once."""
+    """Draw the processor time that each process takes for a token, with 64 concurrent requests."""
     from benchmarks.charts import stacked_bars
     from benchmarks.gateway.measure import CPU
 

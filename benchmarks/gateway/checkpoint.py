@@ -35,8 +35,8 @@ SHAPES: Final = {
     HIDDEN_1024: Shape(hidden=1024, intermediate=2048, layers=4, heads=16, kv_heads=4),
     TINY: Shape(hidden=64, intermediate=128, layers=1, heads=2, kv_heads=2),
 }
-"""A token of the first costs tens of milliseconds of a CPU: the model's work outweighs the servers'. One of the second
-costs next to nothing: what is left is the servers' work."""
+"""A token of the first shape costs tens of milliseconds of CPU time, so the model's work outweighs the servers'.
+A token of the second costs next to nothing, so nearly all the time is the servers' work."""
 MAX_TOKENS: Final = 2048
 
 
@@ -70,7 +70,7 @@ def write_checkpoint(directory: Path, shape: Shape, seed: int = 0) -> Path:
 
 
 def make_tokenizer() -> Any:
-    """Returns a tokenizer with a token for each byte and each printable character: every token has a text at once."""
+    """Returns a tokenizer with a token for each byte, so that nearly every token is text without the next one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

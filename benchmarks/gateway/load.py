@@ -1,4 +1,4 @@
-"""The load of runs, in a process of its own: `python -m benchmarks.gateway.load`.
+"""Sends the requests of runs from a process of its own: `python -m benchmarks.gateway.load`.
 
 Each line of stdin is a `Run` in JSON. Its requests are sent all at once. Then it prints a `Result` as one line of JSON:
 for each request the times of its first text or audio and of its end, and its tokens; and its own processor time.
@@ -29,7 +29,7 @@ _EVENT: Final = b"data: "
 
 @dataclass(slots=True)
 class Run:
-    """What is sent."""
+    """The requests of one run: where they go, and what they ask for."""
 
     port: int
     count: int
@@ -38,25 +38,25 @@ class Run:
     """One for each request."""
     model: str = ""
     kind: str = "http"
-    """Or grpc."""
+    """http or grpc."""
     speech: bool = False
-    """Ask for text and audio, and wait for the first audio, not the first text."""
+    """Whether to ask for text and audio, and to time the first audio in place of the first text."""
     leave: bool = False
-    """Whether requests end once their first text or audio came."""
+    """Whether the client ends a request once its first text or audio came."""
 
     def to_json(self) -> dict[str, Any]:
-        """As the load's process reads it."""
+        """Returns the run in the form that the process reads from stdin."""
         return asdict(self)
 
 
 @dataclass(slots=True)
 class Answer:
-    """One request, in seconds since all were sent."""
+    """Times of one request, in seconds since all requests of the run were sent."""
 
     first_s: float = 0.0
     done_s: float = 0.0
     tokens: int = 0
-    """Of text, by the server's own count."""
+    """Text tokens, as the server counts them."""
     error: str = ""
 
 
@@ -73,15 +73,15 @@ class Stream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open."""
+        """asyncio: the connection is open."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """A piece of the answer came."""
+        """asyncio: a piece of the answer came."""
         self._parser.feed_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The server, or `close`, ended the connection."""
+        """asyncio: the server, or `close`, ended the connection."""
         self._end(f"the connection ended: {exc}")
 
     def send(self, run: Run, prompt: str, began: float) -> asyncio.Future[None]:
@@ -160,7 +160,7 @@ def has_output(chunk: dict[str, Any], *, speech: bool) -> bool:
 
 
 async def send_http(run: Run) -> list[Answer]:
-    """All requests of a run, each on a connection of its own."""
+    """Send all requests of a run, each on a connection of its own."""
     loop = asyncio.get_running_loop()
     streams = [(await loop.create_connection(Stream, "127.0.0.1", run.port))[1] for _ in range(run.count)]
     try:
@@ -174,7 +174,7 @@ async def send_http(run: Run) -> list[Answer]:
 
 
 async def send_grpc(run: Run, connect: Callable[[str], AsyncOmniClient] = AsyncOmniClient) -> list[Answer]:
-    """All requests of a run to an entry stage, on one channel."""
+    """Send all requests of a run to an entry stage, on one channel."""
     async with connect(f"127.0.0.1:{run.port}") as client:
         stage = await client.get_stage()
         began = time.perf_counter()
@@ -204,7 +204,7 @@ def _text(event: object, run: Run) -> str:
 
 @dataclass(slots=True)
 class Result:
-    """What a run brought."""
+    """The answers of a run, and what it cost this process."""
 
     answers: list[Answer]
     cpu_s: float

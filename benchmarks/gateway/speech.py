@@ -1,4 +1,4 @@
-"""First audio of a paced pipeline: through the gateway, and by gRPC from the same client process."""
+"""Measures first audio of a paced pipeline: through the gateway, and by gRPC from the same client process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Sample:
     """One run of one side, in seconds."""
 
     first_s: float
-    """Median of its requests."""
+    """Median first audio of its requests."""
     last_s: float
 
 
@@ -39,7 +39,7 @@ Samples = dict[tuple[str, int], list[Sample]]
 
 
 def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
-    """Both ways in turn. A request ends with its first audio, so that no speech of one run is left in the next."""
+    """Ask both ways in turn. A request ends with its first audio, so that the next run finds the pipeline idle."""
     samples: Samples = defaultdict(list)
     with serve(BUILT_IN / TABLE, EdgeMode.STREAM) as local:
         entry = int(local.endpoint.rpartition(":")[2])
@@ -56,7 +56,7 @@ def run_speech(folder: Path, callers: Callers, rounds: int | None) -> Samples:
 
 
 def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
-    """One run. Raises RuntimeError if a request has no audio."""
+    """Send the requests of one run. Raises RuntimeError if one gets no audio."""
     run = Run(
         port=gateway.grpc_port if kind == GRPC else gateway.port,
         count=count,
@@ -77,7 +77,7 @@ def ask(callers: Callers, gateway: Served, kind: str, count: int) -> Sample:
 
 
 def speech_rows(samples: Samples) -> list[Row]:
-    """One row for each way and number at once; medians of the rounds."""
+    """Returns a row for each way and number of concurrent requests, with medians over the rounds."""
     return [
         {
             "way": kind,
@@ -91,7 +91,7 @@ def speech_rows(samples: Samples) -> list[Row]:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """What the gateway adds: in ms to one request, as a share to eight; to 64 it is shown."""
+    """Returns what the gateway adds: in ms for one request, as a ratio for 8 and 64. The ratio for 64 has no bound."""
     ratios = []
     for count in ROUNDS:
         share = median_ratio(_firsts(samples, GATEWAY, count), _firsts(samples, GRPC, count))

@@ -1,4 +1,4 @@
-"""Text through gateway and stage beside vLLM's own server: tokens a second, first token, processor time a token."""
+"""Compares text of gateway and stage with vLLM's own server: tokens a second, first token, processor time a token."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sample:
 
     tokens_per_s: float
     first_s: float
-    """Median."""
+    """Median time to the first text."""
     last_first_s: float
     cpu_us: dict[str, float]
     """Processor time of a token in microseconds, by process."""
@@ -54,7 +54,7 @@ def make_prompts(count: int, number: int) -> list[str]:
 
 
 def run_text(folder: Path, callers: Callers, rounds: int, shape: str, counts: dict[int, int]) -> Samples:
-    """Both sides with one checkpoint, both running, asked in turn."""
+    """Run both sides with one checkpoint, and ask them in turn."""
     folder = folder / shape
     folder.mkdir()
     checkpoint = folder / "model"
@@ -97,7 +97,7 @@ def wait_idle(sides: Collection[Served], limit_s: float = 10.0) -> None:
 
 
 def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) -> Sample:
-    """One run. Raises RuntimeError if an answer is not whole: a side that drops tokens is not faster."""
+    """Send the requests of one run. Raises RuntimeError if an answer lacks tokens: dropping them must not look fast."""
     run = Run(port=side.port, count=count, tokens=tokens, prompts=make_prompts(count, number), model=MODEL)
     before = side.cpu_s()
     callers.start(**run.to_json())
@@ -117,7 +117,7 @@ def ask(callers: Callers, side: Served, count: int, tokens: int, number: int) ->
 
 
 def text_rows(samples: Samples) -> list[Row]:
-    """One row for each side and number at once; medians of the rounds."""
+    """Returns a row for each side and number of concurrent requests, with medians over the rounds."""
     return [
         {
             "side": name,
@@ -131,7 +131,8 @@ def text_rows(samples: Samples) -> list[Row]:
 
 
 def cpu_rows(samples: Samples) -> list[Row]:
-    """One row for each process: microseconds of processor time for each token, in the best round of each number."""
+    """Returns a row for each process: microseconds of processor time for a token, in the best round of each number of
+    concurrent requests."""
     names: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for (side, count), ones in samples.items():
         for process in ones[0].cpu_us:
@@ -142,7 +143,7 @@ def cpu_rows(samples: Samples) -> list[Row]:
         for (side, process), by in names.items()
     ]
     for side in dict.fromkeys(side for side, _ in samples):
-        # Without engines and client: what each side's servers add to the engine.
+        # The sum leaves out engines and client: it is what each side's servers add to the engine.
         servers = [by for (of, process), by in names.items() if of == side and not _is_apart(process)]
         sums = {f"us_{count}_at_once": round(sum(by[count] for by in servers), 1) for count in counts}
         rows.append({"side": side, "process": "servers together", **sums})
@@ -154,7 +155,7 @@ def _is_apart(process: str) -> bool:
 
 
 def find_ratios(samples: Samples) -> list[Ratio]:
-    """Tokens a second and first token, each over vLLM's in the same round."""
+    """Returns tokens a second and time to the first token, each over vLLM's in the same round."""
     ratios = []
     for count in sorted({count for _, count in samples}):
         ours, theirs = samples[OURS, count], samples[VLLM, count]

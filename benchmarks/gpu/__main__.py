@@ -25,7 +25,7 @@ _CHILD_OUTPUT = 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 if a check failed."""
+    """Run the chosen checks. Returns 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("all", "torch", "whole"), default="all")
     parser.add_argument("--model", type=Path, help="directory of the published checkpoint")
@@ -63,14 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for result in run(check, context):
             print(result.line(), flush=True)
             results.append({**result.to_row(), "check_seconds": round(time.monotonic() - began, 1)})
-        # After each: what is cut short has told what it found.
+        # Written after each check, so that an interrupted run leaves the results so far.
         write_tables(context, results)
     print(f"send back {pack_results(context)}")
     return int(any(row["status"] == "FAIL" for row in results))
 
 
 def choose(part: str, only: Sequence[str]) -> list[Check]:
-    """Returns the checks of a part whose names begin so."""
+    """Returns the checks of a part; if `only` is given, those whose names begin with one of its entries."""
     return [
         check
         for check in CHECKS
@@ -79,7 +79,7 @@ def choose(part: str, only: Sequence[str]) -> list[Check]:
 
 
 def make_context(out: Path, model: Path | None, family: str) -> Context:
-    """Returns what there is on this machine."""
+    """Returns the context of checks on this machine: its device, GPUs, folders and model."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -88,7 +88,8 @@ def make_context(out: Path, model: Path | None, family: str) -> Context:
 
 
 def run_apart(check: Check, context: Context) -> Iterator[Result]:
-    """Yields the same in a process of its own: one that breaks the GPU's context, or hangs, ends alone."""
+    """Yields what run_check yields, from a process of its own: a check that breaks the GPU's context, or hangs, harms
+    no other."""
     file = context.out / f".{check.name}.json"
     file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu.child", check.name, str(context.out), context.family]
@@ -112,7 +113,7 @@ def run_apart(check: Check, context: Context) -> Iterator[Result]:
 
 
 def write_tables(context: Context, results: list[dict[str, object]]) -> None:
-    """results.json and results.txt."""
+    """Write results.json and results.txt."""
     header = {"device": context.device, "gpus": context.gpus, "model": str(context.model)}
     header |= {"date": datetime.now(UTC).isoformat()}
     (context.out / "results.json").write_text(json.dumps({**header, "results": results}, indent=2) + "\n")

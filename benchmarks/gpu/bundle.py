@@ -1,4 +1,4 @@
-"""One file for a machine that has torch and no network: our code, and the packages that the torch part needs.
+"""Writes one file for a machine that has torch and no network: our code, and the packages that the torch part needs.
 
     python -m benchmarks.gpu --bundle gpu-bundle.tar.gz --python 3.12       here
     tar xzf gpu-bundle.tar.gz && sh gpu-bundle/run.sh                       there: one line a check
@@ -56,7 +56,7 @@ PYTHONPATH="$here/code:$here/code/stage_server:$here/code/proto:$here/code/tests
 
 
 def pins(names: tuple[str, ...] = PACKAGES, constraints: Path = ROOT / "constraints" / "gpu.txt") -> list[str]:
-    """NAME==VERSION of each package, of those that are pinned; the GPU image needs no other."""
+    """Returns NAME==VERSION for each package. Raises ValueError if the constraints do not pin one."""
     text = constraints.read_text(encoding="utf-8")
     found = {match[1]: match[0] for match in re.finditer(r"^([a-z0-9_.-]+)==\S+", text, re.MULTILINE)}
     missing = sorted(set(names) - set(found))
@@ -66,7 +66,7 @@ def pins(names: tuple[str, ...] = PACKAGES, constraints: Path = ROOT / "constrai
 
 
 def write_bundle(target: Path, python: str) -> str:
-    """Write the archive; what was written, in words. Raises RuntimeError if it is too large or uv fails."""
+    """Write the archive and return a line that describes it. Raises RuntimeError if it is too large or uv fails."""
     uv = shutil.which("uv") or str(Path.home() / ".cache" / "omnipipeline" / "uv" / "bin" / "uv")
     with tempfile.TemporaryDirectory() as directory:
         bundle = Path(directory) / "gpu-bundle"
@@ -91,6 +91,6 @@ def write_bundle(target: Path, python: str) -> str:
 
 
 def trim(site: Path) -> None:
-    """Leave out what nothing imports: tests, launchers, bytecode."""
+    """Delete what nothing imports: tests, launchers, bytecode."""
     for folder in [site / "bin", *site.rglob("tests"), *site.rglob("__pycache__")]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -50,7 +50,7 @@ _TABLE: tuple[tuple[Part, str, str, tuple[str, ...]], ...] = (
 
 
 def _find(place: str) -> Run:
-    """Returns the function, imported when it runs: what a part needs may be missing where only the other one runs."""
+    """Returns a function that imports the check when it runs: a machine may lack what the other part's checks need."""
     module, _, name = place.partition(":")
 
     def run(context: Context) -> Finding | Iterable[Finding]:

@@ -1,7 +1,7 @@
 """The checks of `make gpu`: their form, what they need, how they run and what they print.
 
-A check is a function of a Context that returns a Finding or several; it states what it needs, and where that is missing
-it is a SKIP with the reason. What it raises is a FAIL, with the traceback in the log. Nothing here needs pytest.
+A check is a function of a Context that returns one Finding or several. It states what it needs; if that is missing, its
+result is a SKIP with the reason. If it raises, its result is a FAIL with the traceback in the log. No pytest is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Finding:
     limit: str = "-"
     ok: bool = True
     name: str = ""
-    """Behind the check's name, where a check has several lines."""
+    """Appended to the check's name, if the check has several lines."""
     skipped: str = ""
     """Why this line has no value."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finding with the check that it is of."""
+    """The outcome of a finding, under the name of its check."""
 
     status: Status
     name: str
@@ -48,17 +48,17 @@ class Result:
     log: str = ""
 
     def line(self) -> str:
-        """As it is printed: fields are separated by blanks, so that values have none."""
+        """Returns the line that is printed. Blanks separate fields, so blanks within a value become underscores."""
         return " ".join((self.status, self.name, self.value.replace(" ", "_") or "-", self.limit.replace(" ", "_")))
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the finding as the JSON holds it."""
+        """Returns the row of results.json."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What checks are given."""
+    """The machine, model and folders that a check works with."""
 
     device: str
     """cuda or cpu."""
@@ -66,9 +66,9 @@ class Context:
     out: Path
     """Folder for logs, audio and tables; it goes into the file that is sent back."""
     model: Path | None = None
-    """Directory of the published checkpoint, or of one of its sizes."""
+    """Directory of the published checkpoint, or of one with its sizes and random weights."""
     family: str = "qwen2_5_omni"
-    """Whose tiny checkpoint the stages serve."""
+    """Family whose tiny checkpoint the stages serve if there is no model."""
     log: io.StringIO = field(default_factory=io.StringIO)
 
     @property
@@ -82,7 +82,7 @@ class Context:
         return self.model is not None and (self.model / DRAWN).exists()
 
     def say(self, text: str) -> None:
-        """A line for the check's log."""
+        """Write a line to the check's log."""
         self.log.write(text.rstrip() + "\n")
 
 
@@ -91,13 +91,13 @@ Run = Callable[[Context], Finding | Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check by name, in the part of the table that it belongs to."""
+    """A check: its name, its part, its function and what it needs."""
 
     name: str
     part: Part
     run: Run
     needs: tuple[str, ...] = ()
-    """Of NEEDS."""
+    """Keys of NEEDS."""
 
 
 NEEDS: dict[str, tuple[Callable[[Context], bool], str]] = {
@@ -149,10 +149,10 @@ def _take_log(context: Context) -> str:
 def at_most(
     value: float, limit: float, *, name: str = "", unit: str = "", data: dict[str, Any] | None = None
 ) -> Finding:
-    """A figure that must not exceed a limit; NaN always fails."""
+    """Returns the finding of a figure that must not exceed a limit; NaN always fails."""
     return Finding(f"{value:.4g}{unit}", f"<={limit:.4g}{unit}", ok=value <= limit, name=name, data=data or {})
 
 
 def equal(value: object, expected: object, *, name: str = "") -> Finding:
-    """Something that must be as expected."""
+    """Returns the finding of a value that must equal the expected one."""
     return Finding(str(value), f"=={expected}", ok=value == expected, name=name)

@@ -1,4 +1,4 @@
-"""One check in a process of its own: python -m benchmarks.gpu.child NAME OUT FAMILY [MODEL]. Writes OUT/.NAME.json."""
+"""Runs a check in its own process and writes OUT/.NAME.json: python -m benchmarks.gpu.child NAME OUT FAMILY [MODEL]"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.gpu.checks import run_check
 
 
 def main() -> int:
-    """0; what failed is in the results."""
+    """Run the check. Returns 0 even if the check fails: the results say so."""
     name, out, family, *model = sys.argv[1:]
     context = make_context(Path(out), Path(model[0]) if model else None, family)
     check = next(one for one in choose("all", [name]) if one.name == name)

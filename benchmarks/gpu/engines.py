@@ -1,4 +1,4 @@
-"""Engines and pipelines for the checks: a tiny checkpoint, engine arguments beyond the user's, local pipelines."""
+"""Makes what checks run: a tiny checkpoint, engines with arguments that users cannot set, and local pipelines."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from omni_proto.stage_config import EdgeMode
 
 SAMPLES = Path(__file__).parents[2] / "manifests" / "samples"
 PATCHED = Path(__file__).parent / "patched"
-"""On PYTHONPATH it changes a stage's modules for the checks; see its sitecustomize.py."""
+"""Folder that, on PYTHONPATH, changes a stage's modules for the checks; see its sitecustomize.py."""
 SHARES = (0.2, 0.15, 0.12)
-"""gpuMemoryUtilization of the tiny stages, in the pipeline's order, where they share a GPU."""
+"""gpuMemoryUtilization of each tiny stage that shares a GPU, in the pipeline's order."""
 FIRST_FAMILY = "qwen2_5_omni"
 
 
 @cache
 def tiny_checkpoint(directory: Path, family: str = FIRST_FAMILY) -> Path:
-    """Returns a family's tiny checkpoint, written once below the folder of results' parent."""
+    """Returns a family's tiny checkpoint, tiny-FAMILY in the directory; writes it unless it is there."""
     from omni_stage.models.registry import resolve, tiny_checkpoints
 
     tiny, target = tiny_checkpoints()[family], directory / f"tiny-{family}"
@@ -53,9 +53,9 @@ def find_sample(family: str) -> OmniPipeline:
 
 @contextmanager
 def engine_arguments(**changes: Any) -> Iterator[None]:
-    """Meanwhile, engines of this process are built with these arguments of vLLM's besides: graph modes and the like.
+    """In the block, engines of this process are built with these further arguments of vLLM: graph modes and the like.
 
-    They are no user's choice, so the product has no field for them; asynchronous scheduling takes its scheduler along.
+    Users cannot choose them, so the product has no field for them. async_scheduling also selects the scheduler for it.
     """
     from omni_stage.engine import vllm_engine
     from omni_stage.vllm_adapter.select import scheduler_cls
@@ -77,7 +77,7 @@ def engine_arguments(**changes: Any) -> Iterator[None]:
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Meanwhile, processes started here have these variables."""
+    """In the block, this process and those that it starts have these environment variables."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -92,7 +92,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def poisoned_padding(wanted: bool) -> Iterator[None]:
-    """Meanwhile the rows of padding tokens are not a number: whatever reads them shows."""
+    """In the block, if wanted, the rows of padding tokens are NaN, so that a computation that reads them shows it."""
     from omni_stage.vllm_adapter.ar.input_rows import InputRowStore
 
     original = InputRowStore.fill
@@ -110,7 +110,7 @@ def poisoned_padding(wanted: bool) -> Iterator[None]:
 
 
 def with_stages(pipeline: OmniPipeline, change: Callable[[Any, int], dict[str, Any]]) -> OmniPipeline:
-    """Returns the pipeline with what `change` gives for each stage and its index put in its place."""
+    """Returns the pipeline with each stage updated by the fields that `change(stage, index)` returns."""
     stages = [stage.model_copy(update=change(stage, index)) for index, stage in enumerate(pipeline.spec.stages)]
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
@@ -125,7 +125,7 @@ def load_sample(context: Context, *, stream: bool = False) -> tuple[OmniPipeline
     if not context.on_gpu:
         return sample, tiny_checkpoint(context.out.parent, context.family)
 
-    # On a GPU the tiny stages run as configured for it: with graphs, in a share each.
+    # On a GPU, the tiny stages run as on a user's GPU: with CUDA graphs, and each in its share of the memory.
     def shared(stage: Any, index: int) -> dict[str, Any]:
         changes = {"gpu_memory_utilization": SHARES[index], "enforce_eager": None}
         return {"engine_args": stage.engine_args.model_copy(update=changes)}
@@ -138,8 +138,8 @@ def _full(edge: Any) -> Any:
 
 
 def find_documented(name: str) -> str:
-    """Returns the sample that shares a GPU, of the release whose size a directory's name has; the first if it has
-    none."""
+    """Returns the sample whose stages share a GPU, for the release whose size is in the directory's name; the first
+    such sample if the name has no size."""
     # "30b-a3b" ends as "3b" does.
     named = [sample for sample, (size, _) in DOCUMENTED.items() if f"-{size}" in f"-{name.lower()}"]
     return max(named, key=lambda sample: len(DOCUMENTED[sample][0]), default=next(iter(DOCUMENTED)))
@@ -156,7 +156,7 @@ class Seconds(PlainProgress):
         """Nothing to note."""
 
     def ready(self, stage: str, seconds: float) -> None:
-        """Note it."""
+        """Keep the seconds."""
         self.by_stage[stage] = seconds
 
 
@@ -164,7 +164,7 @@ class Seconds(PlainProgress):
 def serve(
     context: Context, pipeline: OmniPipeline, checkpoint: Path, name: str, *, drawn: bool = False
 ) -> Iterator[tuple[LocalPipeline, Seconds]]:
-    """Yields stage servers of a pipeline, ready; their logs go to the results.
+    """Yields the stage servers of a pipeline, once they are ready; their logs go to the folder of results.
 
     `drawn`: each stage makes the random weights that the checkpoint leaves out (benchmarks/gpu/patched).
     """
@@ -179,7 +179,7 @@ def serve(
 
 
 def gpu_memory_by_process() -> dict[int, int]:
-    """Process id -> bytes on GPU 0, as the driver counts (the contexts included); empty where it does not say."""
+    """Returns process id -> bytes on GPU 0, contexts included, as the driver counts; 0 where it gives no number."""
     from vllm.utils.import_utils import import_pynvml
 
     nvml = import_pynvml()

@@ -1,4 +1,4 @@
-"""Whether this machine's driver, GPU, compilers and limits are what the stages need."""
+"""Checks whether this machine's driver, GPU, compilers and limits are what the stages need."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from omni_stage.vllm_adapter.checks.gpu_driver import find_driver_problem
 from omni_stage.vllm_adapter.checks.image import try_compiler
 
 LEAST_CAPABILITY = (8, 0)
-"""bfloat16 and FlashAttention 2."""
+"""Least compute capability: bfloat16 and FlashAttention 2 need it."""
 SHM_BYTES_PER_GPU = 2 << 30
 _INIT = "import torch; torch.cuda.init(); print(torch.cuda.get_device_name())"
 
 
 def versions(_: Context) -> Finding:
-    """What is installed, and the GPU's name."""
+    """Reports the versions of torch, CUDA and Python, and the GPU's name."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return Finding(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {name}, Python {sys.version.split()[0]}")
 
 
 def driver(_: Context) -> Finding:
-    """The newest CUDA that the driver runs, against the one that torch is built for."""
+    """Compares the newest CUDA that the driver supports with the one that torch is built for."""
     version = ctypes.c_int()
-    # Asked of the driver itself: torch 2.11 and 2.13 expose no function for it.
+    # The driver is asked directly, because torch 2.11 and 2.13 expose no function for it.
     code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     problem = f"cuDriverGetVersion: {code}" if code else find_driver_problem(version.value, torch.version.cuda)
     return Finding(problem or str(version.value), f"CUDA {torch.version.cuda}", ok=not problem)
 
 
 def capability(_: Context) -> Iterator[Finding]:
-    """Of every GPU."""
+    """Compares every GPU's compute capability with the least that the stages need."""
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_capability(index)
         least = ".".join(map(str, LEAST_CAPABILITY))
@@ -53,7 +53,7 @@ def capability(_: Context) -> Iterator[Finding]:
 
 
 def compilers(context: Context) -> Iterator[Finding]:
-    """Triton and torch.compile call them when a kernel is first used."""
+    """Tries the C and C++ compilers, which Triton and torch.compile call when a kernel is first used."""
     for name in ("cc", "c++"):
         said = try_compiler(name)
         if said and not context.on_gpu:
@@ -63,7 +63,7 @@ def compilers(context: Context) -> Iterator[Finding]:
 
 
 def flashinfer(_: Context) -> Finding:
-    """Who samples: PyTorch, FlashInfer's precompiled kernels, or FlashInfer with a compiler that must be there."""
+    """Checks what samples: PyTorch, which needs no compiler, or FlashInfer, which needs nvcc."""
     from omni_stage.vllm_adapter.process.env import apply_environment
 
     apply_environment()
@@ -76,14 +76,14 @@ def flashinfer(_: Context) -> Finding:
 
 
 def shared_memory(context: Context) -> Finding:
-    """Shared memory, which NCCL and vLLM's message queues use."""
+    """Checks the size of /dev/shm, which NCCL and vLLM's message queues use."""
     found = os.statvfs("/dev/shm")  # noqa: S108 - read, not written
     size, least = found.f_blocks * found.f_frsize, SHM_BYTES_PER_GPU * max(1, context.gpus)
     return Finding(f"{size >> 20} MiB", f">={least >> 20} MiB", ok=size >= least)
 
 
 def read_only(_: Context) -> Finding:
-    """CUDA starts as user 10001 where the root file system is read-only and /tmp is its own volume, as in a pod."""
+    """Checks that CUDA starts as in a pod: as user 10001, with a read-only root file system and /tmp as a volume."""
     if shutil.which("unshare") is None or shutil.which("setpriv") is None:
         return Finding("", skipped="needs unshare and setpriv (util-linux)")
     inside = (
@@ -99,7 +99,7 @@ def read_only(_: Context) -> Finding:
 
 
 def fork(context: Context) -> Finding:
-    """Whether engines are forked from the template, or spawned and why."""
+    """Reports whether engines are forked from the template, or else why they are spawned."""
     code = (
         "from omni_stage.vllm_adapter.process.env import apply_environment as a; a()\n"
         "from omni_stage.vllm_adapter import template as t; t.import_shared(); print(t._find_hindrance() or 'forked')"
@@ -112,7 +112,7 @@ def fork(context: Context) -> Finding:
 
 
 def nvidia_files(pid: int) -> list[str]:
-    """Device files of NVIDIA that a process has open: nvidia-uvm means that it has a CUDA context."""
+    """Returns NVIDIA's device files that a process has open. nvidia-uvm may be open without a CUDA context."""
     found = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""What others published of the 7B model's answers, and how ours is compared with it. Pure; golden.json has the figures.
+"""Compares our answers with those that others published for the 7B model. Pure; golden.json has the figures.
 
 Audio: the codes are given, so that token2wav is checked alone. The start noise decides each sample. transformers draws
 it on the device of the model, and the fixture does not say which that was; our stages draw it on the CPU. So an audio
@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 _FILE = Path(__file__).parent / "golden.json"
-# Those of transformers' own test.
+# The tolerances of transformers' own test.
 _SAMPLE_RTOL, _SAMPLE_ATOL, _RMS_RTOL = 1e-3, 5e-3, 1e-2
 _LOUDNESS_FACTOR = 1.25
-"""Other noise moves the loudness a little; wrong rotary embeddings halved it (huggingface/transformers #47328)."""
+"""Largest change of loudness that other noise explains. Wrong rotary embeddings halved the loudness
+(huggingface/transformers #47328)."""
 
 
 class Verdict(enum.Enum):
-    """How an answer compares."""
+    """Whether an answer agrees with the published one."""
 
     PASS = "pass"  # noqa: S105 - no password
     FAIL = "fail"
@@ -45,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GoldenAudio:
-    """Codec tokens and facts of the audio that they make."""
+    """Codec tokens, and facts about the audio that they make."""
 
     source: str
     model: str
@@ -53,11 +54,11 @@ class GoldenAudio:
     seed: int
     codes: tuple[int, ...]
     samples: int
-    """At 24 kHz."""
+    """Number of samples, at 24 kHz."""
     rms: float
     stride: int
     last_strided: tuple[float, ...]
-    """The last of every `stride`-th sample, counted from the first."""
+    """The last values of the series that takes every `stride`-th sample, from the first sample on."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class GoldenText:
     system: str
     max_tokens: int
     prompt_begins: tuple[int, ...]
-    """Token ids at the head of the prompt: audio first, then the image, then the question."""
+    """Token ids at the head of the prompt. In the prompt the audio comes first, then the image, then the question."""
     answers: tuple[str, ...]
 
 
@@ -113,7 +114,7 @@ def judge_audio(samples: Sequence[float], golden: GoldenAudio) -> Finding:
 
 
 def judge_text(text: str, golden: GoldenText) -> Finding:
-    """Compare the greedy answer to golden.question with the published ones; a cut answer may lack its end."""
+    """Compare the greedy answer to golden.question with the published ones. A final full stop does not count."""
     answer = text.strip().rstrip(".")
     is_known = any(answer == known.rstrip(".") for known in golden.answers)
     verdict = Verdict.PASS if is_known else Verdict.FAIL

@@ -1,7 +1,7 @@
-"""The peak of live memory of a computation, without a device: on meta tensors every shape is real and nothing is held.
+"""Measures the peak memory of a computation without a device, on meta tensors: they have shapes, but no data.
 
-Counts what torch's operators return and frees what nothing refers to any more, as a caching allocator would see it,
-without its rounding. What an operator allocates inside (workspaces) is not seen.
+Counts the storage that torch's operators return, until nothing refers to it, as a caching allocator does; sizes are not
+rounded up. Memory that an operator allocates only while it runs (workspaces) is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """Context manager: `peak` is the most bytes that were alive at once of what was made inside."""
+    """Context manager. `peak` is the most bytes that were alive at one time, of tensors made in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PeakMemory(TorchDispatchMode):
             storage = tensor.untyped_storage()
             reference = StorageWeakRef(storage)
             if reference.cdata in given and reference.cdata not in self._live:
-                continue  # A view of what was there before.
+                continue  # It is a view of an argument that existed before the block.
             self._live[reference.cdata] = (reference, storage.nbytes())
             self.largest = max(self.largest, storage.nbytes())
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}

@@ -1,4 +1,4 @@
-"""The published checkpoint (MODEL=...): every tensor loaded, text and codes against transformers, a WAV to hear."""
+"""Checks the published checkpoint (MODEL=...): every tensor loads, the text equals transformers', a WAV is audible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answers(context: Context) -> Iterator[Finding]:
 
 
 async def _run(context: Context) -> dict[str, Any]:
-    """Our three stages, one engine at a time: text, codes, audio."""
+    """Run our three stages, one engine at a time. Returns prompt, tokens, text and audio."""
     from omni_proto.stage_config import SamplingDefaults
     from omni_stage.engine.offline.inputs import compile_offline, parse_prompt
     from omni_stage.engine.offline.stage_llm import StageLLM
@@ -67,7 +67,8 @@ async def _run(context: Context) -> dict[str, Any]:
 
 
 def reference(context: Context, prompt: list[int]) -> list[int]:
-    """transformers' greedy tokens of the same prompt, bfloat16 on the GPU, with a mask as its model code intends."""
+    """Returns transformers' greedy tokens for the same prompt, in bfloat16 on the GPU. The attention mask is given, as
+    its model code expects."""
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration as Thinker
 
     model = Thinker.from_pretrained(context.model, dtype=torch.bfloat16, device_map="cuda")
@@ -85,7 +86,7 @@ def reference(context: Context, prompt: list[int]) -> list[int]:
 
 
 def golden(context: Context) -> Iterator[Finding]:
-    """What others published of the 7B model: codes whose audio is known, given to token2wav alone."""
+    """Gives token2wav codes whose audio others published for the 7B model, and compares the audio."""
     if importlib.util.find_spec("benchmarks.gpu.golden") is None:
         yield Finding("", skipped="benchmarks/gpu/golden.py is not here")
         return
@@ -120,7 +121,7 @@ async def _speak(context: Context, audio: Any) -> np.ndarray:
 
 
 def write_wav(path: Path, samples: np.ndarray) -> None:
-    """16-bit PCM at 24 kHz."""
+    """Write samples in [-1, 1] as 16-bit PCM at 24 kHz."""
     with wav.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)

@@ -1,7 +1,7 @@
-"""Rows out of the thinker and into the talker, against transformers' own model (float32, on the CPU).
+"""Compares rows that leave the thinker, and codes that the talker makes of rows, with transformers (float32, CPU).
 
-Each engine gets prompts that do not fit a step (chunked), more of them than its KV cache holds at once (preempted), and
-long and short ones side by side (mixed); once for each way of running on a GPU.
+The thinker gets prompts that do not fit into a step (chunked), more prompts than fit into its KV cache (preempted), and
+long prompts beside short ones (mixed), once for each way of running on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omni_proto.gpu_memory import MIB
 GRAPH_MODES = ("NONE", "PIECEWISE", "FULL_AND_PIECEWISE")
 SENTENCE = "The road goes through the hills, past the mill and the old stone bridge, to the town. "
 CPU_LIMIT, GPU_LIMIT = 1e-4, 2e-2
-"""Largest difference of a row, as a share of the largest value: rounding in float32, and in a GPU's TF32."""
+"""Largest difference in a row, as a share of the largest value, that rounding explains: in float32, and in TF32."""
 _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs and no asynchronous scheduling"
 
 
@@ -47,14 +47,15 @@ def _arguments(context: Context, mode: str, asynchronous: bool) -> dict[str, Any
 
 
 def rows_out(context: Context) -> Iterator[Finding]:
-    """The thinker's rows: {no graphs, PIECEWISE, FULL_AND_PIECEWISE} x {sync, async} x {chunked, preempted, mixed}."""
+    """Compares the thinker's rows for {no graphs, PIECEWISE, FULL_AND_PIECEWISE} x {sync, async} x {chunked, preempted,
+    mixed}."""
     for mode in GRAPH_MODES:
         for asynchronous in (False, True):
             name = f"{mode.lower()}_{'async' if asynchronous else 'sync'}"
             if not context.on_gpu and (mode != "NONE" or asynchronous):
                 yield Finding("", name=name, skipped=_CPU_ONLY)
                 continue
-            # This process has asked for the GPU, and CUDA does not survive a fork.
+            # This process may have initialized CUDA, which does not survive a fork.
             spawned = environment(VLLM_WORKER_MULTIPROCESSING_METHOD="spawn")
             with spawned, engine_arguments(**_arguments(context, mode, asynchronous)):
                 yield from asyncio.run(_compare_rows(context, name))
@@ -73,7 +74,7 @@ async def _compare_rows(context: Context, name: str) -> list[Finding]:
     capacity = MIB // kv_shape(text, element_bytes=4).token_bytes
     limit = GPU_LIMIT if context.on_gpu else CPU_LIMIT
     findings = []
-    # On a GPU an engine of its own process, so that the next one finds the memory free.
+    # On a GPU, each engine has a process of its own, so that its memory is free for the next one.
     alone = {"in_process": not context.on_gpu}
     async with run_omni_stages(checkpoint, "thinker", max_media=0, dtype="float32", **alone, **sizes) as stages:
         for case, prompts in _prompts().items():
@@ -101,7 +102,7 @@ def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> str:
-    """Returns where two lists part, in words."""
+    """Returns in words where two lists first differ."""
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return f"differs at {index} of {len(theirs)}"
@@ -109,7 +110,8 @@ def first_difference(ours: list[int], theirs: list[int]) -> str:
 
 
 def rows_in(context: Context) -> Iterator[Finding]:
-    """The talker's greedy codes: as transformers', as a Stream, with poisoned padding, with graphs as without."""
+    """Compares the talker's greedy codes: with transformers', a Stream's with Full's, and those with CUDA graphs or
+    poisoned padding with those without."""
     arguments = {"gpu_memory_utilization": 0.4} if context.on_gpu else {}
     with engine_arguments(**arguments):
         eager = asyncio.run(_talk(context))
@@ -129,7 +131,7 @@ def rows_in(context: Context) -> Iterator[Finding]:
 
 
 async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
-    """Codes of the talker beside what they must be: of transformers, and of Full for a Stream."""
+    """Returns the talker's codes with the expected ones: those of transformers; for a Stream, those of Full."""
     from support.omni_stages import run_omni_stages
     from support.reference import ReferencePrompt, ReferenceSettings, load_reference
     from support.streams import run_live
@@ -149,7 +151,7 @@ async def _talk(context: Context) -> dict[str, tuple[list[int], list[int]]]:
 
 
 def syncs(context: Context) -> Finding:
-    """vLLM's own check that a step waits for the GPU nowhere; the stack is in the log."""
+    """Runs vLLM's own check that no step waits for the GPU; if one does, the stack is in the log."""
     with environment(VLLM_GPU_SYNC_CHECK="error"), engine_arguments(gpu_memory_utilization=0.4):
         asyncio.run(_talk(context))
     return Finding("none", "none")

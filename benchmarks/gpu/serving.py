@@ -1,4 +1,4 @@
-"""Stage servers on a GPU: how long they take to start, how fast they answer, and what a fault does to them."""
+"""Checks stage servers on a GPU: how long they take to start, how fast they answer, and what a fault does to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from omni_proto.pipeline import OmniPipeline
 from omni_proto.pod_contract import ExitCode
 
 START_LIMIT_S = 1800.0
-"""The startup probe's patience."""
+"""Seconds that the startup probe allows."""
 AT_ONCE = (1, 8, 32, 64)
 PROMPT = "Tell me in three sentences what the weather is like."
 DRAWN_AT_ONCE = (1, 8, 32)
 _DRAWN_SECONDS = 10
 _DRAWN_WORDS = 64
-"""Random weights do not tell when to end, so the lengths are fixed."""
+"""Random weights do not decide when to end, so the lengths are fixed."""
 _CODES_A_SECOND = {"qwen2_5_omni": 50.0, "qwen3_omni": 12.5}
 ASSERT_SEED, OOM_SEED = 1_000_001, 1_000_002
 
 
 def start(context: Context) -> Iterator[Finding]:
-    """Each stage cold, then warm from the caches that the cold start left; peak memory; no CUDA in the stage server."""
+    """Starts each stage cold, then warm from the caches of the cold start. Reports seconds and memory once ready, and
+    checks that no stage server has a CUDA context."""
     pipeline, checkpoint = load_sample(context)
     caches = tempfile.mkdtemp(prefix="omni-gpu-caches-")
     variables = {"VLLM_CACHE_ROOT": f"{caches}/vllm", "TRITON_CACHE_DIR": f"{caches}/triton"}
@@ -69,13 +70,14 @@ def _no_cuda(context: Context, servers: list[int]) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """1, 8, 32 and 64 requests at once: first audio, real-time factor, idle GPU, load of the stage servers' loops."""
+    """Sends 1, 8, 32 and 64 requests at once, to random weights at most 32. Reports first audio, real-time factor, idle
+    share of the GPU and load of the stage servers' loops."""
     pipeline, checkpoint = load_sample(context, stream=True)
     limits = _drawn_limits(pipeline) if context.shaped else {}
     with serve(context, pipeline, checkpoint, "speed", drawn=context.shaped) as (local, seconds_to_start):
         servers = {process.name: process.session for process in local._processes}
         before = gpu_memory_by_stage(local)
-        # The first request of each size compiles and loads what later ones find.
+        # The first requests compile and load what later ones reuse.
         asyncio.run(_ask(local.endpoint, 2, limits))
         for count in DRAWN_AT_ONCE if context.shaped else AT_ONCE:
             busy = _Busy(servers)
@@ -105,7 +107,7 @@ def speed(context: Context) -> Iterator[Finding]:
 
 
 def _drawn_limits(pipeline: OmniPipeline) -> dict[str, dict[str, int | bool]]:
-    """Returns sampling by stage: so many words, so many seconds of speech."""
+    """Returns sampling by stage for random weights: a fixed number of text tokens, and fixed seconds of speech."""
     family = pipeline.spec.stages[0].component.split("/")[0]
     codes = int(_DRAWN_SECONDS * _CODES_A_SECOND[family])
     lengths = (_DRAWN_WORDS, codes)
@@ -183,7 +185,8 @@ class _Busy:
 
 
 def faults(context: Context) -> Iterator[Finding]:
-    """Too little memory fails one request; a device-side assertion ends the stage with code 70, and it restarts."""
+    """Checks that too little memory fails one request only, that a device-side assertion ends the stage with the exit
+    code ENGINE_DEAD, and that the pipeline starts again after it."""
     pipeline, checkpoint = load_sample(context)
     with environment(PYTHONPATH=f"{PATCHED}:{os.environ.get('PYTHONPATH', '')}"):
         with serve(context, pipeline, checkpoint, "faults") as (local, _):

@@ -73,7 +73,7 @@ def _spell(number: int) -> str:
 
 
 def fill_shard(file: Path) -> None:
-    """Draw the data of a shard whose header is there."""
+    """Write random data into a shard that has only its header."""
     with file.open("r+b") as stream:
         length = struct.unpack("<Q", stream.read(8))[0]
         header: dict[str, Any] = json.loads(stream.read(length))
@@ -86,8 +86,8 @@ def fill_shard(file: Path) -> None:
 
 
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a weight [*shape] of its usual size: norms 1, biases 0, matrices of gain 1; flat, on the GPU if there is
-    one."""
+    """Returns the values of a weight of this shape, flattened: 1 for norms, 0 for biases, random with gain 1 for
+    matrices. They are on the GPU if there is one; the rotary table is on the CPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if name == ROTARY_TABLE:
         return 1.0 / (10_000 ** (torch.arange(shape[0]).float() / shape[0]))
@@ -97,7 +97,7 @@ def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def main(arguments: list[str]) -> int:
-    """2 for arguments that are none."""
+    """Write the checkpoint. Returns 2 if the arguments are wrong, else 0."""
     if len(arguments) != 2 or arguments[0] not in (*SIZES, QWEN3):
         print(__doc__, file=sys.stderr)
         return 2

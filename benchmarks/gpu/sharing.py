@@ -1,4 +1,4 @@
-"""Three engines on one GPU with the documented settings, in every order of start; memory as planned and as seen."""
+"""Checks three engines on one GPU with the documented settings: the planned memory, and what each start order takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[2] / "tests" / "data" / "published"
 
 
 def load_release(size: str) -> Release:
-    """Of "7b", "3b" or "30b-a3b"."""
+    """Returns the release "7b", "3b" or "30b-a3b"."""
     name = next(DATA.glob(f"*_{size.replace('-', '_')}.config.json")).name.removesuffix(".config.json")
     config = json.loads((DATA / f"{name}.config.json").read_text(encoding="utf-8"))
     tensors = json.loads((DATA / f"{name}_tensors.json").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def load_release(size: str) -> Release:
 
 
 def arithmetic(_: Context) -> Iterator[Finding]:
-    """The samples' shares hold what the stages need, by vLLM's formulas, whichever starts first."""
+    """Checks by vLLM's formulas that the stages fit into the samples' shares, whichever stage starts first."""
     for name, (size, gib) in DOCUMENTED.items():
         stages = pipeline_memory(load_release(size), load_pipeline(SAMPLES / f"{name}.yaml"), device_bytes=gib * GIB)
         problems = [f"{problem.stage} {problem.words}" for problem in find_problems(stages, gib * GIB)]
@@ -38,7 +38,7 @@ def arithmetic(_: Context) -> Iterator[Finding]:
 
 
 def starts(context: Context) -> Iterator[Finding]:
-    """Every order, each stage started when the one before it is ready, and all at once."""
+    """Starts the stages one after another in every order, each when the one before it is ready; then all together."""
     pipeline, checkpoint = load_sample(context)
     names = [stage.name for stage in pipeline.spec.stages]
     total = torch.cuda.get_device_properties(0).total_memory
@@ -58,7 +58,7 @@ def starts(context: Context) -> Iterator[Finding]:
 
 
 class _InOrder(LocalPipeline):
-    """A local pipeline whose stages start one after another, in a given order; all at once without one."""
+    """A local pipeline whose stages start one after another in a given order; without an order, all together."""
 
     def __init__(self, pipeline: object, options: LocalOptions, order: tuple[str, ...]) -> None:
         super().__init__(pipeline, options)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""What the stages of the Omni models hold on a GPU, of the published configuration and a pipeline's engineArgs.
+"""Computes the GPU memory of the Omni models' stages from the published configuration and a pipeline's engineArgs.
 
 Weights and KV cache are exact; activations and CUDA graphs are upper estimates until a GPU has measured them, which the
-check `sharing` of `make gpu` does. docs/gpu-sizing.md's tables are these numbers, held by a test.
+check `sharing` of `make gpu` does. docs/gpu-sizing.md's tables are these numbers; a test compares them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ DOCUMENTED = {
     "qwen25-omni-3b": ("3b", 22),
     "qwen3-omni-30b-a3b-one-gpu": ("30b-a3b", 139),
 }
-"""Samples whose stages share a GPU: the release, and the GiB that a GPU sold with 80 or 24 GB has at least."""
+"""Samples whose stages share a GPU -> the release, and the least GiB of a GPU sold with 80, 24 or 141 GB."""
 PIXELS = 12_845_056
-"""Largest image, in pixels (preprocessor_config.json, max_pixels): vLLM profiles with one of that size."""
+"""Pixels of the largest image (preprocessor_config.json, max_pixels): vLLM profiles with an image of that size."""
 AUDIO_FRAMES = 30_000
 """Longest audio, in mel frames (preprocessor_config.json, chunk_length 300 s)."""
 CODES = 4096
 """Longest reply of the talker, in codec tokens."""
 WAVE_BYTES_PER_CODE = 680 << 10
-"""Peak of token2wav's vocoder for each codec token, float32 with TF32 as torch has it, measured on an H100 (650 KiB):
-cuDNN copies what a convolution reads into another layout. The transformer takes less than half of that, and the two
-never run at the same time."""
+"""Peak of token2wav's vocoder for each codec token, in float32 with torch's default TF32. An H100 took 650 KiB: cuDNN
+copies a convolution's input into another layout. The transformer takes less than half of that, and the two never run at
+the same time."""
 WAVE_TENSOR_BYTES_PER_CODE = 460 << 10
-"""Of that, the tensors themselves, measured on meta tensors (peak.py)."""
+"""The part of WAVE_BYTES_PER_CODE that tensors take, measured on meta tensors (peak.py)."""
 WAVE_BASE_BYTES = 512 * MIB
-"""cuDNN's workspaces and the allocator's rounding: an allowance."""
+"""Allowance for cuDNN's workspaces and the allocator's rounding."""
 CODEC_BYTES_PER_FRAME = 14 * MIB
 """Peak of code2wav's decoder for each frame that goes through it at once, float32, measured on an H200."""
 CODEC_STATE_BYTES = 5_189_888
-"""What code2wav keeps of a stream between its chunks (sound/state.py, the published sizes)."""
+"""Bytes that code2wav keeps of a stream between its chunks (sound/state.py, the published sizes)."""
 CODEC_STEP_FRAMES = 256
 """Frames that go through code2wav at once (code2wav/model.py, STEP_FRAMES)."""
 GRAPH_BYTES_PER_SEQUENCE = 6 * MIB
-"""CUDA graphs of one stage for each request of maxNumSeqs: an allowance; vLLM captures up to twice maxNumSeqs."""
+"""Allowance for a stage's CUDA graphs, for each request of maxNumSeqs; vLLM captures up to twice maxNumSeqs."""
 BATCHED_TOKENS = 8192
 SEQUENCES = 256
-"""vLLM's defaults for a server on a GPU with 70 GiB or more are 8,192 and 1,024; ours are bounded by the samples."""
+"""Assumed where a sample sets no maxNumBatchedTokens or maxNumSeqs. vLLM's defaults for a server on a GPU with 70 GiB
+or more are 8,192 and 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Release:
 
 
 def text_shape(config: Mapping[str, Any]) -> TextShape:
-    """Of a decoder's part of config.json."""
+    """Returns the sizes that a decoder's part of config.json gives."""
     return TextShape(
         hidden=max(config["hidden_size"], config.get("embedding_size", 0)),
         intermediate=max(
@@ -69,7 +70,7 @@ def text_shape(config: Mapping[str, Any]) -> TextShape:
 
 
 def kv_shape(config: Mapping[str, Any], element_bytes: int = 2) -> KvShape:
-    """Of a decoder's part of config.json."""
+    """Returns the KV cache's sizes that a decoder's part of config.json gives."""
     return KvShape(
         config["num_hidden_layers"], config["num_key_value_heads"], _head_size(config), element_bytes=element_bytes
     )
@@ -88,7 +89,8 @@ def decoder_config(release: Release, component: str) -> Mapping[str, Any]:
 
 
 def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
-    """Returns the wider of the thinker's two encoders, on the largest image and on the longest audio.
+    """Returns the activations' bytes of the thinker's vision or audio encoder, whichever takes more: for the largest
+    image, and for the longest audio.
 
     Per position of a layer: input, residual, normed, queries, keys, values, output, and the feed-forward's tensors.
     """
@@ -103,7 +105,7 @@ def encoder_bytes(thinker: Mapping[str, Any], element_bytes: int = 2) -> int:
 
 
 def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: int | None = None) -> StageMemory:
-    """Returns what a stage of this pipeline holds. `weights`: bytes, where they are not the published ones (quantized).
+    """Returns the GPU memory of a stage. `weights`: bytes of weights that are not the published ones (quantized).
 
     Without kvCacheMemoryMib the KV cache is what the stage's share leaves.
     """
@@ -115,7 +117,7 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
         return StageMemory(stage.name, held, activations=WAVE_BASE_BYTES + CODES * WAVE_BYTES_PER_CODE, share=share)
     sequences = args.max_num_seqs or SEQUENCES
     if component == "code2wav":
-        # Stored in bfloat16, computed in float32. The pool of states doubles as it grows.
+        # Weights are stored in bfloat16 and computed in float32. The pool of states doubles its size as it grows.
         state = 2 * sequences * CODEC_STATE_BYTES
         activations = CODEC_STEP_FRAMES * CODEC_BYTES_PER_FRAME + state
         return StageMemory(stage.name, 2 * held, activations=activations, share=share)
@@ -134,13 +136,13 @@ def stage_memory(release: Release, stage: Stage, *, device_bytes: int, weights: 
 
 
 def pipeline_memory(release: Release, pipeline: OmniPipeline, *, device_bytes: int) -> list[StageMemory]:
-    """Returns what each stage holds, in the pipeline's order."""
+    """Returns the GPU memory of each stage, in the pipeline's order."""
     return [stage_memory(release, stage, device_bytes=device_bytes) for stage in pipeline.spec.stages]
 
 
 def awq_bytes(release: Release) -> int:
-    """Returns the thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 with a scale and a
-    zero.
+    """Returns the bytes of the thinker's weights with the decoder's linear layers in AWQ's 4 bits: groups of 128 share
+    a scale and a zero point.
 
     Embeddings, norms, the output layer and the encoders stay as they are.
     """

@@ -29,7 +29,7 @@ _MARK = "<!-- {name} -->"
 
 
 def render_tables() -> dict[str, str]:
-    """Markdown by the name that marks its place in the page."""
+    """Returns the name that marks a table's place in the page -> the table as Markdown."""
     large, small = load_release("7b"), load_release("3b")
     three, one, little = (_sample(name) for name in ("qwen25-omni", "qwen25-omni-one-gpu", "qwen25-omni-3b"))
     omni = load_release("30b-a3b")

@@ -1,6 +1,6 @@
-"""token2wav without vLLM: our block-wise transformer and vocoder against transformers' dense ones, on any device.
+"""Compares token2wav without vLLM, block by block, with transformers' dense computation, on any device.
 
-The published shapes on meta tensors are used where only sizes matter.
+Without a GPU, memory is measured on meta tensors of the published shapes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.vocoder import vocode
 from omni_stage.models.qwen2_5_omni.token2wav.windows import next_window, window_blocks
 
 LENGTHS = (12, 72, 750, 4096)
-"""Codec tokens: a first window, a later one, 15 seconds, and the longest reply."""
+"""Numbers of codec tokens: of a first window, a later window, 15 seconds, and the longest reply."""
 CODES_PER_SECOND = 50
 GRAPHED_CODES = 72
-"""A window has so many at most."""
+"""The most codec tokens in a window. Windows run with CUDA graphs."""
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-5, 1e-4
-"""float32 of two orders of the same sums; a GPU picks kernels by the shape, so that batches differ more."""
+"""Rounding of float32 when the same sums are added in another order. A GPU picks kernels by shape, so batches differ
+more."""
 
 
 def tolerance(context: Context) -> float:
-    """Largest difference of a sample that rounding explains."""
+    """Returns the largest difference in a sample that rounding explains."""
     return GPU_TOLERANCE if context.on_gpu else CPU_TOLERANCE
 
 
 def velocity(context: Context) -> Iterator[Finding]:
-    """One evaluation of the transformer: attention by blocks against attention under a dense mask."""
+    """Compares one evaluation of the transformer: attention by blocks with attention under a dense mask."""
     wave = load(context.device)
     voice, device = wave.voices["a"], wave.dit.proj_out.weight.device
     for count in (12, 29, 72):
@@ -60,7 +61,7 @@ def velocity(context: Context) -> Iterator[Finding]:
 
 
 def parity(context: Context) -> Iterator[Finding]:
-    """Audio of codes against transformers', from the same noise; silence would prove nothing."""
+    """Compares the audio of codes with transformers', from the same noise. Silence fails, as it would prove nothing."""
     wave = load(context.device)
     for count in (12, 72) if context.on_gpu else (12, 29):
         utterance = wave.utterance(count, steps=STEPS if context.on_gpu else CPU_STEPS)
@@ -76,7 +77,7 @@ def parity(context: Context) -> Iterator[Finding]:
 
 
 def batch(context: Context) -> Finding:
-    """Utterances of four lengths in one pack, against each alone."""
+    """Compares utterances of four lengths in one batch with each of them alone."""
     wave = load(context.device)
     steps = STEPS if context.on_gpu else CPU_STEPS
     utterances = [wave.utterance(count, seed, steps) for seed, count in enumerate((12, 36, 31, 7))]
@@ -89,7 +90,7 @@ def batch(context: Context) -> Finding:
 
 
 def windows(context: Context) -> Finding:
-    """A later window's audio against transformers' own of the same codes: what a window hears is all that it needs."""
+    """Compares a later window's audio with transformers' audio of the same codes."""
     wave = load(context.device)
     block = wave.dit.block_size // wave.dit.repeats
     window = next_window(4 * block, 12 * block, ended=False, block_codes=block)
@@ -101,7 +102,7 @@ def windows(context: Context) -> Finding:
 
 
 def memory(context: Context) -> Iterator[Finding]:
-    """Peak bytes by length, published shapes: linear, and what docs/gpu-sizing.md counts on."""
+    """Checks that peak bytes grow linearly with the length, and stay within what docs/gpu-sizing.md assumes."""
     for count in LENGTHS:
         limit = WAVE_BASE_BYTES + count * WAVE_BYTES_PER_CODE
         if not context.on_gpu:
@@ -126,7 +127,7 @@ def _published_on_meta() -> Any:
 
 
 def _meta_peak(count: int) -> int:
-    """Peak of one evaluation, and of the vocoder, whichever is larger."""
+    """Returns the peak bytes of one evaluation of the transformer or of the vocoder, whichever is larger."""
     model = _published_on_meta()
     dit = model.code2wav_dit_model
     frames = count * dit.repeats
@@ -143,9 +144,9 @@ def _meta_peak(count: int) -> int:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """Seconds and real-time factor by length, as installed (TF32 as torch has it), the second run of each.
+    """Measures seconds and real-time factor by length in the second run of each, with torch's default TF32.
 
-    Short ones with CUDA graphs, as a stage runs its windows: without them a window takes as long as the launches of
+    Lengths of windows run with CUDA graphs, as in a stage: without graphs, a window takes as long as it takes to launch
     some 40,000 kernels.
     """
     wave = load("cuda")
@@ -161,7 +162,7 @@ def speed(context: Context) -> Iterator[Finding]:
 
 
 def _graphed(wave: Wave) -> tuple[Speech, int]:
-    """Returns a Speech with the CUDA graphs that a stage captures at its start, and how many they are.
+    """Returns a Speech with the CUDA graphs that a stage captures at its start, and the number of graphs.
 
     It is not cached: the graphs' memory would count against the bound of `out_of_memory`.
     """
@@ -182,7 +183,7 @@ def _seconds(speech: Speech, utterance: Utterance) -> float:
 
 
 def graphs(_: Context) -> Iterator[Finding]:
-    """The audio of windows from CUDA graphs, compared with the same computation uncaptured."""
+    """Compares the audio of windows from CUDA graphs with the same computation without graphs."""
     wave = load("cuda")
     speech, captured = _graphed(wave)
     block = wave.dit.block_size // wave.dit.repeats
@@ -199,14 +200,15 @@ def graphs(_: Context) -> Iterator[Finding]:
 
 
 def repeated(_: Context) -> Finding:
-    """The same request twice: the same samples, bit for bit. A kernel that adds in any order would show."""
+    """Checks that the same request gives the same samples twice, bit for bit. A kernel that adds in an order that
+    varies would show."""
     wave = load("cuda")
     first, second = (wave.speak(wave.utterance(72))[0] for _round in range(2))
     return at_most(float((first - second).abs().max()), 0.0)
 
 
 def syncs(_: Context) -> Finding:
-    """An evaluation and the vocoder wait for the device nowhere: torch raises where they would."""
+    """Checks that an evaluation and the vocoder never wait for the device: torch raises if they do."""
     wave = load("cuda")
     with torch.inference_mode():
         transformer = wave.speech.transformer
@@ -225,7 +227,7 @@ def syncs(_: Context) -> Finding:
 
 
 def out_of_memory(_: Context) -> Finding:
-    """A bound on torch's memory, as the diffusion worker sets it, fails the long utterance and not the next one."""
+    """Checks that a bound on torch's memory, as the diffusion worker sets it, fails a long utterance, not the next."""
     wave = load("cuda")
     total = torch.cuda.get_device_properties(0).total_memory
     short = wave.speak(wave.utterance(12))[0]

@@ -1,6 +1,6 @@
-"""A token2wav of transformers with random weights, and the stage's own computation over it, on any device.
+"""Makes transformers' token2wav with random weights, and the stage's own computation over it.
 
-On a GPU with the published shapes; on a CPU with small shapes of the same structure.
+On a GPU it has the published shapes; on a CPU, small shapes of the same structure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omni_stage.models.qwen2_5_omni.token2wav.wave.utterance import Utterance
 
 PUBLISHED = Path(__file__).parents[2] / "tests" / "data" / "published" / "qwen25_omni_7b.config.json"
 STEPS, CPU_STEPS = 10, 3
-"""Time points of the solver: the release's, and as few as still integrate."""
+"""Steps of the solver: as many as the release takes, and on a CPU as few as still integrate."""
 
 
 @dataclass(slots=True)
@@ -32,14 +32,14 @@ class Wave:
     codes: int
     """Size of the codec vocabulary."""
     speech: Speech = field(init=False)
-    """Without CUDA graphs."""
+    """The stage's computation, without CUDA graphs."""
 
     def __post_init__(self) -> None:
         self.speech = Speech(self.model, self.voices, use_graphs=False)
 
     @property
     def dit(self) -> Any:
-        """transformers' transformer."""
+        """The diffusion transformer of transformers' model."""
         return self.model.code2wav_dit_model
 
     @torch.inference_mode()
@@ -59,7 +59,7 @@ class Wave:
             return noise.clone()
 
         try:
-            # transformers draws its start from the global generator, on the device: not the numbers of the CPU's.
+            # transformers draws its start noise on the device; our stages draw theirs on the CPU.
             torch.randn = same_noise
             audio: torch.Tensor = self.model(
                 utterance.codes[None].to(device),
@@ -81,7 +81,7 @@ class Wave:
 
 @cache
 def load(device: str) -> Wave:
-    """Returns a model of the published shapes on a GPU, of small ones on a CPU.
+    """Returns a model: with the published shapes on a GPU, with small ones on a CPU.
 
     Its random weights carry a signal through every layer.
     """
@@ -100,7 +100,7 @@ def load(device: str) -> Wave:
 
 
 def make_published(device: str) -> Any:
-    """Returns transformers' token2wav with the release's shapes, in float32, its weights not set."""
+    """Returns transformers' token2wav with the release's shapes, in float32. The caller sets its weights."""
     from transformers import Qwen2_5OmniToken2WavConfig
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 

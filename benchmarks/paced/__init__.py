@@ -1,5 +1,5 @@
-"""First audio with engines at a GPU's pace: the stage servers, edges and streams are the product's.
+"""Measures first audio with engines that keep a GPU's pace. Stage servers, edges and streams are the product's.
 
-ideal        what the table alone allows: the same clocks in virtual time, nothing around them costing anything
-measure      the same requests to real stage servers
+ideal        the best that the table allows: the same clocks in virtual time, with servers and edges that cost nothing
+measure      sends the same requests to real stage servers
 """

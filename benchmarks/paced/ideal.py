@@ -1,4 +1,4 @@
-"""The best that a table allows: thinker, talker and decoder in virtual time, with edges and servers that cost
+"""Computes the best that a table allows: thinker, talker and decoder run in virtual time, and edges and servers cost
 nothing. Pure."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIMITS = Limits(max_seqs=1024, max_step_tokens=8192, kv_tokens=1 << 40)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Audio as it comes: seconds since the request, and of playing."""
+    """A piece of audio: `time` is seconds since the request when it came, `seconds` is how long it plays."""
 
     time: float
     seconds: float
@@ -31,7 +31,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request."""
+    """What one request got, and when: seconds since it was sent."""
 
     first_text: float = 0.0
     last_text: float = 0.0
@@ -59,7 +59,7 @@ class _Request:
     codec: CodecRun
     outcome: Outcome = field(default_factory=Outcome)
     held: list[EdgeRows] = field(default_factory=list)
-    """Rows on a Full edge, up to the last."""
+    """Rows that the talker has not got yet: a Full edge keeps them all until the last one."""
     speaks: bool = False
     frames: int = 0
     sounded: int = 0
@@ -68,7 +68,7 @@ class _Request:
 
 
 class _Ideal:
-    """The three clocks, and the runs of the requests that the real engines have too."""
+    """The three clocks, and each request's runs, which are the same code as in the paced engines."""
 
     def __init__(self, table: Table, streams: bool, prompt_tokens: int, text_tokens: int, frames: int) -> None:
         self._table = table

@@ -3,8 +3,8 @@
 Each engine step takes the time that a table gives for a real GPU. Stream edges are compared with the best time that the
 table allows, and with Full edges.
 
-Requests come together, with 150 tokens of text and 20 s of speech each. The ideal is the same clocks in virtual time,
-with servers and edges that cost nothing (ideal.py). The client and the three stage servers share this machine.
+Requests are sent together, each for 150 tokens of text and 20 s of speech. The best time comes from the same clocks in
+virtual time, with servers and edges that cost nothing (ideal.py). Client and stage servers share this machine.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from omni_stage.models.sim.content import prompt_ids
 from omni_stage.models.sim.tables import BUILT_IN, Table, read_table
 
 ANCHOR = "qwen3-omni-30b-a3b-h100"
-"""The peer's model: its ratios are the bounds."""
+"""Table of the model for which the peer vllm-omni has published ratios; see RATIOS."""
 TABLES = (ANCHOR, "qwen2.5-omni-7b-h100")
 ROUNDS = {1: 5, 4: 3, 10: 2}
 MANY = 64
 CAPACITY = (16, 24, 32, 40, 48)
 """Further numbers of requests at once, with the anchor's table only: they show how many two cores can serve."""
 BUSY_CORES = 1.6
-"""Two cores, 20 % idle."""
+"""Cores that are busy when two cores are 20 % idle."""
 AUDIBLE_S = 0.02
 RATIOS = {1: 0.08, 4: 0.10, 10: 0.11}
 """Upper bounds of first audio with Stream over that with Full; vllm-omni on an H800 has .08, .11 and .12."""
@@ -43,7 +43,7 @@ TABLE, BUSY, CARRIED = "first audio", "processor time", "what two cores carry"
 
 
 def measure(options: Options) -> Report:
-    """Returns a row for each table, mode and number at once."""
+    """Returns a row for each table, mode and number of concurrent requests."""
     rows: list[Row] = []
     busy: list[Row] = []
     ratios: list[Ratio] = []
@@ -62,7 +62,7 @@ def measure(options: Options) -> Report:
 
 
 def carried_rows(streams: Sequence[Row], busy: Sequence[Row]) -> list[Row]:
-    """Returns how many requests at once two cores carry, and what gives way first when there are more.
+    """Returns how many concurrent requests two cores can serve, and which figure is then the furthest from its ideal.
 
     Three rows for the anchor's table: the most measured, the most that leave two cores 20 % idle, and the most of these
     whose first audio is at most 10 % over the ideal.
@@ -96,7 +96,7 @@ def _over(row: Row) -> float:
 
 
 def draw(result: Row, path: Path) -> None:
-    """First audio with Stream beside the ideal, a panel for each number at once."""
+    """Draw first audio with Stream beside the ideal, with a panel for each number of concurrent requests."""
     panels: dict[str, dict[str, float]] = {}
     for row in result["tables"][TABLE]:
         if row["mode"] == "Stream" and row["at once"] in (*ROUNDS, MANY):
@@ -122,7 +122,7 @@ async def _serve_all(name: str, table: Table, mode: EdgeMode, counts: dict[int, 
         await send(pipeline, 2, max(1, frames // 20))
         groups: dict[int, list[Group]] = {}
         for count, rounds in counts.items():
-            # Now, so that this client's own pauses do not count as the servers' delay.
+            # Collected here, so that the client's own pauses do not count as the servers' delay.
             gc.collect()
             gc.freeze()
             groups[count] = [await send(pipeline, count, frames) for _ in range(rounds)]
@@ -156,7 +156,7 @@ def _median_first(outcomes: Sequence[Outcome]) -> float:
 
 
 def _silence(outcomes: Sequence[Outcome]) -> tuple[int, float]:
-    """Returns how many listeners hear silence, and for how long all of them together."""
+    """Returns how many listeners hear a silence, and the seconds of all their silences together."""
     heard = [[length for _, length in gaps(outcome.chunks) if length > AUDIBLE_S] for outcome in outcomes]
     return sum(bool(lengths) for lengths in heard), sum(sum(lengths) for lengths in heard)
 

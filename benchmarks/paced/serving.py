@@ -1,4 +1,4 @@
-"""Paced pipelines as processes here, requests to them, and each process's processor time."""
+"""Runs paced pipelines as processes on this machine, sends requests to them, and reads their processor time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omni_proto.stage_config import EdgeMode
 
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "sim-omni.yaml"
 PROMPT = "Please explain to me why the sky is blue, in a few sentences that a child can follow. " * 2
-"""About 43 tokens."""
+"""Prompt of about 43 tokens."""
 TEXT_TOKENS, SPEECH_S = 150, 20
 _BYTES_PER_S = 2 * 24_000
 
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def cores(self) -> float:
-        """Cores that all of them kept busy, on average."""
+        """Cores that all processes together kept busy, on average."""
         return sum(self.cpu_s.values()) / self.wall_s
 
 

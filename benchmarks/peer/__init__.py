@@ -1,4 +1,4 @@
-"""vllm-omni beside our pipeline: one tiny Qwen2.5-Omni, one machine, in turns."""
+"""Compares vllm-omni with our pipeline: the same tiny Qwen2.5-Omni on the same machine, in turns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Makespan, job, first audio, processor time, start, and whose codec tokens are transformers'."""
-    # Imported here: the reference's process imports this package too.
+    """Returns makespan, job time, first audio, processor time, start, and whose codec tokens equal transformers'."""
+    # Imported here, because the process of the reference imports this package too and needs none of it.
     from benchmarks.peer.measure import measure as run
 
     return run(options)
 
 
 def draw(result: Row, path: Path) -> None:
-    """Makespan, first audio and processor time of each side at the most requests at once."""
+    """Draw makespan, first audio and processor time of each side, for the most concurrent requests measured."""
     from benchmarks.charts import grouped_bars
     from benchmarks.peer.figures import JOBS, OURS
 

@@ -1,6 +1,6 @@
 """vllm-omni as a side, in its own virtual environment: `python engine.py CHECKPOINT DEPLOYMENT CODES_FILE`.
 
-JSON lines. First {"ready_s": seconds since this process began}. Then for each line that comes,
+It speaks JSON lines. The first is {"ready_s": seconds since this process began}. Then it answers each line
 {"prompts": [[token id]], "text_tokens", "codes", "codec_end"}:
 {"answers": [{"done", "first_audio", "samples", "text"}], "codes": [[codec token]]}, in seconds since all prompts were
 sent; `codes` holds those of each call of code2wav.

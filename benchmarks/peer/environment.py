@@ -24,7 +24,7 @@ PLUGIN: Final = Path(__file__).parent / "plugin"
 def install() -> Path:
     """Install vllm-omni, if these versions are not installed yet. Returns its Python.
 
-    A minute or two, and 7 GB unpacked in the user's cache. Raises subprocess.CalledProcessError or FileNotFoundError.
+    It takes a minute or two, and 7 GB in the user's cache. Raises subprocess.CalledProcessError or FileNotFoundError.
     """
     folder = _cache() / "peer"
     python = folder / "venv" / "bin" / "python"

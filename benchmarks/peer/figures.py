@@ -1,4 +1,4 @@
-"""What the sides' answers say: tables and ratios. Pure."""
+"""Makes tables and ratios from the sides' answers. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ LIMITS: Final[Mapping[str, tuple[int, int, int]]] = {
     "vllm-omni 8/8/1": (8, 8, 1),
     "vllm-omni 1/1/1": (1, 1, 1),
 }
-"""Requests at once in thinker, talker and code2wav: as ours, with one utterance at a time, and as it is shipped."""
+"""vllm-omni's limits of concurrent requests in thinker, talker and code2wav: as in our pipeline, then with one
+utterance at a time, and its own defaults."""
 EQUAL: Final = "vllm-omni 8/8/8"
 BOUNDS: Final[Mapping[str, float]] = {"all done": 0.8, "job": 0.95, "first audio": 0.2, "processor time a job": 0.7}
-"""Figure -> the most that ours over theirs is to be, at the most requests at once, whatever their limits."""
+"""Figure -> upper bound of our value over theirs, for the most concurrent requests and whichever of LIMITS."""
 TOLERANCE: Final = 0.3
 
 
@@ -39,7 +40,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request, in seconds since all of its round were sent."""
+    """Times of one request, in seconds since all requests of the round were sent."""
 
     done: float
     first_audio: float | None
@@ -50,16 +51,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One side's answers to some prompts at once."""
+    """One side's answers to prompts that were sent together."""
 
     answers: Sequence[Answer]
     codes: Sequence[Sequence[int]]
-    """Codec tokens by call of the stage that makes audio of them, in any order."""
+    """Codec tokens of each call of the stage that makes audio of them; the calls are in any order."""
     cpu_s: float
-    """Processor time of all of its processes."""
+    """Processor time of all processes of the side."""
 
     def figures(self) -> dict[str, float]:
-        """Returns what is compared, in seconds. A request without audio has heard it when it is done, at best."""
+        """Returns the figures that are compared, in seconds. A request without audio counts with its end's time."""
         return {
             "all done": max(answer.done for answer in self.answers),
             "job": statistics.median(answer.done for answer in self.answers),
@@ -77,14 +78,14 @@ class Start:
     seconds: float
     cpu_s: float
     memory_mib: float
-    """Resident, what processes share counted once."""
+    """Resident memory, with pages that processes share counted once."""
     idle_cores: float
     """Cores that it keeps busy without a request."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """All rounds of one side with one number at once."""
+    """All rounds of one side with one number of concurrent requests."""
 
     rounds: list[Round] = field(default_factory=list)
 
@@ -112,12 +113,12 @@ def parse_round(line: Mapping[str, Any], cpu_s: float) -> Round:
 
 
 def count_equal(made: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> int:
-    """Returns how many of the expected were made; each that was made counts once."""
+    """Returns how many of the expected sequences were made. A made sequence matches at most one expected sequence."""
     return (Counter(map(tuple, made)) & Counter(map(tuple, expected))).total()
 
 
 def job_rows(outcomes: Outcomes, references: Sequence[Reference]) -> list[Row]:
-    """Returns a row for each side and number at once: medians of the rounds, and how many answers are right."""
+    """Returns a row for each side and number of concurrent requests: medians, and how many answers are right."""
     rows: list[Row] = []
     for (side, count), outcome in sorted(outcomes.items(), key=lambda item: (item[0][1], item[0][0])):
         expected, requests = references[:count], count * len(outcome.rounds)
@@ -161,7 +162,7 @@ def start_rows(starts: Mapping[str, Start]) -> list[Row]:
 
 
 def find_ratios(outcomes: Outcomes, starts: Mapping[str, Start], references: Sequence[Reference]) -> list[Ratio]:
-    """Returns ours over theirs: at equal limits, and for each figure at those of their limits that are best for it."""
+    """Returns ours over theirs: at equal limits, and for each figure with the limits at which theirs is best."""
     counts = sorted({count for _, count in outcomes})
     ratios = [
         Ratio(

@@ -1,4 +1,4 @@
-"""The sides as running processes: our pipeline, and vllm-omni."""
+"""Runs the sides as processes: our pipeline, and vllm-omni."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
 
 
 class Side(Protocol):
-    """Answers prompts that come at once."""
+    """Answers prompts that are sent together."""
 
     async def ask(self, prompts: Sequence[Reference]) -> Round:
         """Returns the answers, in the order of the prompts."""
@@ -46,7 +46,7 @@ class Ours:
 
     client: AsyncOmniClient
     pids: Sequence[int]
-    """Of the stage servers; the client is this process."""
+    """Process ids of the stage servers; the client is this process."""
 
     async def ask(self, prompts: Sequence[Reference]) -> Round:
         """Returns the answers, in the order of the prompts. Raises OmniRequestError."""
@@ -89,7 +89,7 @@ class Peer:
 
     @classmethod
     async def start(cls, python: Path, checkpoint: Path, limits: Sequence[int], folder: Path) -> Peer:
-        """Returns it when it is ready. Its files go to the folder. Raises RuntimeError or TimeoutError."""
+        """Start vllm-omni and wait until it is ready. Its files go to the folder. Raises RuntimeError, TimeoutError."""
         configuration, codes, log = prepare_folder(folder, limits), folder / "codes.jsonl", folder / "log"
         with log.open("w", encoding="utf-8") as errors:
             process = await asyncio.create_subprocess_exec(
@@ -125,7 +125,7 @@ class Peer:
         return parse_round(line, read_cpu_s([self.pid]) - before)
 
     async def close(self) -> None:
-        """End it, and whatever of its processes stays behind."""
+        """End vllm-omni, and any of its processes that it leaves."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -153,7 +153,7 @@ class Peer:
 
 
 def prepare_folder(folder: Path, limits: Sequence[int]) -> Path:
-    """Make a folder for vllm-omni's files. Returns its deployment's file: JSON, which is YAML too."""
+    """Make a folder for vllm-omni's files. Returns the path of its deployment file: JSON, which is YAML too."""
     folder.mkdir()
     file = folder / "deployment.yaml"
     file.write_text(json.dumps(deployment(limits)), encoding="utf-8")
@@ -161,12 +161,12 @@ def prepare_folder(folder: Path, limits: Sequence[int]) -> Path:
 
 
 def read_cpu_s(pids: Sequence[int]) -> float:
-    """Returns the processor seconds so far of some processes and all below them."""
+    """Returns the processor seconds so far of the processes and all their descendants."""
     return sum(sum(process.cpu_times()[:2]) for process in _trees(pids))
 
 
 async def describe_start(pids: Sequence[int], seconds: float) -> Start:
-    """Returns what a side that has just become ready has cost, and what it costs while nobody asks."""
+    """Returns what it cost to start a side that is now ready, and the cores that it uses without requests."""
     cpu = read_cpu_s(pids)
     await asyncio.sleep(IDLE_S)
     idle = (read_cpu_s(pids) - cpu) / IDLE_S

@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-Omni as three processes, Full and Stream, against transformers on the same checkpoint and prompts."""
+"""Compares a tiny Qwen2.5-Omni as three processes, Full and Stream, with transformers: same checkpoint and prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Job completion time, time to first audio, and where a request's time goes."""
+    """Returns job completion time, time to first audio, and where a request's time goes."""
     # Imported here: the reference's process imports this package too.
     from benchmarks.pipeline.measure import measure as run
 
@@ -16,7 +16,7 @@ def measure(options: Options) -> Report:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Where the time goes, and the flame graph beside it."""
+    """Draw where a request's time goes."""
     from benchmarks.charts import grouped_bars
     from benchmarks.pipeline.measure import JOBS, REFERENCE
 

@@ -1,4 +1,4 @@
-"""Where a request's time went, from the timings that its stages sent. Pure."""
+"""Computes where a request's time went, from the timings that its stages sent. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = ("reach", "input", "prepare", "queue", "engine", "hand over", "finish")
 
 
 def split(timings: StageTimings, caller_unix_ns: int) -> dict[str, float]:
-    """ms of one stage's parts.
+    """Returns the milliseconds of each part of one stage's work.
 
     reach: from the caller's send (or the upstream stage's first row) to Accepted. input: until the whole input is here;
     in a Full edge that is the upstream engine's work. prepare: until the engine has the request. queue: until its

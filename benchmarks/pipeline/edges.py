@@ -1,4 +1,4 @@
-"""What the edges cost, from the stages' own metrics: seconds until the transport took each chunk."""
+"""Reads what the edges cost from the stages' own metrics: seconds until the transport took each chunk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EdgeTotals:
 
 
 def read_edges(ports: Mapping[str, int]) -> dict[str, EdgeTotals]:
-    """Counters of every stage that has sent rows."""
+    """Returns the counters of every stage that has sent rows."""
     totals = {}
     for stage, port in ports.items():
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:

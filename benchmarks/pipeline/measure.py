@@ -35,16 +35,16 @@ TOLERANCE = 0.3
 
 @dataclass(slots=True)
 class Outcome:
-    """Answers by round of one side and number at once."""
+    """Answers of one side for one number of concurrent requests, by round."""
 
     rounds: list[list[Answer]] = field(default_factory=list)
 
     def all(self, key: str) -> list[float]:
-        """done or first_audio of every answer, in seconds."""
+        """Returns `done` or `first_audio` (`key`) of every answer, in seconds."""
         return [getattr(answer, key) for answers in self.rounds for answer in answers]
 
     def medians(self, key: str) -> list[float]:
-        """Returns its median in each round."""
+        """Returns the median of `done` or `first_audio` in each round."""
         return [statistics.median(getattr(answer, key) for answer in answers) for answers in self.rounds]
 
     def makespans(self) -> list[float]:
@@ -56,7 +56,7 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 def measure(options: Options) -> Report:
-    """Full and Stream pipelines and transformers, all running, asked in turn."""
+    """Run Full and Stream pipelines and transformers, ask them in turn, and return the tables."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a stage: three share the cores
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         checkpoint = Path(folder) / "model"
@@ -120,7 +120,7 @@ def write_checkpoint(directory: Path, family: str = "qwen2_5_omni") -> None:
 
 
 def job_rows(outcomes: Outcomes) -> list[Row]:
-    """Returns one row for each side and number at once."""
+    """Returns a row for each side and number of concurrent requests."""
     return [
         {
             "side": name,
@@ -139,7 +139,7 @@ def job_rows(outcomes: Outcomes) -> list[Row]:
 
 
 def find_ratios(rows: Sequence[Row]) -> list[Ratio]:
-    """Our sides' times of a job against transformers'. No floor: what they should be depends on the cores."""
+    """Returns our sides' job times over transformers'. They have no bound: what is good depends on the cores."""
     return [
         Ratio(
             f"{row['side']}, {row['at_once']} at once, x {REFERENCE}",
@@ -185,7 +185,7 @@ def _edge_rows(name: str, side: Pipeline, before: dict[str, EdgeTotals], outcome
 
 
 async def draw_flame(side: Pipeline, path: Path) -> None:
-    """A flame graph of the thinker's stage server under load, if py-spy may look at it."""
+    """Draw a flame graph of the thinker's stage server under load, if py-spy has the permission to read it."""
     command = [str(Path(sys.executable).with_name("py-spy")), "record", "--nonblocking", "--rate", "200"]
     command += ["--duration", str(FLAME_SECONDS), "--output", str(path), "--pid", str(side.pids["thinker"])]
     sampler = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""The sides as running processes: a pipeline of stage servers, and transformers."""
+"""Runs the sides as processes: a pipeline of stage servers, and transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(slots=True)
 class Answer:
-    """One request, in seconds since all of its group were sent."""
+    """Times of one request, in seconds since all requests of its group were sent."""
 
     done: float = 0.0
     first_audio: float = 0.0
@@ -35,7 +35,7 @@ class Answer:
     tokens: dict[str, int] = field(default_factory=dict)
     """Completion tokens by stage."""
     bytes_sent: dict[str, int] = field(default_factory=dict)
-    """Tensor bytes by stage."""
+    """Tensor bytes that each stage sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Pipeline:
     """Stage servers' process ids by stage."""
 
     async def ask(self, prompts: Sequence[str]) -> list[Answer]:
-        """Send all at once. Returns their answers."""
+        """Send all prompts together. Returns their answers."""
         start, start_unix = time.perf_counter(), time.time_ns()
 
         async def one(prompt: str) -> Answer:
@@ -71,10 +71,10 @@ class Pipeline:
 def start_pipeline(
     sample: str, checkpoint: Path, step_tokens: int | None = None, mode: str | None = None
 ) -> Iterator[LocalPipeline]:
-    """Yields stage servers of manifests/samples/SAMPLE.yaml, ready; ended with the block.
+    """Yields the stage servers of manifests/samples/SAMPLE.yaml once they are ready; ends them with the block.
 
-    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: of every edge. None leaves it to the
-    sample.
+    `step_tokens`: maxNumBatchedTokens of the stages with a KV cache. `mode`: mode of every edge. None keeps the values
+    of the sample.
     """
     pipeline = load_pipeline(ROOT / "manifests" / "samples" / f"{sample}.yaml")
     stages = pipeline.spec.stages
@@ -117,7 +117,7 @@ class Reference:
 
     def __init__(self, checkpoint: Path, family: str = "qwen2_5_omni") -> None:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_WAIT_POLICY": "PASSIVE"}
-        # One thread as a stage has: two are no faster for a model this small, and spin where others want the core.
+        # One thread, as a stage has: two are no faster for a model this small, and they spin on cores that others need.
         environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.pipeline.reference", str(checkpoint), family],
@@ -129,11 +129,11 @@ class Reference:
         self._read()
 
     async def ask(self, prompts: Sequence[str], talker_tokens: int = TALKER_TOKENS) -> list[Answer]:
-        """Send all at once; they are answered one by one. Returns their answers."""
+        """Send all prompts together. Returns their answers; transformers makes one after another."""
         return await asyncio.to_thread(self._ask, prompts, talker_tokens)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
 

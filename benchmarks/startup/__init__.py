@@ -1,4 +1,4 @@
-"""Process start to ready, by part, of each stage of a tiny Qwen2.5-Omni, one stage at a time."""
+"""Measures each part of a stage's start, from its process to ready, for a tiny Qwen2.5-Omni, one stage at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "tiny-omni-full.y
 
 
 def measure(options: Options) -> Report:
-    """Starts every stage a few times, in turn; the first, uncounted start of the thinker fills the caches."""
+    """Start every stage a few times, in turn. The first start of the thinker fills the caches and is not counted."""
     from omni_cli.local.pipeline import compile_local
     from omni_proto.pipeline import load_pipeline
 
@@ -78,7 +78,8 @@ NOTES = [
 
 
 def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
-    """Start a stage server, wait until it is ready, stop it. Seconds by part, and processor seconds."""
+    """Start a stage server, wait until it is ready, and stop it. Returns the seconds of each part, and processor
+    seconds."""
     trace, address = folder / "trace.jsonl", folder / "address.json"
     for stale in (trace, address):
         stale.unlink(missing_ok=True)
@@ -102,7 +103,7 @@ def start_once(config: Path, folder: Path) -> tuple[dict[str, float], float]:
 
 
 def draw(result: Row, path: Path) -> None:
-    """A bar a stage, its parts one behind the other."""
+    """Draw a bar for each stage, with the parts of the start side by side in it."""
     rows = result["tables"][BY_PART]
     bars = {stage: {row["part"]: row[stage] for row in rows} for stage in STAGES}
     stacked_bars(path, bars, title="Process start to ready", unit="s")

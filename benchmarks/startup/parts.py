@@ -1,4 +1,4 @@
-"""From marks to the parts of a start. Pure."""
+"""Splits a start into its parts, from the marks that processes wrote. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS = (
     ("hand-shake", "server", "AsyncEngineCore.start ends"),
     ("warm-up request", "server", "VllmStageEngine._start ends"),
 )
-"""What ends with a mark, of which process. Each part begins where the one before ends."""
+"""The part that ends with a mark, and the process that writes the mark. A part begins where the one before it ends."""
 LAST_PART = "ports and address file"
 
 
@@ -52,6 +52,6 @@ def split_start(marks: Sequence[Mark], launched: float, ready: float) -> dict[st
 
 
 def cpu_seconds(marks: Sequence[Mark]) -> float:
-    """Processor seconds of all processes up to their last mark."""
+    """Returns the processor seconds of all processes, each up to its last mark."""
     last = {mark.pid: mark.cpu for mark in marks}
     return sum(last.values())

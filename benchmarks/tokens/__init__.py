@@ -1,4 +1,4 @@
-"""What the stage server's event loop costs for a token: text to the caller, rows to the stage below."""
+"""Measures what the stage server spends on a token: it sends text to the caller and rows to the stage below."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """Processor time a token, and how late texts and rows are."""
+    """Returns processor time for a token, and how late texts and rows are."""
     # Imported here: every process of the case imports this package.
     from benchmarks.tokens.measure import measure as run
 
@@ -16,7 +16,7 @@ def measure(options: Options) -> Report:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Processor time a token."""
+    """Draw processor time for a token."""
     from benchmarks.charts import grouped_bars
     from benchmarks.tokens.measure import PACED, TEXT, TEXT_AND_ROWS
 

@@ -1,4 +1,4 @@
-"""The callers of one run, in a process of their own: `python -m benchmarks.tokens.caller`.
+"""Makes the calls of a run, from a process of its own: `python -m benchmarks.tokens.caller`.
 
 Reads one line of JSON {port, count, tokens, spread_s}, opens `count` calls over spread_s seconds, and prints
 {late_us, arrived_us, rows_late_us}: of every text how late it came and when, and what the talker said of the rows.
@@ -31,7 +31,7 @@ class Callers:
         self.rows_late_us: list[list[int]] = []
 
     async def call(self, method: Any, tokens: int, wait_s: float) -> None:
-        """One request, from its start to its end."""
+        """Make one request after `wait_s` seconds, and read its answer to the end."""
         await asyncio.sleep(wait_s)
         sampling = {"thinker": sampling_pb2.SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)}
         start = stage_service_pb2.Start(text="hello", sampling=sampling)

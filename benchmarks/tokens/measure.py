@@ -25,9 +25,9 @@ PACED, REAL = "scripted engines, 100 steps a second", "vLLM's output path, tiny 
 AT_ONCE = (1, 8, 64)
 TOKENS = 500
 SPREAD_S = 1.0
-"""Over which the requests of a run begin."""
+"""Seconds over which the requests of a run begin."""
 LEAD_S = 1.5
-"""From a run's beginning until processor time is counted: all requests are under way."""
+"""Seconds from a run's beginning until processor time is counted, when all requests are under way."""
 ROUNDS = 3
 REAL_AT_ONCE, REAL_TOKENS = 64, 150
 TEXT_GOAL_US, ROWS_GOAL_US, REAL_GOAL_US = 40, 80, 120
@@ -54,7 +54,7 @@ class Sample:
     """One run of one side."""
 
     cpu_us: float
-    """Of the sending server for each token."""
+    """Processor time of the sending server for each token, in microseconds."""
     text_us: Sequence[int] = ()
     early_us: Sequence[int] = ()
     later_us: Sequence[int] = ()
@@ -91,7 +91,7 @@ NOTES = [
 
 @contextmanager
 def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
-    """Yields a server a side, all running."""
+    """Yields a running server for each side."""
     module = f"{_MODULE}.stage"
     with ExitStack() as stack:
         talker = {**_STAGE, "stage": "talker", "input": {"source": "thinker", "mode": "Stream"}}
@@ -116,7 +116,7 @@ def paced_servers(folder: Path) -> Iterator[dict[str, Server]]:
 
 
 def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samples:
-    """Returns the samples of each side and number at once; the sides take turns."""
+    """Returns the samples of each side and number of concurrent requests; the sides take turns."""
     samples: Samples = defaultdict(list)
     for server in servers.values():
         callers.start(port=server.port, count=4, tokens=20, spread_s=0.1)
@@ -129,7 +129,7 @@ def run_paced(servers: dict[str, Server], callers: Callers, rounds: int) -> Samp
 
 
 def run_once(server: Server, callers: Callers, count: int) -> Sample:
-    """`count` requests of TOKENS tokens; processor time from when all are under way until the first ones end."""
+    """Send `count` requests of TOKENS tokens. Processor time counts once all are under way, until the first ends."""
     callers.start(port=server.port, count=count, tokens=TOKENS, spread_s=SPREAD_S)
     time.sleep(LEAD_S)
     began, cpu_began = time.monotonic(), server.cpu_s()
@@ -173,7 +173,7 @@ def run_real(folder: Path, callers: Callers, rounds: int) -> Samples:
 
 
 def paced_rows(samples: Samples) -> list[Row]:
-    """Returns one row for each side and number at once; lateness in ms, of all rounds together."""
+    """Returns a row for each side and number of concurrent requests. Lateness is in ms, over all rounds together."""
     return [
         {
             "side": name,
@@ -189,7 +189,7 @@ def paced_rows(samples: Samples) -> list[Row]:
 
 
 def real_rows(samples: Samples) -> list[Row]:
-    """Returns one row a side."""
+    """Returns a row for each side."""
     return [
         {
             "side": name,
@@ -202,7 +202,7 @@ def real_rows(samples: Samples) -> list[Row]:
 
 
 def find_ratios(paced: Samples, real: Samples) -> list[Ratio]:
-    """Against bare gRPC in the same rounds; and the budgets in microseconds, which are this machine's."""
+    """Returns ratios to bare gRPC in the same rounds, and figures in microseconds, whose budgets suit this machine."""
     most = max(AT_ONCE)
     ratios = [
         Ratio(

@@ -26,10 +26,10 @@ from omni_stage.step_order import order_step
 
 STEP_S = 0.01
 ROW = 3584
-"""Numbers of a row, as Qwen2.5-Omni-7B's hidden states: 7 KiB of bfloat16."""
+"""Numbers in a row, as in Qwen2.5-Omni-7B's hidden states: 7 KiB of bfloat16."""
 SCHEMA = TensorSchema("bench/tokens", 1, (TensorSpec("x", "bfloat16", (ROW,)), TensorSpec("token_ids", "int64")))
 EARLY_ROWS = 8
-"""The first rows of a request: its speech cannot begin without them."""
+"""Number of first rows of a request without which its speech cannot begin."""
 _MAX_AT_ONCE = 256
 
 
@@ -78,7 +78,7 @@ class PacedEngine:
         self._clock = asyncio.create_task(self._tick())
 
     async def _tick(self) -> None:
-        """Hand a step to every request, once each 10 ms; those that were missed follow at once."""
+        """Hand a step to every request every 10 ms. Steps that were missed follow immediately."""
         due = time.monotonic()
         while True:
             due += STEP_S
@@ -90,7 +90,7 @@ class PacedEngine:
                 request.put(due_us, self._rows[number])
 
     async def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Yields tokens at the clock's pace; a request with streamed input says how late its rows were instead."""
+        """Yields tokens at the clock's pace. A request with streamed input yields instead how late its rows were."""
         self.unfinished_requests += 1
         try:
             source = request.source
@@ -128,7 +128,7 @@ class _Running:
         self._ready = asyncio.Event()
 
     def count(self) -> int:
-        """Returns how many tokens it has had."""
+        """Returns how many tokens the request has got so far."""
         return self._tokens - self._left
 
     @property

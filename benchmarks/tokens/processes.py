@@ -1,4 +1,4 @@
-"""The processes of a run, and their processor time."""
+"""Starts the processes of a run, and reads their processor time."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """A process that calls."""
+    """A process that makes the calls of runs."""
 
     process: subprocess.Popen[str]
 
     def start(self, **run: object) -> None:
-        """Begin a run; see caller."""
+        """Begin a run, with the fields that the process's module reads."""
         if self.process.stdin is None:
             raise RuntimeError("callers without stdin")
         self.process.stdin.write(json.dumps(run) + "\n")
@@ -88,7 +88,7 @@ def _real(file: Path, address: Path) -> list[str]:
 
 @contextmanager
 def serve_bare(module: str, *arguments: str) -> Iterator[Server]:
-    """Yields the bare server, which says its port."""
+    """Yields the bare server, which prints its port."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
     try:
         yield Server(process.pid, json.loads(_read(process))["grpc"])

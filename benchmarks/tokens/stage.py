@@ -33,13 +33,13 @@ from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 BARE, SINK = "bare", "sink"
 ROW_STEPS = 4
-"""Steps whose rows a bare server sends in one message: what 40 ms of company allow."""
+"""Steps whose rows the bare server sends in one message: a stage server waits 40 ms for further rows."""
 _ROWS = bytes(ROW * 2 * ROW_STEPS)
 
 
 def main(name: str, sink: str = "") -> int:
     tune_malloc()
-    # As the stage server does: what was imported is not gone through again and again.
+    # As in the stage server: the garbage collector skips what was imported.
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if name in (BARE, SINK):
@@ -53,7 +53,7 @@ def main(name: str, sink: str = "") -> int:
 
 
 async def _serve_bare(name: str, sink: str) -> None:
-    """Until the process ends. max_tokens of Start says how many texts a call gets."""
+    """Serve until the process ends. A call gets as many texts as max_tokens of its Start says."""
     server = grpc.aio.server(options=server_options())
     if name == SINK:
         handler = grpc.stream_stream_rpc_method_handler(_read_all)

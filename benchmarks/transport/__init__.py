@@ -1,4 +1,4 @@
-"""Tensors from one process to another over loopback: our codec and stream against raw TCP and other peers."""
+"""Compares ways to send tensors between processes over loopback: our codec and stream, raw TCP and other peers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.report import Options, Report, Row
 
 
 def measure(options: Options) -> Report:
-    """GB/s, CPU seconds a GB and round trips of every side."""
+    """Returns GB/s, CPU seconds for a GB and round-trip times of every side."""
     # Imported here: every peer process imports this package, and needs one side only.
     from benchmarks.transport.measure import measure as run
 
@@ -16,7 +16,7 @@ def measure(options: Options) -> Report:
 
 
 def draw(result: Row, path: Path) -> None:
-    """Ratios to raw TCP by size."""
+    """Draw the ratios to raw TCP by size."""
     from benchmarks.charts import grouped_bars
     from benchmarks.transport.measure import FLOORS, STREAMED
     from benchmarks.transport.peer import OMNI

@@ -1,4 +1,4 @@
-"""Arrow Flight: one DoPut a lane, record batches of one fixed-size column.
+"""Arrow Flight as a side: a DoPut call for each lane, and record batches of one fixed-size column.
 
 Batches of about 1 MiB are its fastest; put together they are copied once. A tensor in one batch is not copied at all.
 """
@@ -17,7 +17,7 @@ from benchmarks.transport.payload import ROW_BYTES, checksum, verify
 
 _SCHEMA = pa.schema([pa.field("x", pa.binary(ROW_BYTES), nullable=False)])
 _HEAD = struct.Struct("<IQQ")
-"""Checksum of the batch, its first byte, and the bytes of the whole tensor."""
+"""Checksum of the batch, offset of its first byte in the tensor, and bytes of the whole tensor."""
 
 
 class _Server(flight.FlightServerBase):
@@ -42,14 +42,14 @@ class _Server(flight.FlightServerBase):
 
 
 def serve(announce: Callable[[int], None]) -> None:
-    """Receive tensors, each answered with one byte of metadata."""
+    """Receive tensors, and answer each with one byte of metadata."""
     server = _Server("grpc://127.0.0.1:0")
     announce(server.port)
     server.serve()
 
 
 def connect(port: int, *, batch_rows: int) -> Client:
-    """Returns one client for all lanes; batch_rows in a batch, 0 for all of the tensor's."""
+    """Returns one client for all lanes. `batch_rows`: rows in a batch; 0 puts the whole tensor into one batch."""
     client = flight.connect(f"grpc://127.0.0.1:{port}")
 
     def open_lane() -> Lane:

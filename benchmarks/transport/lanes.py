@@ -1,4 +1,4 @@
-"""A side's sender: lanes that carry tensors, and the two ways in which they are timed."""
+"""Defines a side's sender: lanes that carry tensors, and the two ways in which they are timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 PAUSE_S = 0.001
-"""Between two rows that are sent beside bulk: a decoder's pace."""
+"""Pause between two rows that are sent beside bulk, at a decoder's pace."""
 BULK_LEAD_S = 0.05
 
 
@@ -21,24 +21,24 @@ class Lane:
     """A blocking sender of tensors, uint8 [rows * ROW_BYTES], one after another."""
 
     post: Callable[[np.ndarray], object]
-    """Sends a tensor, at once or when the ones before are out."""
+    """Sends a tensor, immediately or after the tensors before it."""
     wait: Callable[[], object]
-    """Returns once the receiver has one more of them, whole and verified."""
+    """Returns once the receiver has the next of the sent tensors, whole and verified."""
 
 
 class Client(Protocol):
     """One side's sender, connected to its server."""
 
     def transfers(self, data: np.ndarray, count: int) -> list[float]:
-        """[Seconds a tensor, when count of them are sent one behind the other until the last has arrived]."""
+        """Returns [seconds for a tensor], when `count` tensors are sent back to back until the last has arrived."""
 
     def round_trips(self, row: np.ndarray, count: int, bulk: np.ndarray | None) -> list[float]:
-        """Returns the seconds of each of count rows, from sent to answered; meanwhile bulk, if given, is sent over and
-        over."""
+        """Returns for each of `count` rows the seconds from sending it to its answer. If `bulk` is given, it is sent
+        over and over meanwhile."""
 
 
 class BlockingClient:
-    """A client made of blocking lanes. open_lane makes one; a second carries the bulk, on a thread."""
+    """A client made of blocking lanes, which open_lane makes. A second lane carries the bulk, on a thread."""
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
         self._open_lane = open_lane

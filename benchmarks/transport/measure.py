@@ -19,12 +19,12 @@ from benchmarks.verdict import Ratio
 
 ROUNDS = 15
 ROUND_TRIPS = 150
-"""In a round."""
+"""Round trips in a round."""
 STREAMED, LATENCY = "streams of tensors", "round trip of one row"
 FLOORS = {"1 MB": 0.4, "8 MB": 0.5, "32 MB": 0.5}
-"""Least ratio to raw TCP."""
+"""Lower bounds of our stream's speed over raw TCP's, by size."""
 FLIGHT_GOAL = 1.0
-"""Of the ratios to Arrow Flight. Not reached: docs/performance.md says why."""
+"""Goal for our stream's speed over Arrow Flight's. It is not reached: docs/performance.md explains why."""
 TOLERANCE = 0.3
 """Two processes for a side on two cores: single runs differ by a fifth."""
 
@@ -90,7 +90,7 @@ NOTES = [
 
 
 def streamed_rows(peers: Mapping[str, Peers]) -> list[Row]:
-    """Returns one row a size and side."""
+    """Returns a row for each size and side."""
     return [
         {
             "size": size.name,
@@ -106,7 +106,7 @@ def streamed_rows(peers: Mapping[str, Peers]) -> list[Row]:
 
 
 def latency_rows(peers: Mapping[str, Peers]) -> list[Row]:
-    """Returns one row a side, in microseconds."""
+    """Returns a row for each side, in microseconds."""
     return [
         {
             "side": name,
@@ -121,7 +121,7 @@ def latency_rows(peers: Mapping[str, Peers]) -> list[Row]:
 
 
 def find_ratios(peers: Mapping[str, Peers]) -> list[Ratio]:
-    """Our stream against raw TCP and Arrow Flight."""
+    """Returns our stream's speed over raw TCP's and over Arrow Flight's."""
 
     def ratio(other: str, size: str) -> float:
         return round(median_ratio(_speeds(peers[OMNI], size), _speeds(peers[other], size)), 3)
@@ -160,7 +160,7 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def ask(process: subprocess.Popen[str], command: Row) -> Any:
-    """Returns its answer to a command."""
+    """Send a command to a process, and return the answer."""
     if process.stdin is None:
         raise RuntimeError("a peer without stdin")
     process.stdin.write(json.dumps(command) + "\n")

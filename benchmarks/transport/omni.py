@@ -27,7 +27,7 @@ from omni_stage.service.edges.output import EdgeWriter
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, WireMessage, deserialize_request, serialize_request
 
 MAX_ROWS = 1 << 14
-"""What an edge announces: more than any tensor here has, as the bound of a request is."""
+"""Row limit that an edge announces: more rows than any tensor here has, as in a request."""
 _ACCEPTED = stage_service_pb2.GenerateResponse(stage="talker", accepted=events_pb2.Accepted(request_id="bench"))
 
 

@@ -1,4 +1,5 @@
-"""Raw TCP: a head of 16 bytes and the rows, in chunks received straight into the tensor's buffer. The yardstick."""
+"""Raw TCP, which the other sides are compared with: chunks of a 16-byte head and rows, received straight into the
+tensor's buffer."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from benchmarks.transport.lanes import BlockingClient, Client, Lane
 from benchmarks.transport.payload import CHUNK_ROWS, ROW_BYTES, checksum, verify
 
 _HEAD = struct.Struct("<QII")
-"""Bytes of the whole tensor, of this chunk, and its checksum."""
+"""Bytes of the whole tensor, bytes of this chunk, and checksum of this chunk."""
 _CHUNK = CHUNK_ROWS * ROW_BYTES
 
 
@@ -29,7 +30,7 @@ def serve(announce: Callable[[int], None], *, checked: bool) -> None:
 
 
 def connect(port: int, *, checked: bool) -> Client:
-    """Returns a connection a lane."""
+    """Returns a client with a connection for each lane."""
 
     def open_lane() -> Lane:
         connection = socket.create_connection(("127.0.0.1", port))
@@ -73,7 +74,7 @@ def _receive_all(connection: socket.socket, checked: bool) -> None:
 
 
 def _fill(connection: socket.socket, buffer: memoryview) -> bool:
-    """False if the peer is gone."""
+    """Fill the buffer from a socket. Returns False if the peer is gone."""
     filled = 0
     while filled < len(buffer):
         count = connection.recv_into(buffer[filled:])

@@ -24,7 +24,7 @@ def serve(announce: Callable[[int], None]) -> None:
 
 
 def connect(port: int) -> Client:
-    """Returns a socket a lane: sockets belong to one thread."""
+    """Returns a client with a socket for each lane, because a socket belongs to one thread."""
     context = zmq.Context()
 
     def open_lane() -> Lane:

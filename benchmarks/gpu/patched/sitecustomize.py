@@ -1,6 +1,6 @@
 """Changes two modules of a stage as they are imported, for the checks on a GPU: Python imports this file first.
 
-PYTHONPATH alone leads here; nothing in the product does. Neither change has an effect without its cue:
+Only PYTHONPATH brings Python to this file; nothing in the product does. Neither change has an effect without its cue:
 
 - token2wav fails for a request with one of two seeds: by a device-side assertion (an index out of bounds on the GPU),
   or because it asks for more memory than any device has. Cue: the seed.
@@ -56,7 +56,7 @@ PATCHES = {
     "omni_stage.models.qwen2_5_omni.token2wav.model": fail_for_seeds,
     "omni_stage.engine.vllm_engine": load_random_weights,
 }
-"""By the module that they change."""
+"""Module -> the function that changes it."""
 
 
 class _Patcher(MetaPathFinder):

@@ -1,4 +1,4 @@
-"""Text, media rows and the codes of all codebooks, against transformers' own model (float32, on the CPU)."""
+"""Compares text, media rows and the codes of all codebooks with transformers' own model (float32, on the CPU)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAMILY = "qwen3_omni"
 ROWS_CPU, ROWS_GPU = 4e-3, 2e-2
 SOUND_CPU, SOUND_GPU = 1e-5, 1e-4
 SHARE = 0.12
-"""Of the GPU, for each of the three tiny stages: a quarter of it stays free for what runs beside."""
+"""Share of the GPU for each of the three tiny stages. The rest stays free for other processes."""
 _CPU_ONLY = "needs a GPU: vLLM's CPU build has no CUDA graphs"
 
 
@@ -41,7 +41,8 @@ def _reference(checkpoint: Path) -> Any:
 
 
 def codes(context: Context) -> Iterator[Finding]:
-    """Each prompt alone, Full and Stream, and all at once; then with CUDA graphs, and with NaN in the padding."""
+    """Runs each prompt alone, with Full and with Stream. A GPU also runs all at once, and then everything again with
+    CUDA graphs, and with NaN in the padding."""
     arguments = {"gpu_memory_utilization": SHARE} if context.on_gpu else {}
     # Triton multiplies float32 in TF32 by default, which may pick another expert than float32 does.
     with environment(TRITON_F32_DEFAULT="ieee"):
@@ -92,7 +93,7 @@ async def _compare(context: Context, label: str) -> list[Finding]:
 
 
 def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> list[Finding]:
-    """Text, codes and audio of one answer."""
+    """Returns the findings for text, codes and audio of one answer. Audio is compared only if the codes are equal."""
     tokens = ours["thinker"].token_ids
     codes = ours["talker"].tensors["codes"]
     audio = ours["code2wav"].audio
@@ -107,7 +108,7 @@ def _judge(context: Context, name: str, ours: dict[str, Any], theirs: Any) -> li
 
 
 def _first_frame(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """Returns where two tables of frames [frames, groups] part, in words."""
+    """Returns in words where two tables of frames [frames, groups] first differ."""
     for index in range(min(len(ours), len(theirs))):
         differing = (ours[index] != theirs[index]).nonzero().flatten().tolist()
         if differing:
@@ -117,7 +118,7 @@ def _first_frame(ours: torch.Tensor, theirs: torch.Tensor) -> str:
 
 @torch.no_grad()
 def media_rows(model: Any, prompt: Any) -> torch.Tensor:
-    """transformers' hidden states [n, H] of accept_hidden_layer at the media of the user's turn."""
+    """Returns transformers' hidden states [n, H] of accept_hidden_layer at the media tokens of the prompt."""
     inputs = model.encode(prompt)
     thinker = model.model.thinker
     config = model.model.config
@@ -129,7 +130,7 @@ def media_rows(model: Any, prompt: Any) -> torch.Tensor:
 
 
 def syncs(context: Context) -> Finding:
-    """vLLM's own check that a step waits for the GPU nowhere, the code predictor included."""
+    """Runs vLLM's own check that no step waits for the GPU; the talker's steps include the code predictor."""
     with (
         environment(VLLM_GPU_SYNC_CHECK="error", TRITON_F32_DEFAULT="ieee"),
         engine_arguments(gpu_memory_utilization=SHARE),

@@ -1,8 +1,8 @@
-"""How far rounding alone moves the talker's hidden states: published shapes, random weights, bfloat16 against float32.
+"""Measures how far rounding alone moves the talker's hidden states: bfloat16 against float32, with random weights.
 
-A router takes the best few of its experts. Rounding decides where two are nearly equal, and another expert is another
-answer. So several correct ways to compute the same layers are compared with float32 and against each other, once with
-each way's own choice and once with the choice that float32 makes.
+A router takes the best few of its experts. Where two are nearly equal, rounding decides which one, and another expert
+gives another answer. So several correct ways to compute the same layers are compared with float32 and with each other:
+once with the experts that each way chooses, and once with those that float32 chooses.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.gpu.checks import Context, Finding, at_most
 from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
 
 PROMPTS, LENGTH = 32, 8
-"""As many tokens as the check at start-up gives the first step of its first request."""
+"""Prompts, and tokens in each: as many as the first step of the first request has in the check at start-up."""
 TOGETHER = 8
-"""Prompts in a batch, in the way that computes several at once."""
+"""Prompts in a batch, for the ways that compute several prompts together."""
 FORCED_LIMIT = 2e-2
 
 
@@ -54,7 +54,8 @@ class Router(nn.Module):
 
 
 def load(device: str, layers: int | None = None) -> Any:
-    """transformers' talker layers of the release with random weights of gain 1, bfloat16; `layers`: only so many."""
+    """Returns transformers' talker with the release's shapes and random weights of gain 1, in bfloat16; with only
+    `layers` layers, if given."""
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerModel
 
@@ -79,7 +80,7 @@ def load(device: str, layers: int | None = None) -> Any:
 
 
 def routers(model: Any) -> list[Router]:
-    """Of all layers, in order."""
+    """Returns the routers of all layers, in order."""
     return [layer.mlp.gate for layer in model.layers]
 
 
@@ -87,9 +88,9 @@ def routers(model: Any) -> list[Router]:
 def run(
     model: Any, prompts: torch.Tensor, at_once: int, told: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states float32 [prompts, hidden] of the last tokens, and the chosen ids [prompts, length, layers, top_k].
+    """Returns the last tokens' hidden states, float32 [prompts, hidden], and the experts' ids [prompts, length, layers,
 
-    `told`: the ids to take in place of the model's own choice.
+    top_k]. `told`: ids to take in place of the model's own choice.
     """
     hidden: list[torch.Tensor] = []
     chosen: list[torch.Tensor] = []
@@ -108,20 +109,20 @@ def run(
 
 
 def compare(values: torch.Tensor, reference: torch.Tensor) -> dict[str, float]:
-    """Relative differences of [n, hidden]: of all together, of the middle and of the worst row."""
+    """Returns relative differences of two [n, hidden]: of all rows together, and of the median and the worst row."""
     each = (values - reference).norm(dim=-1) / reference.norm(dim=-1)
     whole = (values - reference).norm() / reference.norm()
     return {"whole": float(whole), "median": float(each.median()), "worst": float(each.max())}
 
 
 def share_of_other_experts(chosen: torch.Tensor, reference: torch.Tensor) -> float:
-    """Returns the share of (token, layer) pairs at which not the same set of experts was chosen."""
+    """Returns the share of (token, layer) pairs for which another set of experts was chosen."""
     same = (chosen.sort(dim=-1).values == reference.sort(dim=-1).values).all(dim=-1)
     return 1.0 - float(same.float().mean())
 
 
 def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the figures by way and by whose choice of experts it took."""
+    """Returns WAY.own and WAY.told -> figures; with "told", the way took the experts that float32 chose."""
     model = load(device, layers)
     exact = copy.deepcopy(model).float()
     prompts = 0.6 * torch.randn(PROMPTS, LENGTH, model.config.hidden_size, device=device).to(torch.bfloat16)
@@ -152,7 +153,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
         layer.compile()
     note("compiled", 1)
     note("compiled_together", TOGETHER)
-    # What a fault looks like: an earlier row of the prompt that is another's, with everything else right.
+    # What faults look like: a prompt with one row of another request, and the answer to another request.
     broken = prompts.clone()
     broken[:, 2] = prompts.roll(1, 0)[:, 2]
     found["fault.one_earlier_row"] = {"to_float32": compare(run(model, broken, 1)[0], reference)}
@@ -161,7 +162,7 @@ def measure(device: str, layers: int | None = None) -> Mapping[str, Mapping[str,
 
 
 def rounding(context: Context) -> Iterator[Finding]:
-    """Each way's distance to float32; limited where all ways take the same experts."""
+    """Measures each way's distance to float32. It has a limit only where the way takes the experts of float32."""
     for name, data in measure("cuda").items():
         context.say(f"{name}: {data}")
         limit = FORCED_LIMIT if name.endswith(".told") else float("inf")

@@ -1,4 +1,4 @@
-"""What the code predictor costs a step of the talker: published shapes, bfloat16, as it is and as one CUDA graph."""
+"""Measures what the code predictor adds to a step of the talker, in bfloat16, without and with a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.gpu.qwen3_omni.sound import PUBLISHED
 
 AT_ONCE = (1, 8, 32, 64)
 FRAME_MS = 80.0
-"""A frame of codes is so much audio."""
+"""Milliseconds of audio in a frame of codes."""
 
 
 def load(device: str) -> Any:
-    """transformers' code predictor of the release, bfloat16, random weights."""
+    """Returns transformers' code predictor with the release's shapes and random weights, in bfloat16."""
     from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
         Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Predictor,
@@ -30,7 +30,7 @@ def load(device: str) -> Any:
 
 
 def cost(context: Context) -> Iterator[Finding]:
-    """Milliseconds a step by frames at once, without and with a CUDA graph, and whether both give the same codes."""
+    """Measures milliseconds a step by batch size, without and with a CUDA graph, and compares the codes of both."""
     from omni_stage.models.qwen3_omni.talker.predictor import CodePredictor
 
     model = load("cuda")
@@ -68,7 +68,7 @@ def cost(context: Context) -> Iterator[Finding]:
 
 
 def milliseconds(run: Callable[[], Any], rounds: int = 10) -> float:
-    """Of one call, behind three others."""
+    """Returns the mean milliseconds of a call, after three calls that warm up."""
     for _ in range(3):
         run()
     torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""A checkpoint of Qwen3-Omni-30B-A3B's sizes with random weights. The thinker draws its own 59 GiB as it is loaded.
+"""Writes a checkpoint of Qwen3-Omni-30B-A3B's sizes with random weights.
 
-config.json and the names, shapes and dtypes of what is written are the published ones: talker, code2wav and the
-thinker's embedding, 7.7 GB.
+The files have talker, code2wav and the thinker's embedding, 7.7 GB; the thinker makes its other weights as it is
+loaded, 59 GiB in all. config.json and the names, shapes and dtypes of the tensors are the published ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omni_stage.models.shared.embedding import THINKER_EMBEDDING
 from support.published import INDEX, QWEN3, PublishedTensor, published_tensors, write_header, write_published_qwen3
 
 LEFT_OUT = "left-out.json"
-"""Names the configuration hooks of the stages whose weights are not in the shards."""
+"""File that lists the configuration hooks of the stages whose weights are not in the shards."""
 SHARD_BYTES = 2 << 30
 TOKEN_IDS = {
     "<|endoftext|>": 151643,
@@ -43,7 +43,7 @@ ROLE_IDS = {"user": 872, "assistant": 77091, "system": 8948}
 
 
 def write_shaped(directory: Path) -> Path:
-    """Write what of the checkpoint is read from files; return its directory."""
+    """Write the part of the checkpoint that stages read from files; return its directory."""
     write_published_qwen3(directory)
     write_tokenizer(directory, make_tokenizer())
     parts = [

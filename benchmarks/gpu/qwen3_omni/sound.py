@@ -1,4 +1,4 @@
-"""code2wav without vLLM: chunks of any size against one forward of transformers' model, its memory and its speed.
+"""Checks code2wav without vLLM: its chunks against one forward of transformers' model, its memory and its speed.
 
 Published shapes with random weights on a GPU, the tiny checkpoint's on a CPU. float32; TF32 is off where samples are
 compared.
@@ -20,7 +20,7 @@ from benchmarks.gpu.qwen3_omni.codes import FAMILY, SOUND_CPU, SOUND_GPU
 
 PUBLISHED = Path(__file__).parents[3] / "tests" / "data" / "published" / "qwen3_omni_30b_a3b.config.json"
 FRAMES, CPU_FRAMES = 500, 24
-"""40 seconds, and as many as a CPU does at once."""
+"""Frames that are compared on a GPU (40 seconds of audio), and on a CPU."""
 SIZES = (1, 4, 25)
 AT_ONCE = (1, 8, 32, 64)
 SAMPLES, RATE_HZ = 1920, 24_000
@@ -42,21 +42,21 @@ def load(device: str, directory: Path) -> Any:
         return Qwen3OmniMoeForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).code2wav.eval()
     values = json.loads(PUBLISHED.read_text(encoding="utf-8"))["code2wav_config"]
     model = Qwen3OmniMoeCode2Wav._from_config(Qwen3OmniMoeCode2WavConfig(**values)).float().eval()
-    # Under the name that it has in a whole checkpoint, which the draw goes by.
+    # The model gets the name that it has in a whole checkpoint, because the weights depend on names.
     fill_weights(torch.nn.ModuleDict({"code2wav": model}), 0)
     make_audible(model, 0)
     return model.to(device)
 
 
 def draw(model: Any, frames: int, sounds: int = 1, seed: int = 0) -> torch.Tensor:
-    """Codes int64 [streams, groups, frames] on the model's device."""
+    """Returns random codes, int64 [streams, groups, frames], on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sounds, model.config.num_quantizers, frames)
     return torch.randint(model.config.codebook_size, shape, generator=generator).to(model.code_embedding.weight.device)
 
 
 def chunks(context: Context) -> Iterator[Finding]:
-    """Chunks of 1, 4 and 25 frames against one forward; silence would prove nothing."""
+    """Compares chunks of 1, 4 and 25 frames with one forward. Silence fails: it would prove nothing."""
     from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
@@ -83,7 +83,7 @@ def chunks(context: Context) -> Iterator[Finding]:
 
 
 def together(context: Context) -> Finding:
-    """Streams that are at different frames, in one forward, against each alone."""
+    """Compares one forward of several streams, each at another frame, with a forward of each stream alone."""
     from benchmarks.gpu.wave_model import full_precision
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
@@ -104,7 +104,7 @@ def together(context: Context) -> Finding:
 
 
 def speed(context: Context) -> Iterator[Finding]:
-    """One frame of each of 1, 8, 32 and 64 streams, as a streamed stage runs them: ms a step, and bytes at most."""
+    """Measures steps of 1, 25 and 64 frames of each of 1, 8, 32 and 64 streams: real-time factor, ms and peak bytes."""
     from omni_stage.models.qwen3_omni.code2wav.sound.decoder import ChunkDecoder
 
     model = load("cuda", context.out.parent)

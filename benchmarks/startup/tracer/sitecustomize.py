@@ -1,6 +1,6 @@
 """Put on PYTHONPATH by the start-up bench: every Python process writes down when it passes the marks of MARKS.
 
-A line of JSON a mark, appended to the file that OMNI_BENCH_TRACE names. The product does not know of it.
+For each mark it appends a line of JSON to the file that OMNI_BENCH_TRACE names. The product does not know of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARKS = {
     "vllm.v1.worker.gpu_worker": ("Worker.load_model",),
     "vllm.v1.worker.cpu_worker": ("CPUWorker.init_device",),
 }
-"""Module -> functions of it. The end of a module's import is a mark too."""
+"""Module -> its functions that are marked. The end of a module's import is a mark, too."""
 
 _FILE = os.environ.get("OMNI_BENCH_TRACE", "")
 

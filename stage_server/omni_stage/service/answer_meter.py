@@ -16,7 +16,7 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """Times in seconds since the request's start; None for what did not happen."""
+    """What the caller got, and when: times are in seconds since the request's start, None for what did not happen."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)

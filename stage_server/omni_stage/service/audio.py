@@ -33,7 +33,7 @@ def chunk_seconds(chunk: events_pb2.AudioChunk) -> float:
 
 @dataclass(slots=True)
 class AudioEncoder:
-    """Turns one request's audio into AudioChunks; counts samples."""
+    """Turns one request's audio into AudioChunks, and counts its samples."""
 
     encoding: sampling_pb2.AudioEncoding
     sample_rate_hz: int

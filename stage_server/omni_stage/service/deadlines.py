@@ -12,7 +12,7 @@ HOP_MARGIN_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """When a request must have ended, in seconds of the monotonic clock."""
+    """The time at which a request must have ended, in seconds of the monotonic clock."""
 
     at: float
 

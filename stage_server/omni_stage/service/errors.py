@@ -22,7 +22,7 @@ from omni_stage.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1024
-"""Messages travel in HTTP/2 trailers, which peers cap at 8 KiB in all."""
+"""Longest error message. Messages travel in HTTP/2 trailers, which peers limit to 8 KiB in all."""
 
 _TENSOR_ERRORS: dict[TensorErrorKind, type[OmniStageError]] = {
     TensorErrorKind.CORRUPT: CorruptTensorError,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_FIELDS: Final = 8192
-"""A chat of 1,024 messages with one part each has about 4,100 fields."""
+"""Most fields of a request. A chat of 1,024 messages with one part each has about 4,100 fields."""
 _SMALL_BYTES: Final = 16 << 10
 """Messages up to this size are not counted: a field takes at least two bytes, so they are cheap to parse."""
 

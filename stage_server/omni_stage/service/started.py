@@ -1,4 +1,4 @@
-"""A coroutine that begins at once. A task would begin in the next turn of the event loop, behind all that is ready."""
+"""Runs a coroutine immediately. A task would begin in the event loop's next turn, after everything that is ready."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ import torch
 from omni_stage.errors import CorruptTensorError, InvalidTensorError
 
 ROWS_NAME = "rows"
-"""What a plain tensor of an autoregressive stage is: captured rows [N, H]."""
+"""Name of an autoregressive stage's plain tensor: captured rows [N, H]."""
 OUTPUT_NAME = "output"
-"""What a plain tensor of a diffusion stage is."""
+"""Name of a diffusion stage's plain tensor."""
 
 _MAGIC = b"\x89OMNIPK1"
 _PREFIX = struct.Struct("<8sI")

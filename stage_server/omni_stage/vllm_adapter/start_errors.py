@@ -1,6 +1,6 @@
-"""Why a configuration cannot start, carried out of the engine's process.
+"""Reports to the stage server why its engine's process cannot start with a configuration.
 
-vLLM 0.32 reports to the process that started an engine core only its end; its exception stays in the log. What our
+vLLM 0.32 reports an engine core's end to the process that started it, but only logs its exception. What our
 worker refuses (a checkpoint that does not fit, settings that cannot give correct rows) has a message, a field and a
 remedy, which belong into the stage's termination message. So the starting process names a file in the environment, and
 the worker writes its refusal there before it raises it.

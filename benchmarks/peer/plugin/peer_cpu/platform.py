@@ -59,7 +59,7 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
 
     @classmethod
     def synchronize(cls) -> None:
-        """Nothing runs behind the caller's back."""
+        """Do nothing: a CPU runs no work asynchronously."""
 
     @classmethod
     def get_free_memory(cls, device: torch.device | None = None) -> int:

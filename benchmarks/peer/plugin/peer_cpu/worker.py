@@ -17,7 +17,7 @@ from vllm_omni.worker.gpu_generation_model_runner import GPUGenerationModelRunne
 from vllm_omni.worker.mixins import OmniWorkerMixin
 
 CODES_FILE = "PEER_CODES"
-"""Environment variable: the file that gets the codec tokens of each call of code2wav, a line of JSON each."""
+"""Environment variable with the path of a file that gets a line of JSON, the codec tokens, for each code2wav call."""
 
 
 class TokenRunner(GPUARModelRunner, CPUModelRunner):
@@ -36,7 +36,7 @@ class AudioRunner(GPUGenerationModelRunner, CPUModelRunner):
     """vllm-omni's runner of code2wav, which also writes down the codec tokens that come."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load. The talker's tokens are no output of vllm-omni, so this is where they can be seen."""
+        """Load the model, and record its input: vllm-omni does not output the talker's tokens."""
         super().load_model(*args, **kwargs)
         file = os.environ.get(CODES_FILE)
         if file and getattr(self.model, "model_stage", "") == "code2wav":
@@ -76,12 +76,12 @@ class _CpuWorker(OmniWorkerMixin, cpu_worker.CPUWorker):
 
 
 class TokenWorker(_CpuWorker):
-    """Of thinker and talker."""
+    """Worker of thinker and talker."""
 
     model_runner_cls = TokenRunner
 
 
 class AudioWorker(_CpuWorker):
-    """Of code2wav."""
+    """Worker of code2wav."""
 
     model_runner_cls = AudioRunner

@@ -1,4 +1,4 @@
-"""Channels to the downstream stages, and the calls on them."""
+"""Opens calls to the downstream stages, on pooled channels."""
 
 from __future__ import annotations
 

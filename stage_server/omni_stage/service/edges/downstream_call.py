@@ -85,7 +85,7 @@ class EdgeCall:
 
     @property
     def opens_early(self) -> bool:
-        """Whether the downstream stage starts before this one has ended."""
+        """Whether the call opens before the engine starts, as a Stream edge needs it."""
         return self.edge.mode is EdgeMode.STREAM
 
     async def open(self, max_rows: int) -> None:
@@ -117,12 +117,12 @@ class EdgeCall:
             return
         self._max_rows = self._max_rows or max_rows
         if self._outbox.put(tensors, complete) and self._sending is not None and self._batch is None:
-            # Not in the sender's task, which runs after all that this step of the engine woke. Later rows do go there:
-            # here they would delay the texts of the step.
+            # Sending begins here, because the sender's task runs after all other tasks that this engine step woke.
+            # Later rows are left to the sender's task: sending them here would delay the step's texts.
             self._begin(self._sending)
 
     def finish(self, reason: events_pb2.FinishReason, max_rows: int) -> None:
-        """Queue the end: no more rows follow."""
+        """Queue the end of the rows."""
         self._max_rows = self._max_rows or max_rows
         self._outbox.end(reason)
 

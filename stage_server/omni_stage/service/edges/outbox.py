@@ -1,4 +1,4 @@
-"""The queue between the engine's steps and the call that sends their rows. `Pacing` decides when rows are sent."""
+"""Queues rows between the engine's steps and the call that sends them. `Pacing` decides when rows are sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, tensors: Mapping[str, Array], complete: frozenset[str] = frozenset()) -> bool:
-        """Queue the rows of a step. Returns whether they are among a request's first, which wait for nothing.
+        """Queue the rows of a step. Returns whether they are among a request's first rows, which are sent immediately.
 
         `complete`: tensors that end with these rows.
         """
@@ -54,7 +54,7 @@ class Outbox:
         return self._pacing.early
 
     def end(self, reason: events_pb2.FinishReason) -> None:
-        """Queue the end: no more rows follow."""
+        """Queue the end of the rows."""
         self._reason = reason
         self._due.set()
 

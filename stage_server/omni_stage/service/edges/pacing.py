@@ -3,7 +3,7 @@
 Sending a message costs about as much as sending the text of a token, whether it carries one row or ten. So rows wait
 for those of the next steps, but only where that saves time and causes no audible delay:
 
-- The first steps of a request are sent at once, because speech cannot begin without them.
+- The rows of a request's first steps are sent immediately, because speech cannot begin without them.
 - Later rows wait no longer than the reader's buffer lasts. A talker reads one row per code, so each row buffers the
   playing time of a code. A stage that writes faster than that is ahead and may wait; a slower one never waits.
 - The more calls are open, the longer rows may wait. A single request has the processor to itself, and its rows would
@@ -19,7 +19,7 @@ from typing import Final
 from omni_stage.step_order import FIRST_OUTPUTS
 
 EARLY_STEPS: Final = FIRST_OUTPUTS
-"""The prompt's rows, and the first eight after it."""
+"""Number of first steps whose rows do not wait: the prompt's, and the eight after it."""
 LONGEST_S: Final = 0.04
 A_CALL_S: Final = 0.000_625
 """Longest wait per open call: with 64 open calls it reaches LONGEST_S."""
@@ -48,11 +48,11 @@ class Pacing:
         return self.heard and self._steps <= EARLY_STEPS
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
-        """Returns when the waiting rows, this step's included, must be sent; `now` means at once.
+        """Returns when the waiting rows, this step's included, must be sent; `now` means immediately.
 
         `rows`: number of rows of the step; `now`: seconds of any monotonic clock. Rows are sent with a step, together
         with those of the other requests of its batch. Between steps each call would wake the process separately. So
-        rows are also sent at once if the next step, expected after the same gap as the last one, would be too late.
+        rows are also sent immediately if the next step, expected after the same gap as the last one, would be too late.
         """
         self._steps += 1
         gap, self._last = now - self._last, now

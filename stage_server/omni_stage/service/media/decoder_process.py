@@ -88,7 +88,8 @@ class DecoderProcess:
 
 
 def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Returns a process that is still importing, and the parent's end of its socket. Popen uses vfork: milliseconds."""
+    """Start a process. Returns it while it still imports, and the parent's end of its socket. Popen uses vfork, so this
+    takes milliseconds."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -97,6 +98,6 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-    # From its first instruction on: importing the decoders takes 0.2 s, and a caller that leaves causes it.
+    # Lower its priority from the start: importing the decoders takes 0.2 s, and callers that leave cause new processes.
     yield_cores(process.pid)
     return process, ours

@@ -18,7 +18,7 @@ FRAME_COPIES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """The frames of a video that the model sees, at most."""
+    """The most frames of a video that the model sees, and their size."""
 
     width: int
     height: int

@@ -1,4 +1,4 @@
-"""What the header of one medium may say: its size, its length, its rate. Pure."""
+"""Checks the header of one medium against the limits of its size, length and rate. Pure."""
 
 from __future__ import annotations
 

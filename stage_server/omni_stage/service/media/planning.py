@@ -1,4 +1,4 @@
-"""What a request's media will cost according to their headers: checked and reserved before decoding. Pure.
+"""Computes from their headers what a request's media will cost, and checks it before decoding. Pure.
 
 Media inside Start are checked before admission. For media that follow in chunks, Start states the decoded size;
 otherwise the stage reserves its limit. Once they have arrived, their headers are compared with what was reserved.
@@ -39,7 +39,7 @@ ENCODED_COPIES: Final = 2
 VIDEO_WORK_BYTES_PER_PIXEL: Final = 96
 """Equal to the constant in omni_stage.media.video, which this process does not import, to keep FFmpeg out of it."""
 _PATCH_MARGIN: Final = 64
-"""More pixels than rounding to patches ever adds to a side."""
+"""Upper bound of the pixels that rounding to patches adds to a side."""
 
 
 _ALIASES: Final = {
@@ -70,7 +70,7 @@ class MediaSlot:
     """The frame plan of a video, once its header is known."""
     tokens: int = 0
     held_bytes: int = 0
-    """Most bytes that the stage holds for it until the request ends."""
+    """Most bytes that the stage holds for this medium until the request ends."""
 
 
 @dataclass(frozen=True, slots=True)

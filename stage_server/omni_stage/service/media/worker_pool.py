@@ -50,7 +50,7 @@ class MediaPool:
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
         self._starting: set[asyncio.Task[None]] = set()
-        # For copies to and from shared memory, off the event loop and off the threads that prepare texts.
+        # These threads copy to and from shared memory, so that neither the event loop nor threads that prepare text do.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
 
@@ -221,7 +221,7 @@ def _fits(size: Any, medium: dict[str, Any]) -> bool:
 def _release(shared: mmap.mmap, descriptor: int) -> None:
     """Free a job's memory."""
     os.close(descriptor)
-    # The traceback of an error may still refer to it; then it is freed with that.
+    # The traceback of an error may still refer to the memory; then the memory is freed with the traceback.
     with suppress(BufferError):
         shared.close()
 

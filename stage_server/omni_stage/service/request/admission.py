@@ -1,9 +1,9 @@
-"""Admission: how many requests, and how many bytes, a stage holds at once.
+"""Admission: limits how many requests a stage runs at a time, and how many bytes they may hold.
 
 Bytes are reserved before any chunk is read, by the request's own upper bounds, so later buffers need no bounds of their
-own. No request waits here: one that does not fit is refused with RetryInfo. Here priority limits a share; it decides
-the order only in the engine's queue. A request with a priority above 0 is refused while a quarter of the stage is still
-free for other requests.
+own. No request waits here: one that does not fit is refused with RetryInfo. Priority decides the order of requests only
+in the engine's queue. Here it limits a share: a request with a priority above 0 is refused while a quarter of the stage
+is still free for other requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages of a call: Start, which must come soon, and those that follow it."""
+"""Reads the messages of a call: Start, which must come soon, and those that follow it."""
 
 from __future__ import annotations
 

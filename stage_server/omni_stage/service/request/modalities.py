@@ -1,4 +1,4 @@
-"""Which stages a request needs. Pure."""
+"""Decides which stages a request needs. Pure."""
 
 from __future__ import annotations
 

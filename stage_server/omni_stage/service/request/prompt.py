@@ -18,12 +18,13 @@ from omni_stage.service.request.reply_form import read_called_tools, read_reply,
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_PARTS = 1024
-"""Most parts in all messages of a chat together: the cost of a conversation does not depend on how it is divided."""
+"""Most parts in all messages of a chat together. The bound is on the sum, because the cost of a conversation does not
+depend on how it is divided into messages."""
 _LIGHT_PARTS = 64
 _MESSAGE_OVERHEAD_TOKENS = 64
-"""More than any chat template adds to a message."""
+"""Upper bound of the tokens that a chat template adds to a message."""
 _TEMPLATE_OVERHEAD_TOKENS = 512
-"""More than a default system prompt takes."""
+"""Upper bound of the tokens of a default system prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class ResponseWriter:
                 self._meter.note(response)
 
     async def _write(self, message: Any) -> None:
-        """Raises CallerLeftError. The event that cancels the call's task may come later than the failure of a write."""
+        """Write a message. Raises CallerLeftError if that fails: the event that cancels the task may come later."""
         try:
             await self._context.write(message)
         except grpc.aio.InternalError as error:

@@ -36,11 +36,11 @@ class Reads(StrEnum):
     """When the input is read."""
 
     BEFORE = "before"
-    """To its end before the engine starts."""
+    """The input is read to its end before the engine starts."""
     BESIDE = "beside"
-    """To its end while the engine runs: Start had all that the engine needs, and only End follows."""
+    """The input is read to its end while the engine runs: Start had all that the engine needs, and only End follows."""
     WHILE_NEEDED = "while_needed"
-    """While the engine runs, which may end before the input does."""
+    """The input is read while the engine runs. The engine may end before the input does."""
 
 
 class RequestRun:
@@ -122,12 +122,11 @@ class RequestRun:
     ) -> None:
         """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
 
-        `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted
-        too, while the engine already works; nothing of its output is sent before. If one of them refused a request
+        `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted, too. The engine
+        already works meanwhile, but its output is sent only after Accepted. If one of those stages refused a request
         lately, the engine waits, so that it does no useless work. `read` reads the input up to its end. Raises the
-        first
-        failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead, and
-        the stages that can continue do so.
+        first failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead,
+        and the stages that can continue do so.
         """
         try:
             async with asyncio.TaskGroup() as group:

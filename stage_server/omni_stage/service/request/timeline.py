@@ -1,4 +1,4 @@
-"""When things happened to one request in one stage, in ns since Accepted."""
+"""Records when the steps of one request happened in one stage, in ns since Accepted."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Timeline:
 
     accepted_unix_ns: int = field(default_factory=time.time_ns)
     accepted_ns: int = field(default_factory=time.monotonic_ns)
-    """Accepted on the monotonic clock: the zero of all times."""
+    """Time of Accepted on the monotonic clock. All other times count from it."""
     input_complete: int = 0
     decode_start: int = 0
-    """The media worker starts to decode the prompt's media."""
+    """When the media worker starts to decode the prompt's media."""
     decode_end: int = 0
     engine_submitted: int = 0
     engine_scheduled: int = 0
@@ -30,7 +30,7 @@ class Timeline:
     steps: list[int] = field(default_factory=list)
 
     def accept(self) -> None:
-        """Record that the request is accepted now: the zero of all times."""
+        """Record that the request is accepted now. All other times count from it."""
         self.accepted_unix_ns, self.accepted_ns = time.time_ns(), time.monotonic_ns()
 
     def now(self) -> int:

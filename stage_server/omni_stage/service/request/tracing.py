@@ -1,4 +1,4 @@
-"""Traces: what a stage did for a request, as OpenTelemetry spans.
+"""Records what a stage did for a request, as OpenTelemetry spans.
 
 Off unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; otherwise nothing of OpenTelemetry
 is imported. One span begins with the request. Its child spans are created when the request has ended, from the
@@ -77,7 +77,7 @@ class SpanTrace(RequestTrace):
         self._span = tracer.start_span(name, context=parent, kind=SpanKind.SERVER, attributes=dict(attributes))
 
     def traceparent(self, given: str) -> str:
-        """Returns the traceparent for downstream stages: this span is the parent of theirs."""
+        """Returns the traceparent for downstream stages, which makes this span the parent of their spans."""
         from opentelemetry.trace import set_span_in_context
 
         carrier: dict[str, str] = {}

@@ -134,9 +134,9 @@ class _End:
     code: grpc.StatusCode
     reason: str = ""
     status: status_pb2.Status | None = None
-    """What its client gets; None if it succeeded or its client left."""
+    """The status that the client gets; None if the call succeeded or the client left."""
     relayed: bool = False
-    """Whether a downstream stage refused it: that never waits, because it may not be the client's fault."""
+    """Whether a downstream stage refused the call. Such a refusal never waits: it may not be the client's fault."""
 
 
 def _client_of(context: Any) -> Client:

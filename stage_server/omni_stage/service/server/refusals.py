@@ -1,10 +1,10 @@
-"""Refusals: a client whose calls are refused often waits for its next refusals.
+"""Delays refusals: a client whose calls are often refused must wait for its next refusals.
 
     refused call -> charges its client's bucket -> within the rate: answered at once; beyond: held, then answered
 
 A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
-calls in a loop took most of a core from all others. Now each turn of its loop takes as long as a refusal is held. Only
-refusals wait: a client's other calls, and those of clients with the same address, are served as before.
+calls in a loop would take most of a core from all others. So each turn of its loop takes as long as its refusal waits.
+Only refusals wait: a client's other calls, and those of clients with the same address, are served as before.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from omni_stage.service.errors import reason_name
 REFUSALS_PER_SECOND: Final = 10
 MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
-"""Seconds whose refusals may come at once."""
+"""Size of a bucket, in seconds of its rate: so many refusals may come together before one waits."""
 USERS: Final = 16
-"""How much more than one client's rate an address has that names its users."""
+"""Factor on one client's rate for an address that names its users: the rate of all its users together."""
 CLIENTS: Final = 4096
 """Most buckets. When there are more, those that were charged least recently are forgotten."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
@@ -55,7 +55,7 @@ _SLOW_MEDIA: Final = reason_name(reasons.ERROR_REASON_PREPARE_TIMEOUT)
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whose refusals are counted together."""
+    """A client, or a user of a client, whose refusals are counted together."""
 
     address: str
     """Address without port, or the identity of a client certificate."""
@@ -85,7 +85,7 @@ class RefusalBuckets:
         """Count a refusal. Returns whether the client is within its rate.
 
         Users that a client names have a rate each. All of them together have USERS times as much, because nobody checks
-        the names: who makes up a new one for each call does not escape.
+        the names: so a client that invents a new name for each call is limited, too.
         """
         if not self._take((client.address, client.user), self._per_second):
             return False

@@ -22,7 +22,7 @@ from omni_stage.service.wire import GENERATE, SERVICE_NAME
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
 """Most streams, and most calls with one response. A channel watches health with one stream per connection."""
 HEALTH_IN_ALL, HEALTH_PER_PEER = 128, 16
-"""The same for the health port; kubelet sends one call at a time."""
+"""The same two bounds for the health port; kubelet sends one call at a time."""
 REQUEST_TIMEOUT_S = 5.0
 """Time limit for the request of a call that takes one request."""
 ANSWER_TIMEOUT_S = 30.0

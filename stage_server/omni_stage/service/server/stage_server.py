@@ -55,7 +55,7 @@ class StageServer:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
         entry = self.metrics.entry
-        # Other stages are called by stages alone, which answer for many clients.
+        # Only the entry stage has it: the others are called by stages alone, which call for many clients.
         self.held = HeldRefusals(limits, entry.held_refusals) if entry is not None else None
         self.ports: Ports | None = None
         self.runtime: StageRuntime | None = None

@@ -1,6 +1,6 @@
 """Rows that condition an autoregressive model: one row is added to the model's input at every position.
 
-A request brings its rows in its payload, at once or in chunks; row p belongs to position p, and positions
+A request brings its rows in its payload, all together or in chunks. Row p belongs to position p, and positions
 after the last row repeat it. Before every forward the runner writes the rows of the scheduled positions, both of
 prefill and of decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument
 because a captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
@@ -109,9 +109,9 @@ class InputRowStore:
         self._requests.pop(request_id, None)
 
     def fill(self, spans: Sequence[ScheduledSpan], num_input_tokens: int) -> None:
-        """Write the step's rows; zero where a request has none and in the padding up to num_input_tokens.
+        """Write the step's rows, and zeros for requests without rows and for the padding up to num_input_tokens.
 
-        One host-to-device copy a step. The staging memory is pinned and reused: the caller makes sure that the
+        A step takes one host-to-device copy. The staging memory is pinned and reused: the caller makes sure that the
         previous step's copy has ended (vLLM's `synchronize_input_prep`).
         """
         if not any(span.request_id in self._requests for span in spans):

@@ -1,4 +1,4 @@
-"""From captured rows to vLLM's model output: what a step of an autoregressive stage sends with its tokens.
+"""Puts captured rows into vLLM's model output, so that an autoregressive stage sends them with a step's tokens.
 
 Private interface of vLLM 0.32: `AsyncModelRunnerOutput.get_output` (v1/outputs.py), the point where vLLM itself waits
 for the copies of a step, after it has launched the next one. An engine with one worker calls it on its own thread

@@ -1,4 +1,4 @@
-"""What an autoregressive runner publishes: rows of positions, and tensors that a model computes from sampled tokens.
+"""Publishes what an autoregressive runner computes: rows of positions, and tensors that hooks make of sampled tokens.
 
 The half of the runner (runner.py) that hands a step's results to the model's hooks and starts their copies to the host.
 
@@ -73,7 +73,7 @@ class PublishingMixin(_Base):
         acts = self._hooks.after_sampling is not None
         if state is None or not (self._ledger or self._failures or acts):
             return self._sample_kept(grammar_output)
-        # Before sampling: hidden states and input ids sit in buffers that the next step overwrites.
+        # Captured before sampling, because the next step overwrites the buffers of hidden states and input ids.
         step = self._capture(state)
         self._sampling = state
         try:

@@ -62,7 +62,7 @@ class OmniARRunnerMixin(PublishingMixin):
         self._input_rows: InputRowStore | None = None
         self._as_written = False
         self.expert_choices: ExpertChoices | None = None
-        """Of a mixture of experts that does not run as it is written; for compiled_check."""
+        """Records the experts of a mixture of experts that runs compiled or with graphs; compiled_check reads it."""
 
     @property
     def input_row_size(self) -> int:

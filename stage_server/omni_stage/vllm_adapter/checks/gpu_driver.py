@@ -13,7 +13,7 @@ from omni_stage.errors import ConfigurationError
 
 _FIELD = "nvidia.com/gpu"
 _LEAST_DRIVER = {12: 525, 13: 580}
-"""Major version of CUDA -> first driver branch on Linux that runs it: NVIDIA, CUDA compatibility, minor versions."""
+"""Major version of CUDA -> first driver branch on Linux that runs it (NVIDIA, CUDA compatibility, minor versions)."""
 _NO_GPU = (
     "no GPU can be seen. The node needs NVIDIA's driver and container toolkit; the stage needs a limit of "
     "nvidia.com/gpu of at least 1, and spec.defaults.runtimeClassName where NVIDIA's runtime is not the default. "

@@ -1,4 +1,4 @@
-"""Where an engine's one worker runs.
+"""Decides where an engine's only worker runs.
 
 vLLM 0.32's CPU platform replaces the executor of an engine by one with a process per worker (`platforms/cpu.py`),
 because only then can it set a worker's OpenMP variables. We set them at entry (process/env.py) and every process

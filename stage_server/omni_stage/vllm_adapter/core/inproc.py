@@ -1,7 +1,7 @@
 """The engine in this process, for tests and offline use: a thread steps it, coroutines talk to it.
 
-vLLM's forward context is a module global, so two engines of one process must not step at once: the
-process's only EngineThread steps them in turn, and nothing else touches them. No lock is held while a model runs.
+vLLM's forward context is a module global, so two engines of one process must not step at the same time: the process's
+only EngineThread steps them in turn, and nothing else touches them. So no lock is needed while a model runs.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Sink:
     first: bool = True
 
     def put(self, item: EngineStep | Exception) -> None:
-        """Hand over, from the engine's thread."""
+        """Hand an item to the consumer; called on the engine's thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
 
@@ -111,7 +111,7 @@ class InprocOmniLLM:
         *,
         resumable: bool,
     ) -> str:
-        """Hand a part, or the end (not resumable), to output processor and scheduler. vLLM's id of the request."""
+        """Hand a part, or the end (not resumable), to output processor and scheduler. Returns vLLM's id of it."""
         request = self._inputs.process_inputs(
             internal_id or request_id,
             prompt,

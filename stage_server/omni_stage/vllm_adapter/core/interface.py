@@ -26,7 +26,7 @@ class CorePart:
     prompt: Mapping[str, Any]
     """Token ids that follow the existing ones. vLLM drops the last token that it sampled: later parts begin with it."""
     params: SamplingParams
-    """Of this part: max_tokens counts its own tokens."""
+    """Sampling parameters of this part: max_tokens counts the part's own tokens."""
     last: bool
     """Whether no part follows."""
 
@@ -66,7 +66,7 @@ class EngineCore(Protocol):
 
     @property
     def session_room(self) -> SessionRoom:
-        """What requests with input in parts can fill.
+        """How many requests with input in parts may be open, and how much KV cache they can fill.
 
         A request that waits for its next part keeps its KV and cannot be preempted. If more are open than fit at their
         full length, they wait for each other's KV forever.
@@ -103,7 +103,7 @@ class EngineCore(Protocol):
         """Run one request; closing the generator aborts it. A lower priority is scheduled earlier.
 
         `on_submit` is called on the event loop when vLLM's input processor is done with the request, as it goes to the
-        engine core; an engine of this process, which processes inputs between its steps, calls it at once.
+        engine core; an engine in this process, which processes inputs between its steps, calls it immediately.
         Raises OmniStageError.
         """
         ...
@@ -133,6 +133,6 @@ class EngineCore(Protocol):
 
 
 END_STREAM = "end_stream"
-"""The method of one-shot stages' workers (diffusion/worker)."""
+"""Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
-"""The workers' method (ar/worker.py)."""
+"""Name of the method that compares in the workers of autoregressive stages (ar/worker.py)."""

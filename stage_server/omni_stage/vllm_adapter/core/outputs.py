@@ -1,4 +1,4 @@
-"""What vLLM returns for a request, as engine steps; and its errors, as ours."""
+"""Converts what vLLM returns for a request to engine steps, and vLLM's errors to ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both engine cores read from the configuration of their engine."""
+"""Properties that both engine cores read from the configuration of their engine."""
 
 from __future__ import annotations
 

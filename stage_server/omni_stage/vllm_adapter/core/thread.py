@@ -1,6 +1,6 @@
 """A thread that runs calls one after another and, between them, steps engines.
 
-A daemon: a process that is asked to end while a model loads does not wait for it.
+It is a daemon thread, so that a process that must end while a model loads does not wait for it.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class EngineThread:
         self.submit(self._stopped.set)
 
     def register(self, engine: Stepped) -> None:
-        """Step this engine from now on. On the thread only."""
+        """Step this engine from now on. Call it on the thread only."""
         self._engines.append(engine)
 
     def unregister(self, engine: Stepped) -> None:
-        """Step it no longer. On the thread only."""
+        """Stop stepping this engine. Call it on the thread only."""
         if engine in self._engines:
             self._engines.remove(engine)
 

@@ -1,4 +1,4 @@
-"""Which waiting diffusion requests join a step: pure decisions of the DiffusionScheduler. No clock, no vLLM."""
+"""Decides which waiting diffusion requests join a step, for DiffusionScheduler. Pure: no clock, no vLLM."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class DiffusionSettings:
     """Limits of a diffusion stage's scheduler."""
 
     embedding_budget_bytes: int = 512 << 20
-    """Bytes of payloads in flight at once. A request that is larger alone runs alone: it must not wait forever."""
+    """Most bytes of payloads in flight. A request that exceeds it runs alone: it must not wait forever."""
     queue_timeout_s: float | None = None
     """Longest wait before the step that runs a request; None means no limit."""
     max_batch: int | None = None
-    """Most diffusion requests in flight at once; None leaves it to max_num_seqs."""
+    """Most diffusion requests in flight; None leaves the limit to max_num_seqs."""
     step_work: int | None = None
-    """Most work of the requests in flight at once, in tokens of their prompts: a component gives a request as many
+    """Most work of all requests in flight, in tokens of their prompts: a component gives a request as many
     placeholders as its work has units. It bounds how long a step takes, and so how long others wait for the next one.
-    A request that is larger alone runs alone. None leaves it to max_num_batched_tokens."""
+    A request that exceeds it runs alone. None leaves the limit to max_num_batched_tokens."""
     cuda_graphs: bool = True
     """Whether a model may capture CUDA graphs. The model reads it, not the scheduler."""
 
@@ -71,7 +71,7 @@ class DiffusionSettings:
 
 @dataclass(slots=True)
 class StepAdmission:
-    """Admission to one step. Made again for each step from what is in flight; `admit` is asked in queue order."""
+    """Admission to one step. Each step has a new one, made from the requests in flight. Call `admit` in queue order."""
 
     settings: DiffusionSettings
     in_flight_bytes: int = 0

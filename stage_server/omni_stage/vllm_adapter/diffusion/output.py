@@ -1,4 +1,4 @@
-"""From a diffusion model's results to vLLM's model output: names, checks, and the copies to the host.
+"""Turns a diffusion model's results into vLLM's model output: names and checks them, and copies them to the host.
 
 The copies end with the step: a diffusion stage has no asynchronous scheduling. vLLM 0.32 keeps two steps in flight with
 it and launches the second before it reads the first one's results (`EngineCore.step_with_batch_queue`), so each result
@@ -62,7 +62,7 @@ def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | N
         return None
     if isinstance(result, OmniStageError):
         return pack_error(type(result).__name__, str(result))
-    # Cloned where it is on the host already: a model may return a buffer that it writes again in its next step.
+    # A tensor that is on the host already is cloned: it may be a buffer that the model writes again in its next step.
     tensors = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in name_tensors(result).items()

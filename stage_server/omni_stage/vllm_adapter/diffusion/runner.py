@@ -131,20 +131,20 @@ class GPUDiffusionModelRunner:
             model.end_stream(stream)
 
     def update_max_model_len(self, max_model_len: int) -> None:
-        """Nothing depends on it."""
+        """Do nothing: nothing here depends on the longest sequence."""
 
     def reset_mm_cache(self) -> None:
-        """There is no cache of media."""
+        """Do nothing: there is no cache of media."""
 
     def reset_encoder_cache(self) -> None:
-        """There is no cache of encoder outputs."""
+        """Do nothing: there is no cache of encoder outputs."""
 
     def get_encoder_timing_stats(self) -> dict[str, dict[str, float | int]]:
         """Returns an empty dict: there is no encoder."""
         return {}
 
     def take_draft_token_ids(self) -> None:
-        """There is no speculative decoding."""
+        """Returns None: there is no speculative decoding."""
 
     def shutdown(self) -> None:
         """Free the model, so that another engine of this process gets its memory."""

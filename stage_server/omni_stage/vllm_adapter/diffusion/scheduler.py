@@ -42,9 +42,9 @@ from omni_stage.vllm_adapter.scheduling.scheduler import OmniSchedulerMixin, log
 from omni_stage.vllm_adapter.scheduling.scheduler_output import find_raw_payload
 
 INVALID_OUTPUT = "invalid_output"
-"""Begin of the stop reason of a request for which the worker returned no tensor."""
+"""Start of the stop reason of a request for which the worker returned no tensor."""
 PROMPT_TOO_LONG = "prompt_too_long"
-"""Begin of the stop reason of a request with more tokens than one step takes."""
+"""Start of the stop reason of a request with more tokens than one step takes."""
 
 PLACEHOLDER_TOKEN_ID = 0
 """Stands for a prompt without tokens; the model never looks at it."""

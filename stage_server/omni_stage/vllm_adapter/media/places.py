@@ -1,4 +1,4 @@
-"""Where the tokens of a video and of its own audio lie in a prompt, and their M-RoPE positions. Pure.
+"""Computes where the tokens of a video and of its own audio lie in a prompt, and their M-RoPE positions. Pure.
 
 A video whose audio is heard is written as its placeholder followed by an audio clip's:
 
@@ -57,7 +57,7 @@ class Tokens:
     """Ids that an expanded prompt is made of."""
 
     placeholders: Mapping[str, int]
-    """By modality."""
+    """Modality -> placeholder id."""
     sound_begins: int
     sound_ends: int
 
@@ -134,10 +134,11 @@ class Block:
 
     @property
     def following(self) -> int:
-        """Position of the token behind it, relative to its own first.
+        """Position of the token after the medium, relative to the medium's first token.
 
-        Behind the largest; of a video with its audio behind the largest of the last stretch of either, as in
-        transformers: where the audio ends it, no matter how wide the video is.
+        It follows the medium's largest position. For a video with its audio, it follows the largest position of the
+        last stretch, which is either video or audio, as in transformers: if audio ends the medium, the video's width
+        does not count.
         """
         if self.is_video is None:
             return int(self.positions.max()) + 1

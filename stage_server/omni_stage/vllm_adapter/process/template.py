@@ -45,7 +45,7 @@ _PRELOADED = (
     "vllm.v1.executor.uniproc_executor",
     "omni_stage.engine.vllm_engine",
 )
-"""What both the stage server and its engine need of vLLM."""
+"""Modules that both the stage server and its engine import."""
 _GPU_WORKERS = ("omni_stage.vllm_adapter.ar.worker", "omni_stage.vllm_adapter.diffusion.worker")
 _CPU_WORKERS = ("omni_stage.vllm_adapter.cpu_workers",)
 """These break CUDA in the process that imports them."""

@@ -1,4 +1,4 @@
-"""Which prompts wait until the first audio of those before them has come. No vLLM, no clock.
+"""Decides which prompts wait until the requests before them have their first audio. No vLLM, no clock.
 
 Where prompts cost as much together as one by one (a CPU, or long prompts on a GPU), a step that reads prompts delays
 all requests beside it whose first audio is not there yet. Without a rule everyone's first audio comes when the last
@@ -9,8 +9,8 @@ costs them less than it saves the requests that wait.
 - It saves: `waiting` requests would otherwise wait for the steps that remain until this group is heard, whose fixed
   cost (a step without any token) they could have shared.
 
-Both are measured while the engine steps. A GPU reads a short prompt in less than a step's fixed cost, so there everyone
-joins; as they do until steps of different sizes were seen.
+Both are measured while the engine steps. A GPU reads a short prompt in less than a step's fixed cost, so there all
+prompts join. They also join until steps of different sizes were measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 _FADE: Final = 0.98
 """Weight of the past at each step: the last 50 steps count."""
 _FEWEST_STEPS: Final = 8
-"""Steps before an estimate counts."""
+"""Number of measured steps from which on an estimate counts."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""How much media the engine encodes in a step while other requests wait for their tokens. No vLLM, no clock.
+"""Limits how much media the engine encodes in a step while other requests wait for their tokens. No vLLM, no clock.
 
 A step ends for all its requests at once, so an image that one request brings delays the next token of every other. Two
 bounds hold while there are others: a step encodes at most STEP_EMBEDS embeddings (or one medium, which cannot be
@@ -37,7 +37,7 @@ class MediaTurns:
     share: float = DEFAULT_SHARE
     """Most of the engine's time that encoding may take while there are others; 1 sets no bound at all."""
     owed: float = 0.0
-    """Seconds of steps without media that have to come first."""
+    """Seconds of steps without media that must pass before media are encoded again."""
     encoding: int = 0
     """Steps on their way that encode beside others: with asynchronous scheduling the next one is planned before."""
     _ended: float = -math.inf

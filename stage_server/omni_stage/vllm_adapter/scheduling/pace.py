@@ -1,4 +1,4 @@
-"""When an autoregressive request's audio would run out, by the tokens that it has sampled. No vLLM, no clock."""
+"""Computes from a request's sampled tokens when its audio would run out. No vLLM, no clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pace:
 
     tokens_per_second: float
     first_tokens: int = 1
-    """Tokens before anything can be heard."""
+    """Number of tokens that the first audio needs."""
     heard_early: bool = True
     """Whether they are played while the request runs (Stream edges)."""
 

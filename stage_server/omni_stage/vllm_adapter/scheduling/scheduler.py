@@ -206,7 +206,7 @@ class OmniSchedulerMixin:
         if self._group is None or self._pace is None or not _is_new(request):
             return True
         if any(other.priority > request.priority for other in self.running):
-            # It goes before them, whatever it costs them.
+            # The request goes before the others, whatever it costs them.
             return True
         return self._group.admits(request.num_prompt_tokens, self._pace.first_tokens)
 

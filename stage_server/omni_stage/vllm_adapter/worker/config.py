@@ -13,7 +13,7 @@ from typing import Any, Self
 from omni_stage.errors import ConfigurationError
 
 ADDITIONAL_CONFIG_KEY = "omni"
-"""Where the settings sit in vLLM's `additional_config`."""
+"""Key of the settings in vLLM's `additional_config`."""
 
 _FIELD = f"additional_config.{ADDITIONAL_CONFIG_KEY}"
 

@@ -13,7 +13,7 @@ from omni_stage.errors import EngineDeadStageError, ModelExecutionError, OmniSta
 logger = logging.getLogger(__name__)
 
 Probe = Callable[[], None]
-"""Returns if the device works; raises whatever it raises if not."""
+"""Returns if the device works, and raises any exception if it does not."""
 
 
 def probe_device(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Which hooks a loaded model has, looked up once."""
+"""Finds out once which hooks a loaded model has."""
 
 from __future__ import annotations
 
