@@ -102,7 +102,8 @@ def fork(context: Context) -> Finding:
     """Reports whether engines are forked from the template, or else why they are spawned."""
     code = (
         "from omni_stage.vllm_adapter.process.env import apply_environment as a; a()\n"
-        "from omni_stage.vllm_adapter import template as t; t.import_shared(); print(t._find_hindrance() or 'forked')"
+        "from omni_stage.vllm_adapter.process import template as t; t.import_shared()\n"
+        "print(t._find_hindrance() or 'forked')"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     context.say(result.stderr)

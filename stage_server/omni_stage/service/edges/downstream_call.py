@@ -1,6 +1,6 @@
 """One call to one downstream stage: sends rows and receives events.
 
-The call of a Full edge opens when the first rows exist, that of a Stream edge before the engine starts. The queue of
+The call of a Full edge opens when the first rows exist, that of a Stream edge while the engine starts. The queue of
 rows needs no bound of its own, because admission reserved their bytes. Only Start is sent before Accepted, so a retry
 never sends rows twice.
 """
@@ -85,7 +85,7 @@ class EdgeCall:
 
     @property
     def opens_early(self) -> bool:
-        """Whether the call opens before the engine starts, as a Stream edge needs it."""
+        """Whether the call opens before there are rows, while the engine starts: that of a Stream edge does."""
         return self.edge.mode is EdgeMode.STREAM
 
     async def open(self, max_rows: int) -> None:
