@@ -33,7 +33,11 @@ class Family:
     """Seconds of audio -> the sampling that makes a pipeline speak for that long."""
     at_once: tuple[int, ...]
     ratio: float
-    """Upper bound of first audio with Stream over that with Full, for 8 s of audio and more."""
+    """Upper bound of first audio with Stream over that with Full, from 8 s of audio on."""
+    speed: float | None
+    """Lower bound of the audio a second that 8 requests get with Stream, over that with Full, from 8 s of audio on."""
+    goal: bool
+    """Whether these bounds are only goals."""
     notes: tuple[str, ...]
 
 
@@ -60,6 +64,8 @@ QWEN25 = Family(
     sampling_of,
     at_once=(1, 4, 8, 16),
     ratio=0.1,
+    speed=1.5,
+    goal=False,
     notes=(
         f"A seeded Qwen2.5-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and codec "
         f"tokens for so many seconds of audio, {CODES_PER_SECOND} a second. One OpenMP thread a process.",
@@ -75,6 +81,8 @@ QWEN3 = Family(
     sample_frames,
     at_once=(1, 4, 8),
     ratio=0.05,
+    speed=None,
+    goal=True,
     notes=(
         f"A seeded Qwen3-Omni of a few million weights in float32 on CPU: {THINKER_TOKENS} tokens of text, and frames "
         f"of codes for so many seconds of audio, {FRAMES_PER_SECOND} a second. One OpenMP thread a process.",

@@ -13,4 +13,4 @@ __all__ = ["draw", "measure"]
 def measure(options: Options) -> Report:
     """Returns first audio, gaps, clicks and audio a second, by concurrent requests and length."""
     heard = hear(QWEN3, options.rounds or ROUNDS)
-    return Report({HEARD: heard}, find_ratios(heard, QWEN3.ratio), [*QWEN3.notes, *NOTES])
+    return Report({HEARD: heard}, find_ratios(heard, QWEN3), [*QWEN3.notes, *NOTES])
