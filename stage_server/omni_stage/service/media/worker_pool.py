@@ -49,7 +49,9 @@ class MediaPool:
         self._places = asyncio.Semaphore(workers)
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starts = asyncio.Lock()
+        """Held while a process starts. Who waits for it meanwhile takes that process, if it is idle then."""
+        self._warming: set[asyncio.Task[None]] = set()
         # These threads copy to and from shared memory, so that neither the event loop nor threads that prepare text do.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
         self._closed = False
@@ -75,12 +77,18 @@ class MediaPool:
 
     async def warm(self) -> None:
         """Start a process now if there is none, so that the next request need not wait for it."""
-        if self._idle or self._busy or self._closed:
-            return
-        try:
-            self._idle.append(await DecoderProcess.start())
-        except OmniStageError:
-            _log.exception("no process that decodes media can be started")
+        async with self._starts:
+            if self._idle or self._busy or self._closed:
+                return
+            try:
+                worker = await DecoderProcess.start()
+            except OmniStageError:
+                _log.exception("no process that decodes media can be started")
+                return
+            if self._closed:
+                worker.kill()
+            else:
+                self._idle.append(worker)
 
     def close(self) -> None:
         """End the processes. Idempotent."""
@@ -93,8 +101,7 @@ class MediaPool:
     async def _run(self, job: _Job, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
         """Returns the result of a job that a worker ran. An error ends the worker, and so does a cancellation if the
         worker does not answer soon after."""
-        worker = self._idle.pop() if self._idle else await DecoderProcess.start()
-        self._busy.add(worker)
+        worker = await self._take()
         settled = False
         try:
             answer = await worker.ask(job.message, descriptor, timeout_s)
@@ -112,6 +119,16 @@ class MediaPool:
                 if not self._closed:
                     self._start_another()
         return job.read(answer)
+
+    async def _take(self) -> DecoderProcess:
+        """Returns a worker that is busy from now on."""
+        if not self._idle:
+            async with self._starts:
+                if not self._idle:
+                    self._idle.append(await DecoderProcess.start())
+        worker = self._idle.pop()
+        self._busy.add(worker)
+        return worker
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
         """Call a function that copies or frees memory, which would take the event loop 0.25 ms a MiB.
@@ -133,8 +150,8 @@ class MediaPool:
 
     def _start_another(self) -> None:
         task = asyncio.get_running_loop().create_task(self.warm())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import pytest_asyncio
 from omni_proto.stage_config import Limits, MediaLimits
 from omni_stage.errors import InvalidMediaError, InvalidRequestError, PrepareTimeoutError, RequestTooLargeError
 from omni_stage.models.component import AudioPart, VideoPart
+from omni_stage.service.media import worker_pool
 from omni_stage.service.media.planning import MediaRules, MediaSlot, check_media, judge_medium
 from omni_stage.service.media.worker_pool import MediaPool
 from support.hostile_media import CORPUS, REFUSED, TAKEN, Hostile, taken
@@ -24,6 +25,7 @@ from support.scripted_stages import ScriptedComponent
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
 """For a decoder to end: a busy machine is no hostile file."""
+SLOW = "flac of 8 channels at 192 kHz, 40 s"
 WORKER_BASE_BYTES = 128 << 20
 """Its own: the interpreter, Pillow, numpy, and FFmpeg once a video came."""
 
@@ -89,7 +91,7 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> None:
-    slow = judge(next(m for m in CORPUS if m.name == "flac of 8 channels at 192 kHz, 40 s"))
+    slow = judge(next(m for m in CORPUS if m.name == SLOW))
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
@@ -106,7 +108,11 @@ async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool) -> None:
+async def test_a_caller_that_leaves_a_short_job_costs_no_process(
+    pool: MediaPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine even a short job may take longer than callers would wait.
+    monkeypatch.setattr(worker_pool, "LEFT_S", PATIENCE_S)
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
@@ -119,6 +125,19 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool
     assert pool._idle == [worker]
     assert len(await pool.decode([quick], RULES, PATIENCE_S)) == 1
     assert pool._idle == [worker]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> None:
+    """Although both the pool and the next request want a new process."""
+    slow, quick = (judge(next(m for m in CORPUS if m.name == name)) for name in (SLOW, "wav"))
+    for _ in range(3):
+        with pytest.raises(PrepareTimeoutError):
+            await pool.decode([slow], RULES, 0.05)
+        await asyncio.gather(*(pool.decode([quick], RULES, PATIENCE_S) for _ in range(2)))
+    await asyncio.gather(*pool._warming)
+    assert len(pool._idle) == 1
+    assert not pool._busy
 
 
 @pytest.mark.asyncio(loop_scope="module")
