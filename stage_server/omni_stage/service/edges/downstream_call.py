@@ -1,8 +1,8 @@
 """One call to one downstream stage: sends rows and receives events.
 
 The call of a Full edge opens when the first rows exist, that of a Stream edge while the engine starts. The queue of
-rows needs no bound of its own, because admission reserved their bytes. Only Start is sent before Accepted, so a retry
-never sends rows twice.
+rows needs no bound of its own, because admission reserved their bytes. Before the downstream stage's Accepted, only
+Start is sent, so a retry never sends rows twice.
 """
 
 from __future__ import annotations
@@ -89,13 +89,20 @@ class EdgeCall:
         return self.edge.mode is EdgeMode.STREAM
 
     async def open(self, max_rows: int) -> None:
-        """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does."""
+        """Open the call before rows exist. At most max_rows rows of each tensor will follow. Raises as `run` does.
+
+        Rows that the engine has made meanwhile leave before this returns, and later first rows leave within `feed`.
+        """
         self._max_rows = max_rows
         try:
-            await self._open()
+            call, _ = await self._open()
         except (RelayedError, DownstreamProtocolError):
             self._context.channels.note_refused(self.edge.stage)
             raise
+        self._sending = call
+        if self._outbox.is_due:
+            # Not in the sender's task: it starts some turns of the event loop later, and speech waits for these rows.
+            self._begin(call)
 
     @property
     def is_trusted(self) -> bool:
@@ -103,7 +110,11 @@ class EdgeCall:
         return self._context.channels.is_trusted(self.edge.stage)
 
     def close(self) -> None:
-        """End the call, if it is open. Idempotent."""
+        """End the call, if it is open, and what it was sending. Idempotent."""
+        self._sending = None
+        self._outbox.close()
+        if self._batch is not None:
+            self._batch.close()
         if self._call is not None:
             self._call.end()
 
@@ -130,10 +141,12 @@ class EdgeCall:
         """Wait until everything was sent, or the call has ended for another reason."""
         await self._settled.wait()
 
-    async def run(self) -> None:
+    async def run(self, accepted: asyncio.Event) -> None:
         """Open the call, send rows and relay responses. The call has ended when this returns or raises.
 
-        Raises RelayedError with the failing stage's status, DownstreamProtocolError, DeadlineExceededError.
+        `accepted`: set once this stage has accepted the request. Responses are read from then on, so that a caller who
+        reads slowly slows the downstream stage down; rows are sent before, too. Raises RelayedError with the failing
+        stage's status, DownstreamProtocolError, DeadlineExceededError.
         """
         try:
             if self._call is None:
@@ -141,6 +154,7 @@ class EdgeCall:
             call, responses = await self._open()
             async with asyncio.TaskGroup() as group:
                 sender = group.create_task(self._send(call))
+                await accepted.wait()
                 await self._relay(responses)
                 # The downstream stage has finished; it may not have needed all rows.
                 sender.cancel()
@@ -148,7 +162,6 @@ class EdgeCall:
             raise first_error(error) from None
         finally:
             self._settled.set()
-            self._outbox.close()
             self.close()
 
     async def _open(self) -> tuple[Any, AsyncIterator[Any]]:
@@ -223,7 +236,8 @@ class EdgeCall:
         reason: events_pb2.FinishReason | None = None
         try:
             while reason is None:
-                await self._outbox.wait()
+                if self._batch is None:
+                    await self._outbox.wait()
                 batch = self._batch or self._begin(call)
                 sent, reason = await batch
                 self._batch = None

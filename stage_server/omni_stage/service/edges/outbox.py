@@ -58,6 +58,11 @@ class Outbox:
         self._reason = reason
         self._due.set()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether rows, or the end, must be sent now."""
+        return self._due.is_set()
+
     async def wait(self) -> None:
         """Wait until rows, or the end, are due."""
         await self._due.wait()

@@ -75,19 +75,15 @@ class RequestRun:
         self._sends_tokens = _wants_tokens(plan, self._component)
         self._rows_bound = plan.output_rows
         self._accepted = asyncio.Event()
+        self._all_open = asyncio.Event()
+        """Set once no call of a Stream edge is still being opened."""
+        self._opening = sum(call.opens_early for call in calls)
+        if not self._opening:
+            self._all_open.set()
 
     async def _accept(self, accept: Callable[[], Awaitable[None]]) -> None:
-        """Open the calls of Stream edges, then accept: Accepted means that those stages accepted the request too.
-
-        Raises the first failure. With allow_partial an unavailable stage is reported and left out instead.
-        """
-        early = [call for call in self._calls if call.opens_early]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for call in early:
-                    group.create_task(self._open(call))
-        except BaseExceptionGroup as group_error:
-            raise first_error(group_error) from None
+        """Accept once the stages of Stream edges have: Accepted means that they accepted the request too."""
+        await self._all_open.wait()
         # gRPC cannot end a call while a write is in progress, so a failure meanwhile waits for this one.
         writing = asyncio.ensure_future(accept())
         try:
@@ -99,7 +95,8 @@ class RequestRun:
             raise
         self._accepted.set()
 
-    async def _open(self, call: EdgeCall) -> None:
+    async def _open(self, call: EdgeCall) -> bool:
+        """Open a Stream edge's call. Returns False if its stage is left out, and reported, under allow_partial."""
         try:
             await call.open(self._rows_bound)
         except (OmniStageError, OmniProtoError) as error:
@@ -107,6 +104,10 @@ class RequestRun:
                 raise
             self._calls.remove(call)
             await self._report(error, call.edge.stage)
+        self._opening -= 1
+        if not self._opening:
+            self._all_open.set()
+        return call in self._calls
 
     def close(self) -> None:
         """End all open downstream calls. Idempotent."""
@@ -123,8 +124,9 @@ class RequestRun:
         """Run the engine on the request that `build` returns, and the downstream calls, until all have ended.
 
         `accept` sends Accepted to the caller. It runs once the stages of Stream edges have accepted, too. The engine
-        already works meanwhile, but its output is sent only after Accepted. If one of those stages refused a request
-        lately, the engine waits, so that it does no useless work. `read` reads the input up to its end. Raises the
+        already works meanwhile. Its rows are sent to each of those stages as soon as that stage accepts, the rest of
+        its output after Accepted. If one of those stages refused a request lately, the engine waits, so that it does no
+        useless work. `read` reads the input up to its end. Raises the
         first failure, after ending everything else. With allow_partial a failure becomes a StageFailed event instead,
         and the stages that can continue do so.
         """
@@ -163,12 +165,10 @@ class RequestRun:
         await read()
 
     async def _run_call(self, call: EdgeCall) -> None:
-        if call.opens_early:
-            await self._accepted.wait()
-            if call not in self._calls:
-                return
+        if call.opens_early and not await self._open(call):
+            return
         try:
-            await call.run()
+            await call.run(self._accepted)
         except (OmniStageError, OmniProtoError) as error:
             if not self._plan.allow_partial:
                 raise
