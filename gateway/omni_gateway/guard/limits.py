@@ -13,29 +13,13 @@ from dataclasses import dataclass, field
 
 from omni_gateway.errors import RateLimitError
 from omni_gateway.guard.keys import ApiKey
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A token bucket that refills evenly within a minute. It may go below zero by amounts known only afterwards."""
-
-    level: float
-    filled_at: float
-
-    def refill(self, per_minute: float, now: float) -> None:
-        """Add what time brought."""
-        self.level = min(per_minute, self.level + (now - self.filled_at) * per_minute / 60)
-        self.filled_at = now
-
-    def wait_s(self, amount: float, per_minute: float) -> float:
-        """Returns the seconds until that amount is available; 0 if it is now."""
-        return max(0.0, (amount - self.level) * 60 / per_minute)
+from omni_proto.token_bucket import TokenBucket
 
 
 @dataclass(slots=True)
 class _Use:
-    requests: Bucket | None = None
-    audio: Bucket | None = None
+    requests: TokenBucket | None = None
+    audio: TokenBucket | None = None
     running: int = 0
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -63,24 +47,23 @@ class KeyLimiter:
                 )
         if limits.audio_seconds_per_minute is not None:
             share = limits.audio_seconds_per_minute / replicas
-            use.audio = use.audio or Bucket(share, now)
-            use.audio.refill(share, now)
+            use.audio = use.audio or TokenBucket(share, now)
+            use.audio.refill(share / 60, share, now)
             headers |= _headers("audio-seconds", share, use.audio)
             if use.audio.level <= 0:
                 raise RateLimitError(
                     f"The key {key.name!r} has used its {limits.audio_seconds_per_minute} s of audio a minute.",
-                    retry_after_s=use.audio.wait_s(min(1.0, share), share),
+                    retry_after_s=use.audio.wait_s(min(1.0, share), share / 60),
                 )
         if limits.requests_per_minute is not None:
             share = max(1.0, limits.requests_per_minute / replicas)
-            use.requests = use.requests or Bucket(share, now)
-            use.requests.refill(share, now)
-            if use.requests.level < 1:
+            use.requests = use.requests or TokenBucket(share, now)
+            use.requests.refill(share / 60, share, now)
+            if not use.requests.take():
                 raise RateLimitError(
                     f"The key {key.name!r} has used its {limits.requests_per_minute} requests a minute.",
-                    retry_after_s=use.requests.wait_s(1, share),
+                    retry_after_s=use.requests.wait_s(1, share / 60),
                 )
-            use.requests.level -= 1
             headers |= _headers("requests", share, use.requests)
         use.running += 1
         return headers
@@ -93,10 +76,10 @@ class KeyLimiter:
             use.audio.level -= audio_seconds
 
 
-def _headers(what: str, share: float, bucket: Bucket) -> dict[str, str]:
+def _headers(what: str, share: float, bucket: TokenBucket) -> dict[str, str]:
     """x-ratelimit-*, as OpenAI names them. The reset is when the bucket is full again."""
     return {
         f"x-ratelimit-limit-{what}": str(math.floor(share)),
         f"x-ratelimit-remaining-{what}": str(max(0, math.floor(bucket.level))),
-        f"x-ratelimit-reset-{what}": f"{bucket.wait_s(share, share):.3f}s",
+        f"x-ratelimit-reset-{what}": f"{bucket.wait_s(share, share / 60):.3f}s",
     }

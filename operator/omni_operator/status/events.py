@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from omni_operator.reasons import Reason
 from omni_operator.status.conditions import DEGRADED, PROGRESSING, READY
+from omni_proto.token_bucket import TokenBucket
 
 EQUAL_PAUSE_S: Final = 600.0
 """Shortest time between two equal Events of one pipeline; those in between are added to the count of the next one."""
@@ -39,22 +40,22 @@ class EventGate:
     def __init__(self, pause_s: float = EQUAL_PAUSE_S, most: int = MOST_EVENTS, limit: int = 10_000) -> None:
         self._pause_s, self._most, self._limit = pause_s, most, limit
         self._equal: OrderedDict[tuple[str, str, str, str], tuple[float, int]] = OrderedDict()
-        self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._budgets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def admit(self, uid: str, event: EventData, now_s: float) -> EventData | None:
         """Returns the Event to write, with its count; None if it is only counted. now_s: time of a monotonic clock."""
         key = (uid, event.type, event.reason, event.message)
         since, untold = self._equal.get(key, (float("-inf"), 0))
-        left, at = self._budget.get(uid, (float(self._most), now_s))
-        left = min(float(self._most), left + (now_s - at) * self._most / 3600.0)
-        if now_s - since < self._pause_s or left < 1.0:
+        budget = self._budgets.get(uid) or TokenBucket(self._most, now_s)
+        budget.refill(self._most / 3600.0, self._most, now_s)
+        if now_s - since < self._pause_s or not budget.take():
             self._note(key, since, untold + 1)
             return None
         self._note(key, now_s, 0)
-        self._budget[uid] = (left - 1.0, now_s)
-        self._budget.move_to_end(uid)
-        while len(self._budget) > self._limit:
-            self._budget.popitem(last=False)
+        self._budgets[uid] = budget
+        self._budgets.move_to_end(uid)
+        while len(self._budgets) > self._limit:
+            self._budgets.popitem(last=False)
         return replace(event, count=untold + 1)
 
     def _note(self, key: tuple[str, str, str, str], since: float, untold: int) -> None:

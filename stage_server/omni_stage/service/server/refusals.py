@@ -22,6 +22,7 @@ import prometheus_client
 
 from omni_proto.stage.v1 import errors_pb2 as reasons
 from omni_proto.stage_config import Limits
+from omni_proto.token_bucket import TokenBucket
 from omni_stage.service.errors import reason_name
 
 REFUSALS_PER_SECOND: Final = 10
@@ -63,12 +64,6 @@ class Client:
     """Whom a client with many users, such as the gateway, called for; empty if it does not name them."""
 
 
-@dataclass(slots=True)
-class _Bucket:
-    level: float
-    filled_at: float
-
-
 class RefusalBuckets:
     """A token bucket of refusals for each client. Pure, given a clock. Use from one thread."""
 
@@ -76,7 +71,7 @@ class RefusalBuckets:
         """clock: monotonic seconds."""
         self._per_second = per_second
         self._clock = clock
-        self._buckets: OrderedDict[tuple[str, str | None], _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, str | None], TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -95,16 +90,12 @@ class RefusalBuckets:
         now, burst = self._clock(), per_second * BURST_S
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = _Bucket(burst, now)
+            bucket = self._buckets[key] = TokenBucket(burst, now)
             if len(self._buckets) > CLIENTS:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
-        bucket.level = min(burst, bucket.level + (now - bucket.filled_at) * per_second)
-        bucket.filled_at = now
-        if bucket.level < 1:
-            return False
-        bucket.level -= 1
-        return True
+        bucket.refill(per_second, burst, now)
+        return bucket.take()
 
 
 class HeldRefusals:

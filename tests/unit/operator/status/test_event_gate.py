@@ -36,4 +36,4 @@ def test_what_it_remembers_is_bounded() -> None:
     for number in range(1000):
         gate.admit(f"u{number}", DOWN, 0.0)
     assert len(gate._equal) <= 10
-    assert len(gate._budget) <= 10
+    assert len(gate._budgets) <= 10

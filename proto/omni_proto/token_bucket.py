@@ -1,0 +1,33 @@
+"""A token bucket: the refill that rate limits share. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Refills evenly up to its capacity. The level may go below zero by amounts that are known only afterwards.
+
+    Rate and capacity are arguments, because some limits change while they are in use.
+    """
+
+    level: float
+    filled_at: float
+    """Time of the last refill, in seconds of any monotonic clock."""
+
+    def refill(self, per_second: float, capacity: float, now: float) -> None:
+        """Add what has accrued since the last refill."""
+        self.level = min(capacity, self.level + (now - self.filled_at) * per_second)
+        self.filled_at = now
+
+    def take(self, amount: float = 1.0) -> bool:
+        """Take the amount if it is there. Returns whether it was."""
+        if self.level < amount:
+            return False
+        self.level -= amount
+        return True
+
+    def wait_s(self, amount: float, per_second: float) -> float:
+        """Returns the seconds until that amount is available; 0 if it is now."""
+        return max(0.0, (amount - self.level) / per_second)
