@@ -1,4 +1,4 @@
-"""--sampling STAGE.KEY=VALUE."""
+"""`omnipipe generate --sampling STAGE.KEY=VALUE`: the values' types, and the errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`omnipipe status`: the drawing, and reading through the real client from a server that answers like the API's."""
+"""`omnipipe status`: what it draws, and what its Kubernetes client reads from a local HTTP server."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_of_an_older_generation() -> None:
 
 
 class TestWatch:
-    """When something is drawn again."""
+    """With --watch, a pipeline is drawn again only after it changed."""
 
     def read(self, *answers: str | Exception) -> list[str]:
         script = iter(answers)
@@ -160,7 +160,7 @@ class Api(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
+        """Writes nothing to stderr."""
 
 
 @pytest.fixture

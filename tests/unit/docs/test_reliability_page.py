@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that exist."""
+"""The tests that docs/reliability.md names exist."""
 
 from __future__ import annotations
 

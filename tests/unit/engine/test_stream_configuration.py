@@ -1,4 +1,4 @@
-"""What a stage with streamed input needs of its component, its settings and its KV cache."""
+"""What streamed input requires of a stage's component, its default sampling and its KV cache."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def engine_config() -> Callable[..., Any]:
     return build
 
 
+# name: ((blocks of 32 tokens, vLLM's kv_cache_size_tokens, max_model_len if not 256), expected room)
 ROOMS = {
     "all blocks but vLLM's own": ((33, None), SessionRoom(8, 32, 32)),
     "vLLM's count says the same": ((33, 1056), SessionRoom(8, 32, 32)),

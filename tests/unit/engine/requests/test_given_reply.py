@@ -1,4 +1,4 @@
-"""A given reply becomes the step that sampling it would have made. Pure."""
+"""A reply that the client gives becomes the engine step that sampling the same reply would have made. Pure."""
 
 from __future__ import annotations
 
