@@ -1,4 +1,5 @@
-"""Limits of keys: what is let in, what is refused for how long, and how replicas share."""
+"""Rate limits of API keys: which requests are admitted, how long the others must wait, and how replicas share a
+limit."""
 
 from __future__ import annotations
 
@@ -51,6 +52,7 @@ def test_requests_at_once_are_counted_until_they_leave() -> None:
 
 
 def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
+    """Audio counts when its request ends, so it may exceed the limit. The next request must then wait."""
     clock = Clock()
     limiter, key = KeyLimiter(lambda: 1, clock), make_key(audio_seconds_per_minute=60)
     assert limiter.enter(key)["x-ratelimit-remaining-audio-seconds"] == "60"
@@ -64,6 +66,7 @@ def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> None:
+    """All replicas together admit the limit, or at most one replica's share less."""
     clock, key = Clock(), make_key(requests_per_minute=30)
     limiters = [KeyLimiter(lambda: replicas, clock) for _ in range(replicas)]
     granted = 0

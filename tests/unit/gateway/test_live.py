@@ -1,4 +1,5 @@
-"""Streamed answers: comments in silences, an end for readers that stall, nothing left when the client leaves."""
+"""Streamed answers: silence is filled with comments, and an answer ends when its client disconnects or stops
+reading."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Message = dict[str, Any]
 
 
 class Client:
-    """The server's side of one connection."""
+    """The server's side of one connection. After `takes` chunks the client reads no more."""
 
     def __init__(self, *, takes: int = 1000) -> None:
         self.got: list[bytes] = []
@@ -33,7 +34,7 @@ class Client:
 
 
 class Source:
-    """Chunks, with silences; says whether it was closed."""
+    """Yields chunks, with a silence after the first one, and records whether it was closed."""
 
     def __init__(self, *, silence_s: float = 0.0, endless: bool = False) -> None:
         self.closed = False

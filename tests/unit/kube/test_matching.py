@@ -1,4 +1,4 @@
-"""Subset of a live object: what the API server adds or respells is no difference, what a hand changes is."""
+"""What the API server adds to or rewrites in a live object is no difference from the manifest; a manual edit is one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_quantities(text: object) -> None:
 
 
 def live() -> Json:
-    """Returns a Deployment as the API server gives it back."""
+    """Returns a Deployment as the API server returns it."""
     return {
         "metadata": {
             "name": "a",
@@ -89,7 +89,7 @@ def live() -> Json:
 
 
 def desired() -> Json:
-    """Returns the same as a builder writes it."""
+    """Returns the same Deployment as the operator's builder writes it."""
     return {
         "metadata": {"name": "a", "labels": {"mine": "1"}, "ownerReferences": [{"uid": "u1", "controller": True}]},
         "spec": {

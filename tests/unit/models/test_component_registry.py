@@ -1,4 +1,5 @@
-"""The registry: exact ids, entry points, conflicts. Entry points are real ones, of this installation's modules."""
+"""The registry of model families: exact ids, entry points, conflicts. The entry points name real objects in
+support.families."""
 
 from __future__ import annotations
 

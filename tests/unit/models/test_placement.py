@@ -1,4 +1,4 @@
-"""Which place in a pipeline a component can take, by its facts."""
+"""Where in a pipeline a component can be used, by its facts."""
 
 from __future__ import annotations
 

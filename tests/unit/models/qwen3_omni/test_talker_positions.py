@@ -1,4 +1,4 @@
-"""Positions of the talker's prompt, made from the thinker's, against transformers' own get_rope_index of a talker."""
+"""The positions of the talker's prompt, derived from the thinker's, equal transformers' get_rope_index for a talker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_medium_keeps_its_shape(grids: int, sound: int, tail: int) -> None:
 
 
 def theirs(ids: list[int], grids: int, sounds: list[int]) -> torch.Tensor:
-    """int64 [tokens, 3]; no weights are needed."""
+    """Returns transformers' positions, int64 [tokens, 3]. Computing them needs no weights."""
     owner: Any = modeling_qwen3_omni_moe.Qwen3OmniMoeTalkerForConditionalGeneration
     config = SimpleNamespace(
         image_token_id=8, video_token_id=9, audio_token_id=7, vision_start_token_id=BEGIN,

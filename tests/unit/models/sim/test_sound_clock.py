@@ -1,4 +1,4 @@
-"""Which windows a decoder makes of the frames that came, and in which order: in virtual time."""
+"""Which windows a simulated decoder computes from the frames that have arrived, and in which order, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE = SoundShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frame
 
 
 def cut(arrivals: list[int]) -> list[Window]:
-    """Returns the windows of frames that come in these portions."""
+    """Returns the windows of frames that arrive in batches of these sizes. The last batch ends the stream."""
     windows, there, sounded = [], 0, 0
     for number, count in enumerate(arrivals):
         there += count
