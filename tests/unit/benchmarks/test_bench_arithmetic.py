@@ -140,8 +140,8 @@ def test_groups_hold_every_request_once_and_in_order(at_once: int) -> None:
 
 
 def test_figures_of_engines() -> None:
-    """The given figures: sixteen concurrent requests take half as long as sequential ones, and token2wav takes twice as
-    long as the talker."""
+    """In the given figures, 16 concurrent requests take half as long as sequential ones, and token2wav twice as long as
+    the talker."""
     sides = {
         (name, at_once): Side([slow * (2.0 if at_once == 1 else 1.0)] * 3, [0.1] * REQUESTS, 1100.0, 1000.0)
         for name, slow in ((EQUAL, 8.0), (MIXED, 8.0), (TALKER, 4.0))

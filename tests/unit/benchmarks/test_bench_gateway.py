@@ -97,8 +97,7 @@ async def test_a_failed_answer_is_an_error(server: Server) -> None:
 
 
 def test_ratios_are_of_rounds_and_servers_are_summed_without_engines() -> None:
-    """The ratios compare rounds. CPU time is summed over the server processes, without their engines and the load
-    client."""
+    """The servers are compared round by round. Their CPU time is summed without engines and load client."""
     ours = [
         Sample(90.0, 0.2, 0.3, {"gateway": 60.0, "stage server": 40.0, "stage server's engine": 900.0, CLIENT: 5.0})
     ]

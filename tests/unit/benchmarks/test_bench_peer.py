@@ -73,7 +73,7 @@ def test_figures_of_a_round() -> None:
 
 
 def test_a_row_says_what_is_right() -> None:
-    """A row counts the answers whose codec tokens, text and audio length equal those of transformers."""
+    """A row counts separately how many answers have transformers' codec tokens, text and audio length."""
     rounds = {
         (OURS, 2): Outcome([made(2.0, 0.5), made(4.0, 0.5)]),
         ("vllm-omni 8/8/8", 2): Outcome([made(2.0, None, codes=[[7, 7, 8, 9, 9, 9]], samples=60)]),
@@ -105,7 +105,7 @@ def test_ratios_at_equal_and_at_best_limits() -> None:
 
 
 def test_only_the_most_at_once_have_bounds() -> None:
-    """Only ratios of the most concurrent requests have bounds."""
+    """Only the ratios for the largest number of concurrent requests have bounds."""
     sides = outcomes(ours=1, equal=4, a=2, b=8)
     one = {(side, 1): outcome for (side, _), outcome in sides.items()}
     ratios = find_ratios({**one, **sides}, starts(), REFERENCES)

@@ -97,8 +97,7 @@ def test_a_rejected_run_replaces_nothing_and_goes_with_the_next_good_one(tmp_pat
 
 
 def test_the_last_result_is_the_committed_one(tmp_path: Path) -> None:
-    """A run is compared with the committed result. Compared with the previous run, a figure could get a little worse
-    each time."""
+    """A run is compared with the committed result. Otherwise each run could be a little worse than the one before."""
     write_result("a", tmp_path, {"n": 1}, accepted=True)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "-q"], ["add", "a.json"], ["commit", "-q", "-m", "a"]):

@@ -23,8 +23,7 @@ from benchmarks.paced.measure import ANCHOR, carried_rows
 def test_gaps_at_playback_speed(
     chunks: list[tuple[float, float]], heard: tuple[float, float, int, float, float]
 ) -> None:
-    """A chunk is (arrival, length of its audio); `heard` is (first audio, audio, number of gaps, silence, end). Times
-    in s."""
+    """`chunks`: (arrival, length) of each. `heard`: (first audio, audio, number of gaps, silence, end). Times in s."""
     found = play([Chunk(at, seconds) for at, seconds in chunks])
     assert (found.first, found.audio, found.gaps, found.silence, found.ends) == pytest.approx(heard)
 
@@ -35,7 +34,7 @@ def test_no_audio_is_an_error() -> None:
 
 
 def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
-    """A chunk border clicks if the samples jump there by more than anywhere inside the chunks."""
+    """A border between chunks clicks if the samples jump there by more than anywhere inside the chunks."""
     smooth = np.sin(np.arange(400) / 10).astype(np.float32)
     assert count_clicks(smooth, [100, 200, 300]) == 0
     broken = smooth.copy()
@@ -61,8 +60,8 @@ def test_a_request_that_ends_with_its_first_window() -> None:
 
 
 def test_what_two_cores_carry() -> None:
-    """The rows: the most requests measured, the most with two cores 20 % idle, and the most of these with prompt first
-    audio."""
+    """The rows: the most requests measured, the most with two cores 20 % idle, and the most of these within 10 % of the
+    ideal."""
     made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
     streams = [
         {"table": ANCHOR, "at once": count, "first audio ms": first, "ideal ms": 100, "RTF": 1.0, "ideal RTF": 1.0}

@@ -1,5 +1,4 @@
-"""A checkpoint with a release's sizes and random weights: it has the published token ids, and all tensors are
-filled."""
+"""A checkpoint with a release's sizes and random weights has the published token ids, and each tensor is filled."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def test_the_rotary_table_is_no_draw() -> None:
 
 
 def test_what_is_drawn_is_no_published_model(tmp_path: Path) -> None:
-    """The file DRAWN marks a checkpoint with random weights."""
+    """The file DRAWN in a checkpoint's directory says that its weights are random."""
     assert not Context("cpu", 0, tmp_path, tmp_path).shaped
     (tmp_path / DRAWN).touch()
     assert Context("cpu", 0, tmp_path, tmp_path).shaped

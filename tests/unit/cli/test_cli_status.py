@@ -107,7 +107,7 @@ def test_of_an_older_generation() -> None:
 
 
 class TestWatch:
-    """With --watch, a pipeline is drawn again only after it changed."""
+    """With --watch, a pipeline is drawn again only after it has changed."""
 
     def read(self, *answers: str | Exception) -> list[str]:
         script = iter(answers)

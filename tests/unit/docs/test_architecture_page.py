@@ -1,5 +1,4 @@
-"""The tour of the code in docs/architecture.md lists files and definitions that exist, and its steps are numbered in
-order."""
+"""The tour of the code in docs/architecture.md lists files and definitions that exist, in numbered order."""
 
 from __future__ import annotations
 

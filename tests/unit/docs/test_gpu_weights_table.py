@@ -32,7 +32,7 @@ def figures(tensors: list[PublishedTensor]) -> list[str]:
 
 
 def row_of(first: str) -> list[str]:
-    """Returns the cells behind the first one, of the table row whose first cell is `first`."""
+    """Returns the other cells of the table row whose first cell is `first`."""
     found = re.search(rf"^\| {re.escape(first)} \|(.*)\|$", PAGE, re.MULTILINE)
     assert found is not None, f"no row {first!r}"
     return [cell.strip() for cell in found[1].split("|")]

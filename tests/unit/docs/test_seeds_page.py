@@ -1,4 +1,5 @@
-"""The files and tests that docs/seeds.md names exist, and the repository's text keeps the rules that it lists."""
+"""The files and tests that docs/seeds.md names exist. Source files keep the rules for text that its findings ask
+for."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: floa
 
 
 def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
-    """First windows precede all later windows, in the order of their requests.
+    """First windows precede those of streams that are playing, in the order of their requests.
 
     Only a listener who has heard silence for more than FIRST_AHEAD_S comes before them.
     """

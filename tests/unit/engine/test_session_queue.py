@@ -1,4 +1,5 @@
-"""Sessions that share a KV cache: each one inside can run to its end, whatever the others do. None waits forever."""
+"""Sessions that share a KV cache: each that has entered can run to its end, whatever the others do. None waits
+forever."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from omni_stage.session_queue import Place, SessionQueue, SessionRoom, Sessions
 
 @dataclass
 class Stream:
-    """A session inside the engine: it grows block by block, and frees no block before its end."""
+    """A session that has entered the engine: it grows block by block, and frees no block before its end."""
 
     place: Place
     tokens: int
@@ -23,8 +24,8 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a room, the (longest length in tokens, priority) of each session, and a seed for the order of their
-    growth."""
+    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order in which they
+    grow."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
@@ -37,7 +38,7 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
 def test_every_session_can_always_grow_to_its_end(
     crowd: tuple[SessionRoom, list[tuple[int, int]], int],
 ) -> None:
-    """By a model of vLLM's block pool, a session inside always gets the block that it needs, and every session ends.
+    """In a model of vLLM's block pool, an entered session always gets the block it needs, and every session ends.
 
     Sessions of one priority enter in order of arrival.
     """

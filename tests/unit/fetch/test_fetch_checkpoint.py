@@ -277,8 +277,7 @@ class TestOneFile:
     def test_the_token_stays_with_the_hub_and_refusals_elsewhere_are_not_its_fault(
         self, hub: Hub, tmp_path: Path, place: str
     ) -> None:
-        """The token is sent only to the hub's scheme and host. A 401 from any other address is reported as the
-        storage's."""
+        """The token is sent only to the hub's scheme and host. A 401 from elsewhere is not blamed on the token."""
         asked = place.format(host=hub.url.removeprefix("http://"))
         with pytest.raises(FetchError, match="storage answered 401"):
             download_file(tmp_path, self.remote(hub), asked, TOKEN)

@@ -35,8 +35,7 @@ def client_of(settings: GatewaySettings) -> httpx.AsyncClient:
 async def test_a_page_may_call_from_named_origins(
     tmp_path: Path, origins: tuple[str, ...], origin: str, allowed: str | None
 ) -> None:
-    """The browser sends a preflight request without a key. Then the page sends requests with a right and a wrong
-    key."""
+    """The browser sends a preflight request without a key. Then the page calls with a right and with a wrong key."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"keys:\n- {{name: page, sha256: {hash_key('right')}, limits: {{requestsPerMinute: 9}}}}\n")
     async with client_of(GatewaySettings(cors_origins=origins, keys_file=keys)) as client:

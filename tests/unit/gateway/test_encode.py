@@ -1,4 +1,4 @@
-"""FFmpeg and libsndfile decode the encoded audio to what was encoded, in pieces of whatever size."""
+"""FFmpeg and libsndfile decode the gateway's encoded audio correctly, whatever pieces it was encoded in."""
 
 from __future__ import annotations
 

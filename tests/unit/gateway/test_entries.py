@@ -30,8 +30,7 @@ class Entry(stage_service_pb2_grpc.StageServiceServicer):
 
 
 async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers() -> None:
-    """A failed GetStage is retried once. While the stage cannot be reached, an answer older than FACTS_S stays in
-    use."""
+    """GetStage is retried once. While the stage cannot be reached, an answer older than FACTS_S stays in use."""
     entry, now = Entry(), [0.0]
     server = grpc.aio.server()
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)

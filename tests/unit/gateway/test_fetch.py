@@ -1,4 +1,4 @@
-"""Images fetched by https from a real TLS server: limited in size and time, complete, and never by a redirect.
+"""Images fetched by https from a real TLS server: limited in size and time, complete, and without following redirects.
 
 The server is on this host, whose address `fetch.resolve` refuses (test_media.py). So these tests replace `resolve`.
 """

@@ -1,5 +1,4 @@
-"""Rate limits of API keys: which requests are admitted, how long the others must wait, and how replicas share a
-limit."""
+"""Rate limits of API keys: which requests are admitted, how long others must wait, and how replicas share a limit."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> None:
-    """All replicas together admit the limit, or at most one replica's share less."""
+    """All replicas together admit at most the limit, and at least the limit less one replica's share."""
     clock, key = Clock(), make_key(requests_per_minute=30)
     limiters = [KeyLimiter(lambda: replicas, clock) for _ in range(replicas)]
     granted = 0

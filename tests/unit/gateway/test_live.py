@@ -1,5 +1,4 @@
-"""Streamed answers: silence is filled with comments, and an answer ends when its client disconnects or stops
-reading."""
+"""Streamed answers: comments fill silences, and an answer ends when its client disconnects or stops reading."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Names:
         return self.answer
 
     async def asked_again(self) -> None:
-        """Waits until a lookup that began after this call has been answered and its answer used."""
+        """Waits until the answer to a lookup that began after this call has been used."""
         last = self.asked
         await until(lambda: self.asked > last + 1)
 
@@ -61,9 +61,9 @@ def granted(limiter: KeyLimiter) -> int:
 
 
 async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> None:
-    """Until the first answer the assumed number holds. A failed lookup keeps the last number; no address counts as one.
+    """Until the first answer the assumed number holds. A failed lookup keeps the last number.
 
-    A pod with an IPv4 and an IPv6 address counts once.
+    An answer without addresses counts as one replica. A pod with an IPv4 and an IPv6 address counts once.
     """
     names, metrics = Names(Counter({socket.AF_INET: 3})), GatewayMetrics()
     replicas = ReadyReplicas("gateway-replicas.system.svc", 8, names, every_s=0.01)
@@ -88,7 +88,7 @@ async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_while_a_replica_comes_all_grant_one_share_too_much_at_most() -> None:
-    """Two replicas count two. A new third one counts three before the others have counted it."""
+    """Two replicas still count two, while a new third one already counts three."""
     names = Names(Counter({socket.AF_INET: 2}))
     counts = [ReadyReplicas("name", 1, names, every_s=0.01) for _ in range(2)]
     for count in counts:

@@ -91,7 +91,7 @@ def test_a_lease_that_follows_on_another(
 async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
     """ensure() returns the seconds until another process may lead.
 
-    Earlier, a call could take 15 s although another process could lead after 5 s.
+    In an earlier version a call could take 15 s, although another process could lead after 5 s.
     """
     transport = Transport(Connection(Configuration(), "test"), Metrics())
     times = LeaseTimes(duration_s=15, renew_deadline_s=10.0)

@@ -39,10 +39,10 @@ class Server:
 
 
 async def test_a_lapse_is_told_so_that_what_was_refused_meanwhile_is_done_again() -> None:
-    """The loss and the win are both reported. The controller drops a pipeline whose write was refused with
-    NotLeaderError.
+    """Both the loss and the win are reported.
 
-    When leadership is won, the controller queues all pipelines again.
+    The controller drops a pipeline whose write was refused with NotLeaderError. It queues all pipelines again when it
+    wins the lease.
     """
     server, told = Server(), list[bool]()
     server.leadership = Leadership(

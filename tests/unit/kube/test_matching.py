@@ -1,4 +1,5 @@
-"""What the API server adds to or rewrites in a live object is no difference from the manifest; a manual edit is one."""
+"""A live object matches its manifest although the API server adds and rewrites fields. A manual edit is a
+difference."""
 
 from __future__ import annotations
 

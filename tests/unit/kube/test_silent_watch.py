@@ -1,5 +1,4 @@
-"""A watch over a half-open connection: no byte, no FIN, no RST arrives, as behind a firewall that forgot the
-connection.
+"""A watch over a half-open connection: no byte, FIN or RST arrives, as behind a firewall that dropped its state.
 
 Client, reflector, store and connection are real. The server implements only the requests that these send.
 """

@@ -1,5 +1,4 @@
-"""Lines of a watch over a real connection: however their bytes arrive, they are read completely, in order and in
-groups."""
+"""The lines of a watch are read completely, in order and in groups, however their bytes arrive over a connection."""
 
 from __future__ import annotations
 

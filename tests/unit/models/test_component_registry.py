@@ -1,5 +1,4 @@
-"""The registry of model families: exact ids, entry points, conflicts. The entry points name real objects in
-support.families."""
+"""The registry of model families: exact ids, entry points, conflicts. Entry points name objects in support.families."""
 
 from __future__ import annotations
 

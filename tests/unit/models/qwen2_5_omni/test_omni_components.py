@@ -205,7 +205,7 @@ def test_token2wav_end_needs_audio_of_every_code() -> None:
     ("codes", "steps", "work"), [(1, 2, 1), (12, 10, 12), (12, 2, 2), (4096, 10, 4096), (10, 1000, 1110), (1, 10, 1)]
 )
 def test_work_is_counted_in_codes_at_the_default_steps(codes: int, steps: int, work: int) -> None:
-    """A request's work is its number of codes, times its solver steps over the default's nine, rounded up."""
+    """Work: the number of codes, times the solver's intervals divided by the default's nine, rounded up."""
     assert token2wav.count_work(codes, steps) == work
 
 

@@ -157,8 +157,7 @@ def test_what_vllm_gets_for_the_thinker(tiny_checkpoint: Path) -> None:
 
 
 def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
-    """vLLM gets the sampling parameters that transformers' generate() gives its talker, whatever the checkpoint's files
-    say."""
+    """The talker's sampling parameters are those of transformers' generate(), not of the checkpoint's files."""
     component = talker.build_component(stage_config("talker", tiny_checkpoint))
     params = lower(component, ask(component.warmup_request().source), {})
     given = (params.temperature, params.top_p, params.top_k, params.repetition_penalty, params.max_tokens)
@@ -169,7 +168,7 @@ def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
 
 
 def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_be_sounded() -> None:
-    """transformers' default configuration is the 7B model's. Its talker has 8,448 ids; the codec's embedding has
+    """In transformers' default configuration, the 7B model's, the talker has 8,448 ids and the codec's embedding
     8,194."""
     config = Qwen2_5OmniConfig()
     never = _find_never_sampled(pick_talker(config))
@@ -180,7 +179,7 @@ def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_b
 
 
 def test_released_talker_attends_to_everything() -> None:
-    """Its configuration sets sliding_window to 32,768, but use_sliding_window to false."""
+    """The talker's configuration sets sliding_window to 32,768, but use_sliding_window to false."""
     config = Qwen2_5OmniConfig(talker_config={"sliding_window": 32_768, "use_sliding_window": False})
     part = pick_talker(config)
     assert part.sliding_window is None
@@ -240,7 +239,7 @@ def test_system_message(builder: PromptBuilder, tiny_checkpoint: Path, case: str
 
 
 def test_speech_prompt_is_the_published_one_letter_by_letter() -> None:
-    """It is quoted from the model card of Qwen/Qwen2.5-Omni-7B, section "Prompt for audio output"."""
+    """The prompt is quoted from the model card of Qwen/Qwen2.5-Omni-7B, section "Prompt for audio output"."""
     assert SPEECH_SYSTEM_PROMPT == (
         "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
         "visual inputs, as well as generating text and speech."
@@ -271,8 +270,7 @@ def test_a_thinker_alone_keeps_the_templates_system_message(tiny_checkpoint: Pat
 
 
 def test_audio_beyond_what_the_feature_extractor_takes_is_refused(tmp_path: Path) -> None:
-    """The published preprocessor_config.json has chunk_length 300: the extractor would silently cut longer audio at 300
-    s."""
+    """With chunk_length 300, as published, the feature extractor would silently cut longer audio at 300 s."""
     extractor = WhisperFeatureExtractor(feature_size=128, hop_length=160, chunk_length=300, n_fft=400)
     extractor.save_pretrained(tmp_path)
     limit = read_audio_limit(tmp_path)

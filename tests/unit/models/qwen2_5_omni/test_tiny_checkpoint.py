@@ -186,7 +186,7 @@ def test_chat_template_has_the_real_form(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_says_something(make_tiny_checkpoint: Callable[..., Path], shape: str) -> None:
-    """It generates varied, printable text, varied codes, and audio that is audible and not clipped."""
+    """The tiny checkpoint generates varied, printable text, varied codes, and audio that is audible and not clipped."""
     reference = load_reference(make_tiny_checkpoint(0, shape))
     result = reference.run(
         ReferencePrompt("Tell me what the weather is like."), ReferenceSettings(thinker_tokens=24, talker_tokens=48)

@@ -1,5 +1,4 @@
-"""code2wav in chunks gives exactly as many samples as one forward pass of transformers' code2wav, and the same
-values."""
+"""code2wav in chunks gives the same samples, and as many, as one forward pass of transformers' code2wav."""
 
 from __future__ import annotations
 

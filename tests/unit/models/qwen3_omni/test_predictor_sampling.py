@@ -52,8 +52,7 @@ def test_the_edges_of_chance_are_inside() -> None:
 
 
 def test_the_values_are_those_that_transformers_passes() -> None:
-    """transformers' talker passes TOP_K and TOP_P to its code predictor, and neither temperature nor repetition
-    penalty."""
+    """transformers' talker gives its code predictor TOP_K and TOP_P, but no temperature and no repetition penalty."""
     talker = make_talker(seed=0)
     passed: list[dict[str, Any]] = []
 

@@ -1,5 +1,4 @@
-"""Qwen3-Omni's thinker and talker without an engine: defaults, prompts, voices, and the size of their edge's
-messages."""
+"""Qwen3-Omni's thinker and talker without an engine: defaults, prompts, voices, and the size of edge messages."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def ask(source: Any, *, spoken: bool = True, voice: str = "", **sampling: Any) -
 
 
 def test_the_talkers_defaults_are_the_published_files() -> None:
-    """They are in generation_config.json of the Instruct release, under names that vLLM does not know."""
+    """The defaults are in the Instruct release's generation_config.json, under names that vLLM does not know."""
     published = json.loads(Path("tests/data/published/qwen3_omni_30b_a3b.generation_config.json").read_text())
     ours = TALKER.default_sampling
     assert ours.model_dump(exclude_none=True) == {
@@ -175,7 +174,7 @@ def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoin
 
 
 def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
-    """The last token of a sampled reply is held back, because it may be its end. A given reply has no end token."""
+    """A sampled reply's last token is held back, because it may be the end token. A given reply has no end token."""
     request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
     prepared = thinker.prepare(request)
     prompt = prepared.prompt["prompt_token_ids"][:-3]

@@ -1,5 +1,4 @@
-"""Paced engines on an event loop: their outputs, the outputs' shapes, and that an ended request leaves nothing
-behind."""
+"""Paced engines on an event loop: what they output, in which shapes, and that ended requests leave nothing behind."""
 
 from __future__ import annotations
 

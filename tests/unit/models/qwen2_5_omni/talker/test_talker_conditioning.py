@@ -1,5 +1,4 @@
-"""The talker's streamed input: however the thinker's rows are split, the talker reads the same as if all came
-together."""
+"""Streamed input of the talker: however the thinker's rows are split, it reads the same as from all rows together."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The block-wise transformer gives the values of transformers' dense one, in linear memory, and never waits for the
-device."""
+"""The block-wise transformer gives the values of transformers' dense one, in linear memory and without device waits."""
 
 from __future__ import annotations
 
