@@ -60,8 +60,10 @@ def test_a_request_that_ends_with_its_first_window() -> None:
 
 
 def test_what_two_cores_carry() -> None:
-    """The rows: the most requests measured, the most with two cores 20 % idle, and the most of these within 10 % of the
-    ideal."""
+    """Each row gives the most concurrent requests under its condition.
+
+    The conditions: measured at all, two cores 20 % idle, and in addition first audio within 10 % of the ideal.
+    """
     made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
     streams = [
         {"table": ANCHOR, "at once": count, "first audio ms": first, "ideal ms": 100, "RTF": 1.0, "ideal RTF": 1.0}

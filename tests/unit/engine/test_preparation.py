@@ -12,7 +12,7 @@ from omni_stage.errors import PrepareTimeoutError
 
 
 async def test_who_is_being_prepared_is_no_work_and_ends_with_its_own_error() -> None:
-    """The ledger does not count a request in preparation. After the limit it fails with PrepareTimeoutError."""
+    """A request in preparation is not counted by the ledger. After the limit it fails with PrepareTimeoutError."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
         with pytest.raises(PrepareTimeoutError, match=r"timeouts\.prepare") as caught:

@@ -108,6 +108,7 @@ def test_hostile_bytes_are_refused(form: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
 def test_damaged_files_are_refused_or_heard_in_part(form: str) -> None:
+    """A damaged file is refused, or its readable part is decoded."""
     good, refused = encode_whole(form, PCM, RATE, 1), 0
     for place in range(0, len(good), max(1, len(good) // 40)):
         for damaged in (good[:place], good[:place] + b"\xff\0" * 8 + good[place + 16 :]):

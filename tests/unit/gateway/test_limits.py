@@ -27,6 +27,7 @@ def test_without_limits_everything_enters() -> None:
 
 
 def test_requests_come_back_evenly() -> None:
+    """At 6 requests a minute, a client that has used them up may send the next one after 10 s."""
     clock = Clock()
     limiter, key = KeyLimiter(lambda: 1, clock), make_key(requests_per_minute=6)
     left = [limiter.enter(key)["x-ratelimit-remaining-requests"] for _ in range(6)]
@@ -80,6 +81,7 @@ def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> N
 
 
 def test_a_replica_that_comes_takes_its_share_at_once() -> None:
+    """When the number of replicas grows, a replica's share shrinks immediately."""
     clock, key, replicas = Clock(), make_key(requests_per_minute=30), [1]
     limiter = KeyLimiter(lambda: replicas[0], clock)
     limiter.enter(key)

@@ -71,6 +71,7 @@ async def test_silence_is_filled_with_comments() -> None:
 
 
 async def test_a_reader_that_stalls_is_left() -> None:
+    """If a chunk takes longer than send_s to send, the client counts as disconnected."""
     client, source = Client(takes=3), Source(endless=True)
     with pytest.raises(ClientLeftError):
         await respond(source, send_s=0.05)({}, client.receive, client.send)
@@ -104,6 +105,8 @@ async def test_what_the_source_raises_is_raised() -> None:
     "text", ["", "word ", 'a "quote", a \\ and a\nline', "\u00e9\u4e16\U0001f600", "\x00\x1f", "here"]
 )
 def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None:
+    """A Template encodes an event to the same bytes as event() does."""
+
     def make(text: str) -> dict[str, Any]:
         return {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}}], "usage": None}
 
@@ -111,6 +114,7 @@ def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None
 
 
 async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
+    """Comments do not keep the answer open for a client that has stopped reading."""
     client, source = Client(takes=2), Source(endless=True)
     with pytest.raises(ClientLeftError):
         await respond(source, send_s=0.3, comment_s=0.02)({}, client.receive, client.send)

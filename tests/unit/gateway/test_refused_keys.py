@@ -1,6 +1,6 @@
 """Requests without a valid key: each is counted in a metric; the log has the first, and then their number per period.
 
-Also tests the pseudonyms of users. By them, an entry stage delays the users whose calls it refuses often.
+Also tests the pseudonyms of users, with which an entry stage delays users whose calls it often refuses.
 """
 
 from __future__ import annotations

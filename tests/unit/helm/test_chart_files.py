@@ -52,6 +52,7 @@ def test_schema_knows_types_words_and_bounds(path: str, expected: dict[str, Any]
 
 
 def test_schema_is_closed_where_the_chart_names_the_keys() -> None:
+    """The schema refuses unknown keys, except in objects that the chart copies into Kubernetes objects as they are."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["additionalProperties"] is False
     assert find_property(schema, "image")["additionalProperties"] is False

@@ -201,6 +201,7 @@ def test_hand_edits_are_seen(name: str) -> None:
 
 
 def test_rules_of_a_network_policy_are_a_list_in_order() -> None:
+    """In a NetworkPolicy's rules, ports are compared in order and are not matched by key."""
     rule: Json = {"from": [{"podSelector": {"matchLabels": {"a": "b"}}}], "ports": [{"port": 50051}, {"port": 9090}]}
     wanted = {"spec": {"podSelector": {}, "ingress": [rule], "policyTypes": ["Ingress"]}}
     seen = copy.deepcopy(wanted)

@@ -1,4 +1,4 @@
-"""A watch over a half-open connection: no byte, FIN or RST arrives, as behind a firewall that dropped its state.
+"""A watch over a half-open connection: no byte, FIN or RST arrives, as behind a firewall that forgot the connection.
 
 Client, reflector, store and connection are real. The server implements only the requests that these send.
 """
@@ -126,7 +126,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
 
 
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
-    """Holds for our watches and for kopf's, with the timeouts used in production."""
+    """This holds for our watches and for kopf's, with the timeouts used in production."""
     assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
     kopfs = build_kopf_settings(OperatorSettings()).watching
     assert kopfs.server_timeout is not None

@@ -256,6 +256,7 @@ def test_versions_that_went_back_are_believed_to_a_list() -> None:
     ids=["nothing", "null labels", "label", "controller", "owner that does not control", "controlled by another kind"],
 )
 def test_whose_an_object_is(metadata: dict[str, Any], pipeline: NamespacedName | None) -> None:
+    """An object belongs to the pipeline that controls it, otherwise to the pipeline in its label."""
     assert ROOT.find(Seen.of({"kind": "Service", "metadata": {"namespace": "ns", "name": "s"} | metadata})) == pipeline
 
 

@@ -25,6 +25,7 @@ def part(max_tokens: int | None, last: bool = False) -> InputPart:
 
 
 def test_later_parts_begin_with_the_last_token() -> None:
+    """A later part begins with the last sampled token, whose KV has not been computed."""
     plan = PartPlan(10)
     first = plan.next(part(2))
     assert (first.input.prompt, first.max_tokens, first.last) == ({"prompt_token_ids": [9, 9]}, 2, False)

@@ -110,6 +110,7 @@ def test_rows_are_framed_by_the_voice_and_the_end_of_text() -> None:
 
 
 def test_positions_go_on_where_media_left_off() -> None:
+    """The reply's positions begin at the prompt's length plus mrope_delta."""
     tensors = edge(5, 3) | {"mrope_delta": torch.tensor([-2])}
     prompt = thinker2talker(tensors, text_rows(), CODEC)
     assert prompt is not None

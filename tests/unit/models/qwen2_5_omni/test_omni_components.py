@@ -49,7 +49,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert set(facts.outputs) == expected[stage]
     assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
     assert refuse_sampling(facts, component.default_sampling, is_streamed=facts.streams_input) == []
-    pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes: what a spawned engine is sent
+    pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes, as a spawned engine gets them
 
 
 def test_neighbours_agree_on_their_edge(tiny_checkpoint: Path) -> None:
@@ -133,6 +133,7 @@ def test_sampling(case: str) -> None:
 
 
 def test_thinker_pairs_rows_with_tokens() -> None:
+    """A row is published with the token at its position, so a sampled token waits for its row."""
     emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
     first = emitter.emit(
         EngineStep(
@@ -156,6 +157,7 @@ def test_thinker_pairs_rows_with_tokens() -> None:
 
 
 def test_talker_leaves_out_the_end(tiny_checkpoint: Path) -> None:
+    """End tokens are not sent to token2wav as codes."""
     component = build("talker", tiny_checkpoint)
     asked = component.warmup_request()
     emitter = component.emitter(asked, component.prepare(asked))
@@ -166,6 +168,7 @@ def test_talker_leaves_out_the_end(tiny_checkpoint: Path) -> None:
 
 
 def test_talker_end_holds_unless_ignored(tiny_checkpoint: Path) -> None:
+    """The codec's end tokens stop the talker. With ignore_eos they are never sampled."""
     component = build("talker", tiny_checkpoint)
     tensors = component.warmup_request().source
     assert isinstance(tensors, EdgeInput)
@@ -210,6 +213,8 @@ def test_work_is_counted_in_codes_at_the_default_steps(codes: int, steps: int, w
 
 
 def test_a_request_is_as_many_tokens_as_its_work_and_no_more_than_fit(tiny_checkpoint: Path) -> None:
+    """A request's prompt has one placeholder token per unit of work. More work than max_model_len is refused."""
+
     def ask(codes: int, steps: int | None = None) -> StageRequest:
         source = EdgeInput({"codes": torch.zeros(codes, dtype=torch.int64)})
         return StageRequest(request_id="r", source=source, sampling=SamplingDefaults(num_inference_steps=steps))

@@ -42,6 +42,7 @@ def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, sc
 
 
 def test_the_edges_of_chance_are_inside() -> None:
+    """The smallest and the largest random number pick a token that can be sampled."""
     logits = make_logits(5, 300, 2.0).expand(2, -1)
     first, last = pick_tokens(logits, torch.tensor([0.0, 1.0 - 2**-24])).tolist()
     assert first == int(logits[0].argmax())

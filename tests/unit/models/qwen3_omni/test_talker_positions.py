@@ -17,7 +17,7 @@ BEGIN, END, SOUND_BEGIN, SOUND_END, WORD = 1, 2, 3, 4, 20
 PER_SECOND = 13
 HEIGHT, WIDTH = 2, 40
 SYSTEM = 6
-"""Tokens that the thinker reads before the user's message, and the talker does not."""
+"""Tokens before the user's message: the thinker reads them, the talker does not."""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ SYSTEM = 6
 )
 @pytest.mark.parametrize("tail", [1, 12, 60])
 def test_a_medium_keeps_its_shape(grids: int, sound: int, tail: int) -> None:
+    """Image, audio and video keep the shape of their positions, but begin where the talker's text before them ends."""
     video = [WORD, BEGIN, IDS[VIDEO], *([IDS[AUDIO]] if sound else []), END]
     image = [WORD, BEGIN, IDS[IMAGE], END]
     clip = [SOUND_BEGIN, IDS[AUDIO], SOUND_END]

@@ -109,6 +109,7 @@ async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> 
 
 
 async def test_a_seed_says_the_same_whoever_else_is_served(table: Path) -> None:
+    """A seed gives the same reply, whatever other requests run."""
     thinker = engine("thinker", table)
     alone = await collect(thinker.generate(ask()))
     together = await asyncio.gather(
@@ -241,6 +242,7 @@ async def test_a_decoder_makes_every_sample_once_whole_or_in_windows(table: Path
 
 
 async def test_a_window_that_ends_with_the_frames_ends_the_sound_once(table: Path) -> None:
+    """If the stream ends after its last window, one further step ends the audio."""
     decoder, stream = engine("decoder", table), EdgeStream()
     steps = decoder.generate(ask(stream))
     stream.put({"codes": np.zeros(24, np.int64)})
@@ -291,5 +293,6 @@ def test_a_cache_smaller_than_the_longest_request_is_refused(table: Path) -> Non
 
 
 def test_the_stage_server_asks_vllm_of_other_components_alone(table: Path) -> None:
+    """Simulated components need no vLLM."""
     assert not needs_vllm(config("decoder", table))
     assert needs_vllm(config("decoder", table).model_copy(update={"component": "generic/llm"}))

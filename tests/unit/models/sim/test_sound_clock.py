@@ -45,6 +45,7 @@ def job(name: str, due: float, frames: int = 10) -> Job:
 
 
 def test_first_windows_come_first_and_then_whoever_runs_out_of_sound_soonest() -> None:
+    """First windows come first, then the stream whose audio runs out soonest."""
     clock = WindowClock(lambda windows, frames, whole: 10.0 * windows, max_batch=8)
     clock.add(job("running", 0.0), 0.0)
     for name, due in (("late", 9.0), ("soon", 2.0), ("new", -math.inf)):

@@ -61,6 +61,7 @@ def test_requests_that_come_during_a_step_join_the_next_one() -> None:
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_parts_beside_others() -> None:
+    """A prompt longer than max_step_tokens takes several steps."""
     engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000))
     engine.add(ask("long", prompt=250, limit=1), 0.0)
     assert times(engine.advance(1.0), "long") == [round(3 * 10 + 25.0, 3)]
@@ -75,6 +76,7 @@ def test_a_request_beyond_the_most_waits_and_a_lower_priority_goes_first() -> No
 
 
 def test_input_that_streams_holds_a_request_up_and_keeps_its_place() -> None:
+    """A request that waits for streamed input stays in the batch, but takes part in no step."""
     engine = clock()
     engine.add(ask("a", limit=9, allowed=1), 0.0)
     assert times(engine.advance(1.0), "a") == [11]
@@ -88,6 +90,7 @@ def test_input_that_streams_holds_a_request_up_and_keeps_its_place() -> None:
 
 
 def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> None:
+    """An aborted request generates nothing more. Its current step still takes its full time."""
     engine = clock()
     engine.add(ask("a"), 0.0)
     engine.add(ask("b"), 0.001)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[4]
 PUBLISHED = ROOT / "tests" / "data" / "published"
 
 # Concurrent requests -> mean seconds until a request is done, in vllm-omni's docs/design/feature/async_chunk.md (commit
-# 509eee2): Qwen3-Omni on an H800, 100 prompt tokens, 100 text tokens, 27.4 s of audio, no streaming between its stages.
-# Its decoder runs in batches of 64.
+# 509eee2): Qwen3-Omni on an H800 without async_chunk, 100 prompt tokens, 100 text tokens, 27.4 s of audio. Its decoder
+# runs in batches of 64.
 WHOLE_ON_H800 = {1: 6.505, 4: 7.668, 10: 9.516}
 
 
@@ -89,6 +89,7 @@ def test_a_curve_is_linear_between_its_points_and_beyond_the_last(count: int, ex
 
 
 def test_a_decoders_step_takes_its_least_and_a_whole_sound_more() -> None:
+    """A step with a window takes at least the table's minimum. A whole utterance takes longer."""
     shape = read_table(BUILT_IN / "qwen2.5-omni-7b-h100").decoder
     cost = sound_cost(shape)
     # docs/gpu-check.md: with CUDA graphs a window of 72 codes takes 51 ms; 4,096 codes in one window take 6.2 s.

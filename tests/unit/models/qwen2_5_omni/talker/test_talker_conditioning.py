@@ -1,4 +1,4 @@
-"""Streamed input of the talker: however the thinker's rows are split, it reads the same as from all rows together."""
+"""Streamed input: however the thinker's rows are split, the talker reads the same as if all rows came together."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
 
 
 def feed_of(goes_on: bool = False) -> TalkerFeed:
+    """Returns a talker's feed. With goes_on, as for ignore_eos, the codec's end tokens are never sampled."""
     return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, goes_on=goes_on, repeat_limit=REPEAT_LIMIT)
 
 
@@ -178,6 +179,7 @@ def test_the_end_of_the_codec_stream() -> None:
 
 
 async def test_an_edge_stream_gives_what_queued_at_once() -> None:
+    """One read returns all rows that have queued up."""
     stream = EdgeStream()
     stream.put({"x": torch.zeros(2, 1), "y": torch.zeros(0)})
     stream.put({"x": torch.ones(1, 1)}, complete=["y"])

@@ -1,6 +1,6 @@
 """Packs of utterances become audio that equals transformers' sample() and does not depend on the other utterances.
 
-They take as few forward passes as possible.
+A pack takes as few forward passes as possible.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_a_voice_is_encoded_once() -> None:
 def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
     """A voice that is not finite makes its own utterance NaN, which a clamp must not turn into silence.
 
-    It does not spread to other utterances through attention.
+    The NaN does not spread to other utterances through attention.
     """
     kit = Kit()
     good = kit.speak(MIXED[0], MIXED[1])
