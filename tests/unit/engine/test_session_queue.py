@@ -24,8 +24,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order in which they
-    grow."""
+    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order of growth."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
