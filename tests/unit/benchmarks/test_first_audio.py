@@ -45,7 +45,7 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
 
 
 def test_the_least_share_of_the_first_audio() -> None:
-    """The least share: CPU time of the requests that the median first audio needs, over that of all whole jobs."""
+    """The least share: CPU time of the requests needed for the median first audio / CPU time of all whole jobs."""
     least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
     whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
     rows = {row["at_once"]: row for row in least_rows(least, whole)}

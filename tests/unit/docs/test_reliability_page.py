@@ -1,4 +1,4 @@
-"""The tests that docs/reliability.md names exist."""
+"""Every test that docs/reliability.md names exists."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The files and tests that docs/seeds.md names exist. Source files keep the rules for text that its findings ask
-for."""
+"""Every file and test that docs/seeds.md names exists. Source files follow the text rules that its findings ask for."""
 
 from __future__ import annotations
 

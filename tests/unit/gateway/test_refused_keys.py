@@ -1,4 +1,4 @@
-"""Requests without a valid key: each is counted in a metric; the log has the first, and then their number per period.
+"""Requests without a valid key: a metric counts each one. The log has the first, and then their number per period.
 
 Also tests the pseudonyms of users, with which an entry stage delays users whose calls it often refuses.
 """

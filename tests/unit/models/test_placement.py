@@ -1,4 +1,4 @@
-"""Where in a pipeline a component can be used, by its facts."""
+"""Where in a pipeline a component can be used, according to its ComponentFacts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """CUDA graphs of a function: when they are used, what they copy, and what happens if a capture fails.
 
-A CUDA graph needs a GPU. `Recorder` replaces it on the CPU and behaves alike: a replay reads and writes fixed memory.
+A CUDA graph needs a GPU. `Recorder` replaces it on the CPU and behaves like it: a replay reads and writes fixed memory.
 All other code is the real one.
 """
 
