@@ -1,4 +1,4 @@
-"""The gateway's bench: its load client against a real socket, and its arithmetic."""
+"""The gateway benchmark: its load client against a server on a real socket, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def chunk(delta: dict[str, Any]) -> bytes:
 
 
 def usage(tokens: int) -> bytes:
-    # As both servers write it.
+    # The form in which the gateway and vLLM's server write it.
     return f'data: {{"choices":[],"usage":{{"completion_tokens":{tokens}}}}}\n\n'.encode()
 
 
 class Server:
-    """Answers each request with given pieces, each a chunk of the transfer."""
+    """Answers each request with the given pieces, each sent as one chunk of a chunked HTTP response."""
 
     def __init__(self, *pieces: bytes, status: int = 200) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class Server:
 
 
 async def ask(server: Server, **changes: Any) -> dict[str, Any]:
-    """One request of a run; returns its answer."""
+    """Sends a run of one request, with `changes` to the default run, and returns its answer."""
     listening = await asyncio.start_server(server, "127.0.0.1")
     async with listening:
         port = listening.sockets[0].getsockname()[1]
@@ -58,8 +58,9 @@ async def ask(server: Server, **changes: Any) -> dict[str, Any]:
 
 
 async def test_tokens_are_the_servers_own_count_and_the_first_is_the_first_text() -> None:
+    """The token count is that of the server's usage event. The first token is the first delta with text."""
     whole = b"".join([*map(chunk, DELTAS), usage(2), b"data: [DONE]\n\n"])
-    # In pieces that cut events anywhere.
+    # Pieces of 37 bytes, so that events are split at arbitrary bytes.
     server = Server(*(whole[start : start + 37] for start in range(0, len(whole), 37)))
     answer = await ask(server)
     assert answer["error"] == ""
@@ -76,6 +77,7 @@ async def test_an_answer_without_text_has_no_first_token() -> None:
 
 
 async def test_speech_waits_for_audio_and_may_leave_with_it() -> None:
+    """For a speech request, `first` is the time of the first audio. With `leave`, the client disconnects there."""
     audio = chunk({"audio": {"id": "a", "data": "AAAA"}})
     answer = await ask(Server(chunk({"audio": {"transcript": "a"}}), audio, audio, audio), speech=True, leave=True)
     assert answer["first"] > 0
@@ -95,6 +97,7 @@ async def test_a_failed_answer_is_an_error(server: Server) -> None:
 
 
 def test_ratios_are_of_rounds_and_servers_are_summed_without_engines() -> None:
+    """The servers are compared round by round. Their CPU time is summed without engines and load client."""
     ours = [
         Sample(90.0, 0.2, 0.3, {"gateway": 60.0, "stage server": 40.0, "stage server's engine": 900.0, CLIENT: 5.0})
     ]
@@ -108,6 +111,7 @@ def test_ratios_are_of_rounds_and_servers_are_summed_without_engines() -> None:
 
 
 async def test_the_same_load_asks_by_grpc() -> None:
+    """The load client can also send its requests directly to an entry stage, by gRPC."""
     with serve_entry() as (port, starts):
         (answer,) = (await send(Run(port=port, count=1, tokens=7, prompts=["hi"], kind="grpc", speech=True))).answers
     assert answer.error == ""

@@ -1,4 +1,4 @@
-"""What `make bench CASE=peer` makes of the sides' answers."""
+"""The tables and ratios that `make bench CASE=peer` computes from our answers and vllm-omni's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ REFERENCES = [Reference((1, 2), (3,), (7, 7, 8), 30), Reference((1,), (4,), (9, 
 
 
 def made(done: float, first: float | None, *, codes: list[list[int]] | None = None, samples: int = 30) -> Round:
-    """Both prompts, answered within `done` seconds."""
+    """Returns a round: the first prompt is answered after `done` / 2 seconds, the second one after `done` seconds."""
     answers = [Answer(done / 2, first, samples, (3,)), Answer(done, first, samples, (0,))]
     return Round(answers, [[7, 7, 8], [9, 9, 9]] if codes is None else codes, cpu_s=done * 2)
 
 
 def outcomes(**seconds: float) -> dict[tuple[str, int], Outcome]:
-    """Outcomes of two at once by side."""
+    """Returns each side's outcome with two concurrent requests. `seconds`: each side's time until both are answered."""
     sides = dict(zip((OURS, *LIMITS), seconds.values(), strict=True))
     return {(side, 2): Outcome([made(done, done / 4)]) for side, done in sides.items()}
 
@@ -46,6 +46,7 @@ def starts() -> dict[str, Start]:
 
 
 def test_each_that_was_made_counts_once() -> None:
+    """A made sequence matches at most one expected sequence, in any order."""
     expected = [each.codes for each in REFERENCES]
     assert count_equal([[9, 9, 9], [7, 7, 8]], expected) == 2, "in any order"
     assert count_equal([[9, 9, 9], [9, 9, 9]], expected) == 1
@@ -54,6 +55,7 @@ def test_each_that_was_made_counts_once() -> None:
 
 
 def test_a_line_of_the_engine() -> None:
+    """parse_round reads a line that benchmarks/peer/engine.py prints."""
     line = {"answers": [{"done": 1.5, "first_audio": None, "samples": 0, "text": [3]}], "codes": [[7]]}
     assert parse_round(line, 2.0) == Round([Answer(1.5, None, 0, (3,))], [[7]], 2.0)
 
@@ -71,6 +73,7 @@ def test_figures_of_a_round() -> None:
 
 
 def test_a_row_says_what_is_right() -> None:
+    """A row counts separately how many answers have transformers' codec tokens, text and audio length."""
     rounds = {
         (OURS, 2): Outcome([made(2.0, 0.5), made(4.0, 0.5)]),
         ("vllm-omni 8/8/8", 2): Outcome([made(2.0, None, codes=[[7, 7, 8, 9, 9, 9]], samples=60)]),
@@ -85,6 +88,7 @@ def test_a_row_says_what_is_right() -> None:
 
 
 def test_the_best_limits_are_those_of_the_figure() -> None:
+    """The best limits of vllm-omni are those with the lowest value of the given figure."""
     sides = outcomes(ours=1, equal=4, one_voice=2, shipped=8)
     assert find_best(sides, "all done", 2) == "vllm-omni 8/8/1"
 
@@ -101,6 +105,7 @@ def test_ratios_at_equal_and_at_best_limits() -> None:
 
 
 def test_only_the_most_at_once_have_bounds() -> None:
+    """Only the ratios for the largest number of concurrent requests have bounds."""
     sides = outcomes(ours=1, equal=4, a=2, b=8)
     one = {(side, 1): outcome for (side, _), outcome in sides.items()}
     ratios = find_ratios({**one, **sides}, starts(), REFERENCES)
@@ -123,6 +128,7 @@ def test_starts() -> None:
 
 
 def test_limits_by_stage() -> None:
+    """The three limits become max_num_seqs of thinker, talker and code2wav."""
     stages = deployment((8, 8, 1))["stages"]
     assert [stage["max_num_seqs"] for stage in stages] == [8, 8, 1]
     assert [stage["stage_id"] for stage in stages] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""When `make bench` fails: by a broken floor, by a regression, by a ratio that is no longer measured."""
+"""`make bench` fails if a ratio breaks its bound, gets worse by more than its tolerance, or is no longer measured."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def test_a_row_says_all_that_was_judged() -> None:
 
 
 def test_a_rejected_run_replaces_nothing_and_goes_with_the_next_good_one(tmp_path: Path) -> None:
+    """A rejected run is written to a file of its own, which the next accepted run deletes."""
     good = write_result("a", tmp_path, {"n": 1}, accepted=True)
     rejected = write_result("a", tmp_path, {"n": 2}, accepted=False)
     assert json.loads(good.read_text()) == {"n": 1}
@@ -96,7 +97,7 @@ def test_a_rejected_run_replaces_nothing_and_goes_with_the_next_good_one(tmp_pat
 
 
 def test_the_last_result_is_the_committed_one(tmp_path: Path) -> None:
-    """Or a figure could sink a little with each run."""
+    """A run is compared with the committed result. Otherwise each run could be a little worse than the one before."""
     write_result("a", tmp_path, {"n": 1}, accepted=True)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
     for command in (["init", "-q"], ["add", "a.json"], ["commit", "-q", "-m", "a"]):
@@ -106,7 +107,7 @@ def test_the_last_result_is_the_committed_one(tmp_path: Path) -> None:
 
 
 def bench(value: float, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Returns the real command line with one case more, which measures what it is told."""
+    """Runs the real command line with an additional case, `given`, whose only ratio is `value`."""
     command = [sys.executable, str(CASE), "given", "--results", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GIVEN_VALUE": str(value)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)

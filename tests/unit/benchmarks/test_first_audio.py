@@ -1,4 +1,4 @@
-"""What a listener hears of chunks that come: tables."""
+"""What a listener hears when chunks of audio arrive at given times, and the tables of the first-audio benchmarks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from benchmarks.paced.measure import ANCHOR, carried_rows
 def test_gaps_at_playback_speed(
     chunks: list[tuple[float, float]], heard: tuple[float, float, int, float, float]
 ) -> None:
+    """`chunks`: (arrival, length) of each. `heard`: (first audio, audio, number of gaps, silence, end). Times in s."""
     found = play([Chunk(at, seconds) for at, seconds in chunks])
     assert (found.first, found.audio, found.gaps, found.silence, found.ends) == pytest.approx(heard)
 
@@ -33,6 +34,7 @@ def test_no_audio_is_an_error() -> None:
 
 
 def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
+    """A border between chunks clicks if the samples jump there by more than anywhere inside the chunks."""
     smooth = np.sin(np.arange(400) / 10).astype(np.float32)
     assert count_clicks(smooth, [100, 200, 300]) == 0
     broken = smooth.copy()
@@ -43,6 +45,7 @@ def test_a_border_clicks_if_its_step_is_larger_than_any_other() -> None:
 
 
 def test_the_least_share_of_the_first_audio() -> None:
+    """The least share: CPU time of the requests needed for the median first audio / CPU time of all whole jobs."""
     least = {2: Outcome(cpu_s={"thinker": 1.0, "talker": 0.5}), 4: Outcome(cpu_s={"thinker": 2.0, "talker": 1.0})}
     whole = {4: Outcome(cpu_s={"thinker": 3.0, "talker": 3.0}), 8: Outcome(cpu_s={"thinker": 6.0, "talker": 4.0})}
     rows = {row["at_once"]: row for row in least_rows(least, whole)}
@@ -57,6 +60,10 @@ def test_a_request_that_ends_with_its_first_window() -> None:
 
 
 def test_what_two_cores_carry() -> None:
+    """Each row gives the most concurrent requests under its condition.
+
+    The conditions: measured at all, two cores 20 % idle, and in addition first audio within 10 % of the ideal.
+    """
     made = {16: (0.4, 105, 100), 32: (1.5, 130, 100), 64: (1.9, 300, 390)}
     streams = [
         {"table": ANCHOR, "at once": count, "first audio ms": first, "ideal ms": 100, "RTF": 1.0, "ideal RTF": 1.0}

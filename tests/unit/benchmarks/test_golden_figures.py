@@ -1,4 +1,4 @@
-"""The figures published of the 7B model, and the judgement of answers by them."""
+"""The published outputs of the 7B model, and how our answers are judged by them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AUDIO, TEXT = golden_audio(), golden_text()
 
 
 def golden_like(scale: float = 1.0) -> list[float]:
-    """Returns an audio with the fixture's length, its last listed samples, and its loudness times `scale`."""
+    """Returns audio with the fixture's length and its last listed samples, and `scale` times its loudness."""
     samples = [0.0] * AUDIO.samples
     first = AUDIO.samples // AUDIO.stride - len(AUDIO.last_strided)
     for index, value in enumerate(AUDIO.last_strided):
@@ -40,6 +40,7 @@ def test_the_same_audio_passes() -> None:
 
 
 def test_other_noise_is_neither_a_pass_nor_a_defect() -> None:
+    """Audio of the right length and about the right loudness, with other samples, is OTHER_NOISE."""
     assert judge_audio(golden_like(1.05), AUDIO).verdict is Verdict.OTHER_NOISE
     assert judge_audio([-sample for sample in golden_like()], AUDIO).verdict is Verdict.OTHER_NOISE
 

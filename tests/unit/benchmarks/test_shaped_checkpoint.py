@@ -1,4 +1,4 @@
-"""A checkpoint of a release's sizes with random weights: the published ids, and every byte of a shard written."""
+"""A checkpoint with a release's sizes and random weights has the published token ids, and each tensor is filled."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ def test_a_shard_is_filled(tmp_path: Path) -> None:
 
 
 def test_the_rotary_table_is_no_draw() -> None:
+    """The rotary table gets the computed frequencies, not random numbers."""
     assert shaped.draw(ROTARY_TABLE, (4,), torch.float32).tolist() == pytest.approx([1, 0.1, 0.01, 0.001])
 
 
 def test_what_is_drawn_is_no_published_model(tmp_path: Path) -> None:
+    """The file DRAWN in a checkpoint's directory says that its weights are random."""
     assert not Context("cpu", 0, tmp_path, tmp_path).shaped
     (tmp_path / DRAWN).touch()
     assert Context("cpu", 0, tmp_path, tmp_path).shaped

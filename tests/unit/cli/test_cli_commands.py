@@ -1,4 +1,5 @@
-"""The command line: help, arguments, exit codes. Processes are in test_cli_supervisor.py and tests/pipeline."""
+"""The command line: help, arguments, exit codes. tests/processes/test_cli_supervisor.py and tests/pipeline run
+processes."""
 
 from __future__ import annotations
 

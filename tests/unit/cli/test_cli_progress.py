@@ -13,7 +13,7 @@ STAGES = ["thinker", "token2wav"]
 
 
 def show(*, terminal: bool) -> str:
-    """Returns the progress of two stages that load, one of them twice as after a taken port, and become ready."""
+    """Returns the output while two stages load and become ready. The thinker loads twice, as after a taken port."""
     text = StringIO()
     console = Console(file=text, force_terminal=terminal, width=80, color_system=None)
     with make_progress(console, STAGES) as progress:
@@ -35,5 +35,5 @@ def test_a_pipe_gets_a_line_for_each_change() -> None:
 
 
 def test_a_terminal_ends_with_a_tick_for_each_stage() -> None:
-    last = re.split(r"\x1b\[\d*[A-Z]", show(terminal=True))[-1]  # what follows the last erased line
+    last = re.split(r"\x1b\[\d*[A-Z]", show(terminal=True))[-1]  # the text after the last cursor movement
     assert [line.split()[:3] for line in last.splitlines()[:2]] == [["✓", stage, "ready"] for stage in STAGES]

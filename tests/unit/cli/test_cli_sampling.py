@@ -1,4 +1,4 @@
-"""--sampling STAGE.KEY=VALUE."""
+"""`omnipipe generate --sampling STAGE.KEY=VALUE`: the values' types, and the errors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ GOOD: list[tuple[list[str], dict[str, dict[str, Any]]]] = [
     ("options", "expected"), GOOD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_values_get_the_types_of_the_contract(options: list[str], expected: dict[str, dict[str, Any]]) -> None:
+    """Values get the types of the fields of SamplingDefaults."""
     assert parse_sampling(options) == expected
 
 

@@ -1,4 +1,4 @@
-"""`omnipipe status`: the drawing, and reading through the real client from a server that answers like the API's."""
+"""`omnipipe status`: what it draws, and what its Kubernetes client reads from a local HTTP server."""
 
 from __future__ import annotations
 
@@ -89,6 +89,7 @@ def test_a_fork_and_a_suspended_stage() -> None:
 
 
 def test_stages_of_an_older_spec_that_serve_meanwhile() -> None:
+    """During a rollout, stages of the older spec that still serve are listed separately."""
     text = draw(make_document(conditions=GOOD, stages=[entry("brain", 1)]))
     assert text.splitlines()[-2:] == [
         "serving meanwhile, of an older spec:",
@@ -107,7 +108,7 @@ def test_of_an_older_generation() -> None:
 
 
 class TestWatch:
-    """When something is drawn again."""
+    """With --watch, a pipeline is drawn again only after it has changed."""
 
     def read(self, *answers: str | Exception) -> list[str]:
         script = iter(answers)
@@ -160,7 +161,7 @@ class Api(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
+        """Writes nothing to stderr."""
 
 
 @pytest.fixture

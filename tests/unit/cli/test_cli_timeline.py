@@ -1,4 +1,4 @@
-"""Timeline layout from StageTimings, and a picture from it."""
+"""The timeline computed from StageTimings, its picture, and its trace file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_lanes_are_aligned_by_the_wall_clock_of_accepted() -> None:
 
 
 def test_a_later_stage_may_accept_first() -> None:
-    # Stream edges open before the upstream starts, and clocks differ: the axis never begins below 0.
+    # A Stream edge opens before the upstream stage starts, and the stages' clocks differ. So the axis begins with the
+    # stage that accepted first.
     early = StageTimings(accepted_unix_ns=ORIGIN - S, finished_ns=S)
     timeline = compute_timeline({"thinker": FULL, "talker": early})
     assert spans(timeline.lanes[0])[0] == ("input", 1, 3)

@@ -1,4 +1,7 @@
-"""TLS of `omnipipe run`: the entry alone, from a directory that stands for the Secret; else plaintext, and said so."""
+"""`omnipipe run` serves TLS at the entry stage only, with the files of a directory that replaces the Secret.
+
+Without such a directory it serves plaintext, and its endpoint lacks the scheme grpcs://.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ def test_which_stage_serves_tls(pipeline: OmniPipeline, directory: str | None, c
 
 @pytest.mark.parametrize(("directory", "scheme"), [(None, ""), ("/tls", "grpcs://")], ids=["plaintext", "TLS"])
 def test_the_endpoint_tells_it(directory: str | None, scheme: str) -> None:
+    """The endpoint has the scheme grpcs:// if the entry stage serves TLS."""
     options = LocalOptions(model_path="/model", tls_dir=Path(directory) if directory else None)
     with LocalPipeline(TLS, options) as running:
         running.addresses["thinker"] = StageAddress(grpc=7, health=8, metrics=9)
@@ -51,6 +55,6 @@ def test_the_endpoint_tells_it(directory: str | None, scheme: str) -> None:
 
 @pytest.mark.parametrize("name", ["--tls", "--ca", "--cert", "--key", "--server-name"])
 def test_generate_lists_the_options(name: str) -> None:
-    # A terminal's width decides how rich cuts the table.
+    # rich cuts the table of options to the terminal's width.
     said = CliRunner().invoke(app, ["generate", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
     assert name in said.stdout

@@ -1,4 +1,4 @@
-"""The tour of the code names files and names that exist, and no hop twice."""
+"""The tour of the code in docs/architecture.md lists files and definitions that exist, in numbered order."""
 
 from __future__ import annotations
 

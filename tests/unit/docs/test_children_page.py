@@ -1,4 +1,4 @@
-"""docs/children.md says what the builders do."""
+"""docs/children.md lists the kinds, volumes, times and ports that the operator's builders use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def page(request: pytest.FixtureRequest) -> str:
 
 
 def rows(page: str, heading: str) -> list[list[str]]:
-    """Cells of the first table below the heading."""
+    """Returns the cells of the first table below the heading, row by row."""
     below = page.split(heading, 1)[1]
     table = below[below.index("|") :].split("\n\n", 1)[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]

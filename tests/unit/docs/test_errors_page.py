@@ -1,4 +1,4 @@
-"""docs/errors.md lists exactly the reasons of the protocol, with the codes that the error classes own."""
+"""docs/errors.md lists exactly the protocol's error reasons, each with the gRPC code of its error class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = "ERROR_REASON_"
 
 
 def page_rows() -> dict[str, str]:
-    """Reason -> gRPC code, from the table of the page."""
+    """Returns the page's table: reason -> gRPC code."""
     return {m[1]: m[2] for m in re.finditer(r"^\| `([A-Z_]+)` \| ([A-Z_]+)", PAGE.read_text(), re.MULTILINE)}
 
 

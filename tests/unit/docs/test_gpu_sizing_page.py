@@ -1,4 +1,4 @@
-"""docs/gpu-sizing.md holds what the published sizes, the samples and vLLM's formulas give."""
+"""docs/gpu-sizing.md gives the figures that follow from the published sizes, the samples and vLLM's formulas."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def test_the_tables_are_up_to_date() -> None:
 
 @pytest.mark.parametrize(("name", "release"), DOCUMENTED.items(), ids=DOCUMENTED)
 def test_stages_that_share_fit_and_may_start_in_any_order(name: str, release: tuple[str, int]) -> None:
+    """All stages of the sample fit on one GPU, in whichever order they start."""
     size, gib = release
     pipeline = load_checked(SAMPLES / f"{name}.yaml")
     assert find_problems(pipeline_memory(load_release(size), pipeline, device_bytes=gib * GIB), gib * GIB) == []
@@ -42,7 +43,7 @@ def test_stages_that_share_fit_and_may_start_in_any_order(name: str, release: tu
     ],
 )
 def test_on_gpus_of_their_own(name: str, size: str, usable: tuple[int, int, int]) -> None:
-    """Each stage fits, and each cache holds whole requests."""
+    """Each stage fits its GPU, and the KV cache of thinker and talker holds at least four requests of maxModelLen."""
     release, pipeline = load_release(size), load_checked(SAMPLES / f"{name}.yaml")
     for stage, gib in zip(pipeline.spec.stages, usable, strict=True):
         memory = stage_memory(release, stage, device_bytes=gib * GIB)
@@ -55,6 +56,7 @@ def test_on_gpus_of_their_own(name: str, size: str, usable: tuple[int, int, int]
 
 
 def test_the_7b_in_four_bits_on_a_small_gpu() -> None:
+    """In 22 GiB of usable memory the 7B thinker fits only with AWQ weights."""
     large, pipeline = load_release("7b"), load_checked(SAMPLES / "qwen25-omni.yaml")
     thinker = pipeline.spec.stages[0]
     assert find_problems([stage_memory(large, thinker, device_bytes=22 * GIB)], 22 * GIB) != []
@@ -64,7 +66,7 @@ def test_the_7b_in_four_bits_on_a_small_gpu() -> None:
 
 
 def test_the_30b_as_it_was_seen_on_an_h200() -> None:
-    """What the driver counted is within each stage's share; of thinker and talker within a fiftieth of the plan."""
+    """By the driver's count, each stage stays within its share. Thinker and talker use what was planned, within 2 %."""
     pipeline = load_checked(SAMPLES / "qwen3-omni-30b-a3b-one-gpu.yaml")
     planned = pipeline_memory(load_release("30b-a3b"), pipeline, device_bytes=139 * GIB)
     rows = json.loads((RESULTS / "gpu-h200.json").read_text(encoding="utf-8"))["results"]

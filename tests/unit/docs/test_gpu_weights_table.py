@@ -1,4 +1,4 @@
-"""docs/gpu-sizing.md: the weights' figures are those of the published tensors."""
+"""The weights' figures in docs/gpu-sizing.md are the sums over the published tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAGES = ("thinker", "talker", "token2wav")
 IGNORED = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
 DECODER_LINEAR = re.compile(r"thinker\.model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
 GROUP = 128
-"""Of the published AWQ checkpoint."""
+"""Weights that share a scale, as in the published AWQ checkpoint."""
 
 
 def tensors_of(size: str, stage: str) -> list[PublishedTensor]:
@@ -24,7 +24,7 @@ def tensors_of(size: str, stage: str) -> list[PublishedTensor]:
 
 
 def figures(tensors: list[PublishedTensor]) -> list[str]:
-    """Parameters and decimal gigabytes."""
+    """Returns the cells for the number of parameters and their size in decimal gigabytes."""
     return [
         f"{sum(tensor.elements for tensor in tensors):,}",
         f"{sum(tensor.nbytes for tensor in tensors) / 1e9:.2f} GB",
@@ -32,7 +32,7 @@ def figures(tensors: list[PublishedTensor]) -> list[str]:
 
 
 def row_of(first: str) -> list[str]:
-    """Returns the cells of the table row that begins with this cell, behind it."""
+    """Returns the other cells of the table row whose first cell is `first`."""
     found = re.search(rf"^\| {re.escape(first)} \|(.*)\|$", PAGE, re.MULTILINE)
     assert found is not None, f"no row {first!r}"
     return [cell.strip() for cell in found[1].split("|")]
@@ -55,7 +55,10 @@ def test_weights_of_all_stages() -> None:
 
 
 def test_weights_of_a_thinker_in_4_bits() -> None:
-    """Four bits a number; for each group of 128 a scale of 16 bits and a zero of 4. The rest stays at 16 bits."""
+    """A weight takes 4 bits. Each group of 128 weights also has a 16-bit scale and a 4-bit zero point.
+
+    Everything but the decoder's linear layers stays at 16 bits.
+    """
     cells = []
     for size in SIZES:
         tensors = tensors_of(size, "thinker")

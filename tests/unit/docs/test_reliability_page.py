@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that exist."""
+"""Every test that docs/reliability.md names exists."""
 
 from __future__ import annotations
 

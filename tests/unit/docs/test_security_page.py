@@ -1,5 +1,4 @@
-"""docs/security.md and docs/tls.md: the ports that exist, tests that exist, and a clear statement of what is
-plaintext."""
+"""docs/security.md and docs/tls.md list the real ports and existing tests, and say clearly what is plaintext."""
 
 from __future__ import annotations
 

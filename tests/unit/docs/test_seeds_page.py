@@ -1,4 +1,4 @@
-"""docs/seeds.md names files and tests that exist; and what its findings ask of the text of this repository."""
+"""Every file and test that docs/seeds.md names exists. Source files follow the text rules that its findings ask for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def test_every_review_has_its_table(review):
 
 
 def test_text_of_the_repository_is_plain():
-    """Source text ends with a newline, is written in Latin letters and keeps no to-do notes."""
+    """Text files end with a newline. Outside of tests they use Latin and Greek letters only.
+
+    The Python code of stage_server, proto and cli has no to-do comments.
+    """
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.proto", "*.yaml", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()

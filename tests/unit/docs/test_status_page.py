@@ -1,4 +1,4 @@
-"""docs/status.md holds the table of reasons."""
+"""docs/status.md has the operator's table of reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which listener would hear silence next: tables of listeners."""
+"""The order in which listeners get their next window of audio: by when their audio runs out."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NOW = 100.0
     [
         ([], None),
         ([(1.0, 0.24)], 1.24),
-        ([(1.0, 0.24), (1.1, 0.72)], 1.96),  # in time: behind what plays
-        ([(1.0, 0.24), (3.0, 0.72)], 3.72),  # late: the silence is over, and not made up for
+        ([(1.0, 0.24), (1.1, 0.72)], 1.96),  # in time: plays after the first chunk
+        ([(1.0, 0.24), (3.0, 0.72)], 3.72),  # late: playback resumes on arrival; the gap is not made up for
         ([(1.0, 0.24), (3.0, 0.72), (3.1, 0.72)], 4.44),
     ],
 )
@@ -27,6 +27,10 @@ def test_when_the_sound_runs_out(sent: list[tuple[float, float]], runs_out: floa
 
 
 def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None:
+    """First windows precede those of streams that are playing, in the order of their requests.
+
+    Only a listener who has heard silence for more than FIRST_AHEAD_S comes before them.
+    """
     late = Playback(runs_out=NOW - FIRST_AHEAD_S + 1)
     assert Playback().due(NOW) < Playback().due(NOW + 0.001) < late.due(NOW) < Playback(runs_out=NOW + 1).due(NOW)
     silent = Playback(runs_out=NOW - FIRST_AHEAD_S - 1)
@@ -34,7 +38,7 @@ def test_first_windows_come_before_all_in_the_order_in_which_they_came() -> None
 
 
 def test_too_many_listeners_are_served_in_turns() -> None:
-    """A window of 1 s of sound takes .5 s to compute, for five listeners: all fall behind alike."""
+    """Computing a window of 1 s takes 0.5 s, so five listeners are too many. All fall behind equally."""
     listeners, now, served = [Playback() for _ in range(5)], 0.0, [0] * 5
     for _ in range(100):
         index = min(range(5), key=lambda item: listeners[item].due(now))
@@ -45,7 +49,7 @@ def test_too_many_listeners_are_served_in_turns() -> None:
 
 
 def test_whoever_can_be_served_in_time_never_hears_silence() -> None:
-    """Nine listeners at 90 % of what the decoder can do."""
+    """Nine listeners use 90 % of the decoder's capacity: computing a window of 1 s takes 0.1 s. None hears a gap."""
     listeners, now, gaps = [Playback() for _ in range(9)], 0.0, 0
     for _ in range(400):
         index = min(range(9), key=lambda item: listeners[item].due(now))

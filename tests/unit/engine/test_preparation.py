@@ -1,4 +1,4 @@
-"""Preparing a request has a limit of its own, and the watchdog does not hear of it."""
+"""Preparing a request has its own time limit, and the watchdog does not count it as work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from omni_stage.errors import PrepareTimeoutError
 
 
 async def test_who_is_being_prepared_is_no_work_and_ends_with_its_own_error() -> None:
+    """A request in preparation is not counted by the ledger. After the limit it fails with PrepareTimeoutError."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
         with pytest.raises(PrepareTimeoutError, match=r"timeouts\.prepare") as caught:
@@ -21,6 +22,7 @@ async def test_who_is_being_prepared_is_no_work_and_ends_with_its_own_error() ->
 
 
 async def test_an_engine_may_take_longer_than_the_preparation() -> None:
+    """The limit no longer applies once the engine core has the request."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
         preparation = Preparation(work, 0.05)
@@ -36,6 +38,8 @@ async def test_an_engine_may_take_longer_than_the_preparation() -> None:
 
 
 async def test_errors_and_cancels_of_what_is_awaited_pass() -> None:
+    """Errors and cancellation of the awaited call are raised unchanged, even a TimeoutError that is not the limit's."""
+
     async def fail(error: BaseException) -> None:
         raise error
 

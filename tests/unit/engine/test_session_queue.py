@@ -1,4 +1,5 @@
-"""Streams that share a KV cache: each can reach its end, whatever the others do, and none waits forever."""
+"""Sessions that share a KV cache: each that has entered can run to its end, whatever the others do. None waits
+forever."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from omni_stage.session_queue import Place, SessionQueue, SessionRoom, Sessions
 
 @dataclass
 class Stream:
-    """A session as the engine sees it: it grows, block by block, and gives nothing back before its end."""
+    """A session that has entered the engine: it grows block by block, and frees no block before its end."""
 
     place: Place
     tokens: int
@@ -23,7 +24,7 @@ class Stream:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
-    """Returns a room; the longest and the priority of each session; a seed of who grows when."""
+    """Returns a room, each session's (longest length in tokens, priority), and a seed for the order of growth."""
     size = draw(st.integers(1, 32))
     room = SessionRoom(draw(st.integers(1, 8)), draw(st.integers(1, 40)), size)
     assert room.blocks is not None
@@ -36,7 +37,10 @@ def crowds(draw: st.DrawFn) -> tuple[SessionRoom, list[tuple[int, int]], int]:
 def test_every_session_can_always_grow_to_its_end(
     crowd: tuple[SessionRoom, list[tuple[int, int]], int],
 ) -> None:
-    """A model of vLLM's block pool: nobody inside is ever without the block it needs, and all come to their ends."""
+    """In a model of vLLM's block pool, an entered session always gets the block it needs, and every session ends.
+
+    Sessions of one priority enter in order of arrival.
+    """
     room, asked, seed = crowd
     assert room.blocks is not None
     queue, inside, done, chance = SessionQueue(room), {}, 0, seed
@@ -73,7 +77,7 @@ def test_every_session_can_always_grow_to_its_end(
 
 
 def test_reach_instead_of_the_longest_sequence() -> None:
-    """The checkpoint that showed the cliff: 64 MiB at 28 KiB a token held one session at maxModelLen 2048."""
+    """In 64 MiB at 28 KiB a token, eight sessions that can reach 109 tokens fit, but only one of 2,048 (ADR 0026)."""
     queue = SessionQueue(SessionRoom(8, 2340 // 32, 32))
     assert [len(queue.join(45 + 64)[1]) for _ in range(8)] == [1] * 8
     full = SessionQueue(SessionRoom(8, 2340 // 32, 32))
@@ -81,11 +85,13 @@ def test_reach_instead_of_the_longest_sequence() -> None:
 
 
 def test_layers_that_differ_count_at_full_length() -> None:
+    """Where layers need different numbers of blocks, a short session counts as one of full length, here 256 tokens."""
     room = SessionRoom(8, 16, 32, at_least=256)
     assert [room.blocks_for(tokens) for tokens in (1, 256, 257, 10_000)] == [8, 8, 9, 16]
 
 
 def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
+    """Sessions with a priority above 0 fill at most three quarters of the room. An empty engine admits any session."""
     queue = SessionQueue(SessionRoom(8, 8, 1))
     first, entered = queue.join(8, priority=1)
     assert entered == [first], "of any size into an idle engine"
@@ -97,6 +103,7 @@ def test_a_priority_above_0_leaves_a_quarter_and_one_always_enters() -> None:
 
 
 def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
+    """When a waiting session leaves the queue, the sessions behind it enter if they fit."""
     queue = SessionQueue(SessionRoom(8, 10, 1))
     queue.join(6)
     large, _ = queue.join(8)
@@ -106,6 +113,7 @@ def test_who_leaves_while_it_waits_lets_those_behind_enter() -> None:
 
 
 async def test_waiting_ends_with_a_place_or_with_its_caller() -> None:
+    """A session waits until it enters or until its caller is cancelled. A cancelled session leaves the queue."""
     sessions, order = Sessions(SessionRoom(1, 4, 1)), []
 
     async def hold(name: str, until: asyncio.Event) -> None:

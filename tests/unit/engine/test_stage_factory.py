@@ -1,4 +1,4 @@
-"""From a configuration to a component: what a stage file asks of a component that it cannot do is refused by field."""
+"""build_component refuses a configuration that asks for more than the component can do. The error names the field."""
 
 from __future__ import annotations
 

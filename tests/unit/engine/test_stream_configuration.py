@@ -1,4 +1,4 @@
-"""What a stage with streamed input needs of its component, its settings and its KV cache."""
+"""What streamed input requires of a stage's component, its default sampling and its KV cache."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def engine_config() -> Callable[..., Any]:
     return build
 
 
+# name: ((blocks of 32 tokens, vLLM's kv_cache_size_tokens, max_model_len if not 256), expected room)
 ROOMS = {
     "all blocks but vLLM's own": ((33, None), SessionRoom(8, 32, 32)),
     "vLLM's count says the same": ((33, 1056), SessionRoom(8, 32, 32)),
@@ -68,5 +69,6 @@ ROOMS = {
 
 @pytest.mark.parametrize("case", ROOMS)
 def test_what_sessions_can_fill(engine_config: Callable[..., Any], case: str) -> None:
+    """find_session_room derives the room for sessions from the configuration of vLLM's KV cache."""
     arguments, expected = ROOMS[case]
     assert find_session_room(engine_config(*arguments)) == expected

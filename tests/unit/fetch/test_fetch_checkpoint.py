@@ -1,4 +1,4 @@
-"""`fetch` against a local HTTP server that speaks the hub's API: token, wrong token, resume, no network twice."""
+"""`fetch` from a local HTTP server with the hub's API: tokens, resuming, and a second run that needs no network."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_indexes_that_are_refused(index: dict[str, Any]) -> None:
 
 
 def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
-    """As kubelet restarts the init container."""
+    """As when kubelet restarts the init container, a second process resumes the partial file of a killed one."""
     weights = bytes(range(256)) * (24 << 12)
     hub.files, hub.stop_at, hub.hangs = {**FILES, "model.safetensors": weights}, 22 << 20, True
     file = tmp_path / "token"
@@ -202,7 +202,7 @@ def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as first:
         assert hub.stopped.wait(60)
-        # The client writes what it has in steps of 10 MiB.
+        # The hub's client writes to the file in steps of 10 MiB.
         while not any(part.stat().st_size for part in (tmp_path / "m").rglob("*.part")):
             assert first.poll() is None
             time.sleep(0.02)
@@ -217,6 +217,7 @@ def test_a_download_that_is_killed_goes_on_at_the_byte_where_it_stopped(hub: Hub
 def test_an_unreachable_hub_is_named_and_worth_another_try(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If the hub cannot be reached, the exit code is FAILED, not the one for a wrong configuration."""
     note = tmp_path / "termination"
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
     hub.shutdown()
@@ -228,7 +229,7 @@ def test_an_unreachable_hub_is_named_and_worth_another_try(
 
 
 class TestOneFile:
-    """download.py: a file is whole and right, or it is not there."""
+    """download_file: a file is complete and verified, or it does not exist."""
 
     DATA = b"weights" * 1000
 
@@ -240,12 +241,14 @@ class TestOneFile:
 
     @pytest.mark.parametrize("etag", ["0" * 64, "0" * 40], ids=["sha256", "git"])
     def test_what_is_not_what_was_announced_is_thrown_away(self, hub: Hub, tmp_path: Path, etag: str) -> None:
+        """A file whose digest is not the one that the hub announced is deleted."""
         with pytest.raises(FetchError, match="damaged"):
             download_file(tmp_path, self.remote(hub, etag=etag), hub.url, TOKEN)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
     @pytest.mark.parametrize("leftover", [b"weights" * 10, b"x" * 7000, b"x" * 9000], ids=["part", "wrong", "too long"])
     def test_a_leftover_part_is_gone_on_with_or_found_out(self, hub: Hub, tmp_path: Path, leftover: bytes) -> None:
+        """A valid partial file is resumed. A wrong or too long one is discarded, and the next attempt succeeds."""
         file = self.remote(hub)
         part = part_path(tmp_path, file)
         part.parent.mkdir(parents=True)
@@ -258,11 +261,13 @@ class TestOneFile:
         assert not part.exists()
 
     def test_gits_digest_is_understood(self, hub: Hub, tmp_path: Path) -> None:
+        """An ETag may also be the SHA-1 digest of a git blob."""
         file = self.remote(hub, etag=hashlib.sha1(b"blob 7000\0" + self.DATA).hexdigest())  # noqa: S324
         download_file(tmp_path, file, hub.url, TOKEN)
         assert has_file(tmp_path, file)
 
     def test_pods_that_share_a_cache_take_turns_and_fetch_once(self, hub: Hub, tmp_path: Path) -> None:
+        """Concurrent fetches of a file into one cache download it once."""
         with ThreadPoolExecutor(8) as pool:
             for _ in pool.map(lambda _: download_file(tmp_path, self.remote(hub), hub.url, TOKEN), range(8)):
                 pass
@@ -272,6 +277,7 @@ class TestOneFile:
     def test_the_token_stays_with_the_hub_and_refusals_elsewhere_are_not_its_fault(
         self, hub: Hub, tmp_path: Path, place: str
     ) -> None:
+        """The token is sent only to the hub's scheme and host. A 401 from elsewhere is not blamed on the token."""
         asked = place.format(host=hub.url.removeprefix("http://"))
         with pytest.raises(FetchError, match="storage answered 401"):
             download_file(tmp_path, self.remote(hub), asked, TOKEN)

@@ -1,4 +1,4 @@
-"""Why an answer ended, in OpenAI's words."""
+"""The finish_reason of a chat answer, in OpenAI's terms."""
 
 from __future__ import annotations
 

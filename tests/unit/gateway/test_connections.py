@@ -1,5 +1,4 @@
-"""Connections without a request, or with an endless header: bounded in number, time and bytes; requests are
-answered."""
+"""Connections without a complete header are limited in number, time and bytes. Requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Serve = contextlib.AbstractAsyncContextManager[int]
 
 
 async def tell(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """Answers with the number of bytes of the body, and of header lines; /slow takes half a second."""
+    """An ASGI app that answers with the body's number of bytes and the number of headers. /slow takes half a second."""
     size = 0
     while True:
         message = await receive()
@@ -62,13 +61,14 @@ async def ask(port: int, peer: str = "127.0.0.1", path: str = "/") -> str:
 
 
 async def is_cut(reader: asyncio.StreamReader) -> bool:
-    """Returns whether the server ended it, within ten seconds, without an answer."""
+    """Returns whether the server closes the connection without an answer. Raises TimeoutError after 10 s."""
     with contextlib.suppress(ConnectionResetError):
         return await asyncio.wait_for(reader.read(), 10) == b""
     return True
 
 
 async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
+    """A client that opens 400 connections without a request keeps neither others nor itself from being served."""
     async with serve(Bounds(waiting=64, header_s=60)) as port:
         slow = asyncio.create_task(ask(port, "127.0.0.2", "/slow"))
         await asyncio.sleep(0.1)
@@ -101,6 +101,7 @@ async def test_a_hoard_of_idle_connections_keeps_nobody_out() -> None:
     "sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: x\r\n"], ids=["nothing", "a line", "half"]
 )
 async def test_a_header_has_to_come(sent: bytes) -> None:
+    """A connection whose first header is not complete after header_s is closed."""
     async with serve(Bounds(header_s=0.3)) as port:
         reader, writer = await connect(port)
         writer.write(sent)
@@ -109,6 +110,7 @@ async def test_a_header_has_to_come(sent: bytes) -> None:
 
 
 async def test_the_next_header_has_to_come_too_and_a_long_answer_may_take_longer() -> None:
+    """After an answer, the next header must be complete within idle_s. An answer may take longer than both limits."""
     async with serve(Bounds(header_s=0.3, idle_s=0.3)) as port:
         reader, writer = await connect(port)
         for path in ("/slow", "/"):
@@ -141,6 +143,7 @@ async def test_a_header_without_end_is_refused() -> None:
 
 
 async def test_a_body_may_be_larger_and_what_follows_its_chunks_is_dropped() -> None:
+    """header_bytes does not limit the body. Trailers of a chunked body are dropped."""
     async with serve(Bounds(header_bytes=4096, header_s=5)) as port:
         reader, writer = await connect(port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")

@@ -19,6 +19,7 @@ def client() -> TestClient:
 
 
 def test_it_says_what_the_document_says_under_the_pages_policy(client: TestClient) -> None:
+    """The page covers the whole OpenAPI document, and has the same security policy as the gateway's web page."""
     answer = client.get("/docs")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")

@@ -1,4 +1,4 @@
-"""Encoded audio is decoded by FFmpeg and libsndfile to what went in, however it was cut."""
+"""FFmpeg and libsndfile decode the gateway's encoded audio correctly, whatever pieces it was encoded in."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ def test_lossy_formats_sound_alike(name: str) -> None:
     assert len(samples) / rate == pytest.approx(1.0, abs=0.08)
     spectrum = np.abs(np.fft.rfft(samples.astype(np.float64)))
     assert np.argmax(spectrum) * rate / len(samples) == pytest.approx(440, abs=2)
-    # Most of it came while the audio came.
+    # Most of the encoded data is returned before finish().
     assert len(b"".join(pieces[:-1])) > 0.8 * len(b"".join(pieces))
 
 
 @pytest.mark.parametrize("name", MEDIA_TYPES)
 def test_a_whole_file_says_how_long_it_is(name: str) -> None:
+    """A file that is encoded as a whole contains its duration, if the format has a field for it."""
     data = encode_whole(name, PCM, RATE, 1)
     if name == "pcm":
         assert data == PCM
     elif name in ("wav", "flac"):
         samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
         assert (rate, samples.tolist()) == (RATE, TONE)
-    elif name == "aac":  # ADTS has no place for it
+    elif name == "aac":  # ADTS has no field for the duration
         assert decode(data)[0] == RATE
     else:
         assert soundfile.info(io.BytesIO(data)).duration == pytest.approx(1.0, abs=0.05)
@@ -107,6 +108,7 @@ def test_hostile_bytes_are_refused(form: str, data: bytes) -> None:
 
 @pytest.mark.parametrize("form", ["mp3", "opus"])
 def test_damaged_files_are_refused_or_heard_in_part(form: str) -> None:
+    """A damaged file is refused, or its readable part is decoded."""
     good, refused = encode_whole(form, PCM, RATE, 1), 0
     for place in range(0, len(good), max(1, len(good) // 40)):
         for damaged in (good[:place], good[:place] + b"\xff\0" * 8 + good[place + 16 :]):

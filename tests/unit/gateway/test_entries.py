@@ -1,4 +1,4 @@
-"""What the gateway knows of an entry stage whose pods come and go."""
+"""What the gateway knows about an entry stage while the stage's pods start and stop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_proto.stage.v1 import stage_service_pb2, stage_service_pb2_grpc
 
 
 class Entry(stage_service_pb2_grpc.StageServiceServicer):
-    """An entry stage that refuses the calls whose numbers are in `away`, as one without pods does."""
+    """An entry stage. Its calls whose numbers are in `away` fail with UNAVAILABLE, as if it had no pods."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -30,6 +30,7 @@ class Entry(stage_service_pb2_grpc.StageServiceServicer):
 
 
 async def test_facts_are_asked_for_twice_and_old_ones_serve_while_nobody_answers() -> None:
+    """GetStage is retried once. While the stage cannot be reached, an answer older than FACTS_S stays in use."""
     entry, now = Entry(), [0.0]
     server = grpc.aio.server()
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)

@@ -1,6 +1,6 @@
-"""Images by https from a real server with TLS: bounded, whole, and never from where a redirect leads.
+"""Images fetched by https from a real TLS server: limited in size and time, complete, and without following redirects.
 
-The server is on this host, which the guard of addresses refuses (test_media.py): here that one guard is taken away.
+The server is on this host, whose address `fetch.resolve` refuses (test_media.py). So these tests replace `resolve`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PIECE = b"%x\r\n%b\r\n" % (len(BODY), BODY)
 
 
 class Images:
-    """A server of images that gives every request the same answer."""
+    """A TLS server of images, and its requests so far."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         authority = Authority("public")
@@ -45,7 +45,10 @@ class Images:
         self.asked: list[str] = []
 
     async def fetch(self, given: bytes, url: str = URL, max_seconds: float = 20) -> bytes:
-        """Fetches an address from a server that answers so, then ends the connection."""
+        """Returns the media at `url`. The server answers with the bytes `given` and then closes the connection.
+
+        With max_seconds below 1, the server keeps the connection open for 5 s first.
+        """
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
@@ -105,6 +108,7 @@ async def test_other_answers_are_refused(images: Images, given: bytes, error: ty
 
 
 async def test_a_server_that_does_not_end_is_left(images: Images) -> None:
+    """A fetch fails after max_seconds, even if the connection is still open."""
     with pytest.raises(InvalidMediaError, match="within"):
         await images.fetch(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n", max_seconds=0.5)
 

@@ -1,4 +1,4 @@
-"""The guard around every request: when a request of a limited key is over."""
+"""The guard around every request: when a request stops counting towards its key's limit of concurrent requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from omni_gateway.settings import GatewaySettings
 
 
 async def answer_in_two(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that answers with two pieces."""
+    """An ASGI app that answers with a body of two pieces."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"one", "more_body": True})
     await send({"type": "http.response.body", "body": b"two", "more_body": False})
 
 
 async def nothing_more() -> Message:
-    """What the server says of a request without a body."""
+    """Returns the message that a server sends for a request without a body."""
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
 async def test_who_read_an_answer_to_its_end_may_ask_again_at_once(tmp_path: Path) -> None:
-    """A client that has one request at a time never meets its own earlier one, however late the guard notices."""
+    """A request stops counting before the last piece of its answer is sent.
+
+    So a client that sends one request at a time is never refused because of its previous request.
+    """
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys:\n- {{name: one, sha256: {hash_key('k')}, limits: {{concurrentRequests: 1}}}}\n")
     gateway = Gateway(GatewaySettings(), StaticPipelines(()), Entries(), GatewayMetrics())

@@ -1,4 +1,4 @@
-"""API keys: hashed, found, read again when their file changes, never shown."""
+"""API keys: hashing, lookup, and reloading when their file changes. No key appears in an error or in the log."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def test_without_the_key_nobody_gets_in(tmp_path: Path, header: str | None) -> N
 
 
 def test_a_changed_file_counts_and_a_damaged_one_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A changed file takes effect. After a change to an invalid file the earlier keys stay in use."""
     now = 0.0
-    # As kubelet mounts a Secret: the name is a link, which changes.
+    # As kubelet mounts a Secret: the name is a symlink, which each update replaces.
     link = tmp_path / "keys.yaml"
     for name, text in (
         ("v1", f"keys:\n{entry('alice', 'old')}"),

@@ -1,4 +1,4 @@
-"""Limits of keys: what is let in, what is refused for how long, and how replicas share."""
+"""Rate limits of API keys: which requests are admitted, how long others must wait, and how replicas share a limit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def test_without_limits_everything_enters() -> None:
 
 
 def test_requests_come_back_evenly() -> None:
+    """At 6 requests a minute, a client that has used them up may send the next one after 10 s."""
     clock = Clock()
     limiter, key = KeyLimiter(lambda: 1, clock), make_key(requests_per_minute=6)
     left = [limiter.enter(key)["x-ratelimit-remaining-requests"] for _ in range(6)]
@@ -51,6 +52,7 @@ def test_requests_at_once_are_counted_until_they_leave() -> None:
 
 
 def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
+    """Audio counts when its request ends, so it may exceed the limit. The next request must then wait."""
     clock = Clock()
     limiter, key = KeyLimiter(lambda: 1, clock), make_key(audio_seconds_per_minute=60)
     assert limiter.enter(key)["x-ratelimit-remaining-audio-seconds"] == "60"
@@ -64,6 +66,7 @@ def test_audio_is_charged_when_a_request_ends_and_may_be_overdrawn() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> None:
+    """All replicas together admit at most the limit, and at least the limit less one replica's share."""
     clock, key = Clock(), make_key(requests_per_minute=30)
     limiters = [KeyLimiter(lambda: replicas, clock) for _ in range(replicas)]
     granted = 0
@@ -78,6 +81,7 @@ def test_replicas_together_grant_the_limit_but_for_one_share(replicas: int) -> N
 
 
 def test_a_replica_that_comes_takes_its_share_at_once() -> None:
+    """When the number of replicas grows, a replica's share shrinks immediately."""
     clock, key, replicas = Clock(), make_key(requests_per_minute=30), [1]
     limiter = KeyLimiter(lambda: replicas[0], clock)
     limiter.enter(key)

@@ -1,4 +1,4 @@
-"""Streamed answers: comments in silences, an end for readers that stall, nothing left when the client leaves."""
+"""Streamed answers: comments fill silences, and an answer ends when its client disconnects or stops reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 class Client:
-    """The server's side of one connection."""
+    """The server's side of one connection. After `takes` chunks the client reads no more."""
 
     def __init__(self, *, takes: int = 1000) -> None:
         self.got: list[bytes] = []
@@ -33,7 +33,7 @@ class Client:
 
 
 class Source:
-    """Chunks, with silences; says whether it was closed."""
+    """Yields chunks, with a silence after the first one, and records whether it was closed."""
 
     def __init__(self, *, silence_s: float = 0.0, endless: bool = False) -> None:
         self.closed = False
@@ -71,6 +71,7 @@ async def test_silence_is_filled_with_comments() -> None:
 
 
 async def test_a_reader_that_stalls_is_left() -> None:
+    """If a chunk takes longer than send_s to send, the client counts as disconnected."""
     client, source = Client(takes=3), Source(endless=True)
     with pytest.raises(ClientLeftError):
         await respond(source, send_s=0.05)({}, client.receive, client.send)
@@ -104,6 +105,8 @@ async def test_what_the_source_raises_is_raised() -> None:
     "text", ["", "word ", 'a "quote", a \\ and a\nline', "\u00e9\u4e16\U0001f600", "\x00\x1f", "here"]
 )
 def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None:
+    """A Template encodes an event to the same bytes as event() does."""
+
     def make(text: str) -> dict[str, Any]:
         return {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}}], "usage": None}
 
@@ -111,6 +114,7 @@ def test_a_template_s_events_are_those_that_are_encoded_whole(text: str) -> None
 
 
 async def test_a_comment_does_not_keep_a_reader_that_stalls() -> None:
+    """Comments do not keep the answer open for a client that has stopped reading."""
     client, source = Client(takes=2), Source(endless=True)
     with pytest.raises(ClientLeftError):
         await respond(source, send_s=0.3, comment_s=0.02)({}, client.receive, client.send)

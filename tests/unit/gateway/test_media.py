@@ -87,7 +87,7 @@ def test_other_addresses_are_refused(url: str) -> None:
 
 
 async def test_a_name_with_one_internal_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a hostile name server answers; the resolver itself is not at question.
+    # A hostile name server's answer, in place of the system resolver's.
     answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 443)) for ip in ("93.184.215.14", "10.0.0.1")]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: answers)
     with pytest.raises(InvalidMediaError, match="public"):

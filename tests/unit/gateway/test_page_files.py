@@ -1,4 +1,4 @@
-"""The page's files: what is served, with which headers, and that they ask for nothing from anywhere else."""
+"""The files of the gateway's web page: each is served with a strict policy, and none loads anything from elsewhere."""
 
 from __future__ import annotations
 

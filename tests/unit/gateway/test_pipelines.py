@@ -1,4 +1,4 @@
-"""Which pipeline a request's model means."""
+"""Which pipeline serves the model that a request names."""
 
 from __future__ import annotations
 

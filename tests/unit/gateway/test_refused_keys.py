@@ -1,4 +1,7 @@
-"""Requests without a valid key: counted each, logged once and then by their number."""
+"""Requests without a valid key: a metric counts each one. The log has the first, and then their number per period.
+
+Also tests the pseudonyms of users, with which an entry stage delays users whose calls it often refuses.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ ASKED = {"model": "omni", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def test_one_line_then_their_number_a_period(caplog: pytest.LogCaptureFixture) -> None:
+    """The first request is logged, later ones as one number per period, until a period has none."""
     waiting: list[Callable[[], None]] = []
 
     def later(seconds: float, function: Callable[[], None]) -> None:
@@ -64,6 +68,7 @@ def test_a_gateway_counts_all_and_logs_one(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_the_entry_sees_a_name_without_meaning_for_each_user() -> None:
+    """The entry stage gets the same pseudonym with every request of a user."""
     with serve_entry() as (port, starts):
         with serve_gateway(ServedPipeline("omni", f"grpc://127.0.0.1:{port}")) as url:
             for _ in range(2):
@@ -73,6 +78,7 @@ def test_the_entry_sees_a_name_without_meaning_for_each_user() -> None:
 
 
 def test_pseudonyms() -> None:
+    """A user is an API key or, without one, an address. Each gateway process makes its own pseudonyms."""
     ours, theirs = Pseudonyms(), Pseudonyms()
     names = [ours.of("alice", "10.0.0.1"), ours.of("", "10.0.0.1"), ours.of("", "10.0.0.2"), ours.of("10.0.0.1", "")]
     assert len(set(names)) == 4

@@ -1,4 +1,4 @@
-"""How many replicas share the limits of keys: the addresses of a name, counted again and again."""
+"""The number of gateway replicas that share the keys' limits: the addresses of a DNS name, resolved repeatedly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = ApiKey(name="alice", sha256="0" * 64, limits=KeyLimits(requests_per_minute
 
 
 class Names:
-    """A DNS whose answer may change."""
+    """A stand-in for DNS, whose answer can change."""
 
     def __init__(self, answer: Counter[int] | OSError) -> None:
         self.answer = answer
@@ -34,7 +34,7 @@ class Names:
         return self.answer
 
     async def asked_again(self) -> None:
-        """Return once an answer from now on was read."""
+        """Waits until the answer to a lookup that began after this call has been used."""
         last = self.asked
         await until(lambda: self.asked > last + 1)
 
@@ -51,7 +51,7 @@ async def reached(replicas: ReadyReplicas, number: int) -> None:
 
 
 def granted(limiter: KeyLimiter) -> int:
-    """Uses up what the limiter grants at once; returns how much that was."""
+    """Returns how many requests in a row the limiter admits."""
     for number in range(1000):
         try:
             limiter.enter(KEY)
@@ -61,6 +61,10 @@ def granted(limiter: KeyLimiter) -> int:
 
 
 async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Until the first answer the assumed number holds. A failed lookup keeps the last number.
+
+    An answer without addresses counts as one replica. A pod with an IPv4 and an IPv6 address counts once.
+    """
     names, metrics = Names(Counter({socket.AF_INET: 3})), GatewayMetrics()
     replicas = ReadyReplicas("gateway-replicas.system.svc", 8, names, every_s=0.01)
     assert replicas.count() == 8
@@ -84,7 +88,7 @@ async def test_the_number_follows_the_name(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_while_a_replica_comes_all_grant_one_share_too_much_at_most() -> None:
-    """Two know of each other; the third knows of all three before they know of it."""
+    """Two replicas still count two, while a new third one already counts three."""
     names = Names(Counter({socket.AF_INET: 2}))
     counts = [ReadyReplicas("name", 1, names, every_s=0.01) for _ in range(2)]
     for count in counts:

@@ -1,4 +1,4 @@
-"""What a streamed chat says of its stages."""
+"""What a streamed chat answer reports about the pipeline's stages."""
 
 from __future__ import annotations
 

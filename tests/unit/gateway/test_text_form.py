@@ -1,4 +1,4 @@
-"""Tools and response_format, from OpenAI's fields to the client's arguments."""
+"""How tools and response_format of an OpenAI request become arguments of the gRPC client."""
 
 from __future__ import annotations
 

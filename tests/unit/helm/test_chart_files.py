@@ -1,4 +1,4 @@
-"""The chart's generated files are those of values.yaml and of the CRD; its rules are those of manifests/rbac."""
+"""The chart's generated files match values.yaml and the CRD. Its RBAC rules are those of manifests/rbac."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def test_schema_knows_types_words_and_bounds(path: str, expected: dict[str, Any]
 
 
 def test_schema_is_closed_where_the_chart_names_the_keys() -> None:
+    """The schema refuses unknown keys, except in objects that the chart copies into Kubernetes objects as they are."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert schema["additionalProperties"] is False
     assert find_property(schema, "image")["additionalProperties"] is False
@@ -59,13 +60,14 @@ def test_schema_is_closed_where_the_chart_names_the_keys() -> None:
 
 
 def rules_in(file: str) -> dict[str, Any]:
-    """Rules of the plain manifests, by what they are for."""
+    """Returns the RBAC rules in a file of manifests/rbac: name of the role -> rules."""
     documents = list(yaml.safe_load_all((ROOT / "manifests" / "rbac" / file).read_text()))
     roles = [item for item in documents if item["kind"] in ("Role", "ClusterRole")]
     return {item["metadata"]["name"]: item["rules"] for item in roles}
 
 
 def test_an_operator_of_one_namespace_may_do_there_what_one_of_the_cluster_may_do_everywhere() -> None:
+    """The Roles for a single namespace have the same rules as the ClusterRoles."""
     assert rules_in("namespaced.yaml") == rules_in("cluster.yaml")
     assert len(rules_in("cluster.yaml")) == 2
 

@@ -1,4 +1,4 @@
-"""Answers of the API server and what becomes of them: class, retry class, pause."""
+"""Error responses of the API server: their error class, retry class and pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The election as data: who takes the Lease when, by whose clock, and what is written."""
+"""Decisions of the leader election: who may take the Lease and when, by whose clock, and what is written."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_when_a_candidate_writes_itself_into_the_lease(
 
 
 def test_the_clock_starts_when_the_record_changes_not_at_its_own_times() -> None:
+    """A record's duration counts from when the candidate first sees that version, not from the record's renewTime."""
     first = Sighting(None, 0.0).updated(lease("other", "1", renewTime="1970-01-01T00:00:00Z"), 100.0)
     assert first.since == 100.0
     assert first.updated(lease("other", "1"), 110.0) is first
@@ -88,7 +89,10 @@ def test_a_lease_that_follows_on_another(
 
 
 async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of 15 s once had a margin of 5."""
+    """ensure() returns the seconds until another process may lead.
+
+    In an earlier version a call could take 15 s, although another process could lead after 5 s.
+    """
     transport = Transport(Connection(Configuration(), "test"), Metrics())
     times = LeaseTimes(duration_s=15, renew_deadline_s=10.0)
     leadership = Leadership(transport, name="l", namespace="n", identity="me", on_change=lambda _: None, times=times)
@@ -96,7 +100,7 @@ async def test_a_write_may_take_until_somebody_else_may_lead(monkeypatch: pytest
         leadership.ensure()
     now = asyncio.get_running_loop().time()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
-    # Together with the time since the renewal always the record's duration.
+    # The allowed time and the time since the renewal always add up to the record's duration.
     for since_renewal_s, allowed_s in ((0.0, 15.0), (9.0, 6.0), (9.9, 5.1)):
         leadership._valid_until = now - since_renewal_s + times.renew_deadline_s
         assert leadership.ensure() == pytest.approx(allowed_s)

@@ -1,4 +1,4 @@
-"""Leadership that runs out while its renewal is under way: it was lost, however soon it is back."""
+"""Leadership that expires during a renewal is reported as lost, even if the renewal succeeds right after."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ TIMES = LeaseTimes(duration_s=2, renew_deadline_s=1.0, retry_s=0.1)
 
 
 class Server:
-    """Takes the first write; then fails, until it takes one that it answers only when leadership has run out."""
+    """Accepts the first write. Then it fails writes until at most 0.3 s of the leadership are left.
+
+    It answers the next write only after leadership has expired.
+    """
 
     def __init__(self) -> None:
         self.leadership: Leadership
@@ -27,7 +30,7 @@ class Server:
             left_s = self.leadership.ensure() - (TIMES.duration_s - TIMES.renew_deadline_s)
             if left_s > 0.3:
                 raise ServerError("made up", status=500, reason="")
-            while self.leadership.is_leader:  # noqa: ASYNC110 - as slow as it has to be
+            while self.leadership.is_leader:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
             with pytest.raises(NotLeaderError):
                 self.leadership.ensure()
@@ -36,7 +39,11 @@ class Server:
 
 
 async def test_a_lapse_is_told_so_that_what_was_refused_meanwhile_is_done_again() -> None:
-    """The controller drops a pipeline whose write was refused: winning the lease names all of them again."""
+    """Both the loss and the win are reported.
+
+    The controller drops a pipeline whose write was refused with NotLeaderError. It queues all pipelines again when it
+    wins the lease.
+    """
     server, told = Server(), list[bool]()
     server.leadership = Leadership(
         server,  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Subset of a live object: what the API server adds or respells is no difference, what a hand changes is."""
+"""A live object matches its manifest although the API server adds and rewrites fields. A manual edit is a
+difference."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_no_quantities(text: object) -> None:
 
 
 def live() -> Json:
-    """Returns a Deployment as the API server gives it back."""
+    """Returns a Deployment as the API server returns it."""
     return {
         "metadata": {
             "name": "a",
@@ -89,7 +90,7 @@ def live() -> Json:
 
 
 def desired() -> Json:
-    """Returns the same as a builder writes it."""
+    """Returns the same Deployment as the operator's builder writes it."""
     return {
         "metadata": {"name": "a", "labels": {"mine": "1"}, "ownerReferences": [{"uid": "u1", "controller": True}]},
         "spec": {
@@ -200,6 +201,7 @@ def test_hand_edits_are_seen(name: str) -> None:
 
 
 def test_rules_of_a_network_policy_are_a_list_in_order() -> None:
+    """In a NetworkPolicy's rules, ports are compared in order and are not matched by key."""
     rule: Json = {"from": [{"podSelector": {"matchLabels": {"a": "b"}}}], "ports": [{"port": 50051}, {"port": 9090}]}
     wanted = {"spec": {"podSelector": {}, "ingress": [rule], "policyTypes": ["Ingress"]}}
     seen = copy.deepcopy(wanted)

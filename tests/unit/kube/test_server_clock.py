@@ -1,4 +1,4 @@
-"""The API server's clock: ours may be an hour off, either way."""
+"""Time is read from the API server's clock, because the local clock may be an hour off in either direction."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ HEADER = "Sun, 22 Nov 2026 11:59:00 GMT"
 
 
 def test_a_clock_of_ours_that_is_ahead_drains_no_pod() -> None:
+    """Whether a pod counts as lost does not depend on the local clock."""
     clock = ServerClock()
     clock.hear(HEADER, 1000.0)
     assert clock.now(1000.0) == ENDS - timedelta(seconds=60)
@@ -24,6 +25,7 @@ def test_a_clock_of_ours_that_is_ahead_drains_no_pod() -> None:
 
 
 def test_of_answers_with_one_date_the_first_counts() -> None:
+    """Of responses with the same Date, the first one sets the clock."""
     clock = ServerClock()
     clock.hear(HEADER, 1000.0)
     clock.hear(HEADER, 1000.9)

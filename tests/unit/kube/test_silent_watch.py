@@ -1,6 +1,6 @@
-"""A watch whose connection is silently half-open: no byte, no FIN, no RST, as behind a firewall that forgot it.
+"""A watch over a half-open connection: no byte, FIN or RST arrives, as behind a firewall that forgot the connection.
 
-The real client, reflector and store over a real connection; the other side is the little of the API that they ask.
+Client, reflector, store and connection are real. The server implements only the requests that these send.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def service(name: str, version: int) -> dict[str, Any]:
 
 
 class Server:
-    """Lists nothing at version 10, and tells every watch what was added after the version that it goes on from."""
+    """Answers lists with no items at version 10, and sends each watch the objects added after its start version."""
 
     def __init__(self) -> None:
         self.added: list[dict[str, Any]] = []
         self.news = asyncio.Condition()
         self.watches: list[str] = []
-        """The version that each watch went on from."""
+        """Start version of each watch."""
         self.lists = 0
 
     async def add(self, name: str) -> None:
@@ -112,11 +112,11 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
             proxy.toxics = Toxics(stop_after=0)
             await api.add("second")
             await until(lambda: proxy.dead_connections, 20)
-            # It stays open on both sides, and silent; only new connections are good again.
+            # The silent connection stays open on both sides. Only new connections work again.
             proxy.heal(reset_dead=False)
             await until(lambda: store.has(ObjectKey("Service", "ns", "second")), 20)
             assert not running.done()
-            # The new watch goes on from where the silent one began: the server tells all of it again.
+            # The new watch has the start version of the silent one, so the server sends every event again.
             assert api.watches[:2] == ["10", "10"]
             assert api.lists == 1
         finally:
@@ -126,7 +126,7 @@ async def test_a_silent_watch_is_given_up_and_nothing_is_missed(
 
 
 def test_no_watch_is_silent_for_longer_than_liveness_bears() -> None:
-    """Ours and kopf's, with the values that production has."""
+    """This holds for our watches and for kopf's, with the timeouts used in production."""
     assert WATCH_TIMEOUT_S + client_module.WATCH_SLACK_S < LONGEST_SILENCE_S
     kopfs = build_kopf_settings(OperatorSettings()).watching
     assert kopfs.server_timeout is not None

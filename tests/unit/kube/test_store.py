@@ -1,4 +1,4 @@
-"""The store: versions decide between a watch, a list and the answers to our own writes."""
+"""The store: resource versions decide between a watch, a list and the responses to our own writes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def at(store: Store, key: ObjectKey = KEY) -> int | None:
 
 
 def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
+    """The store keeps the part of an object that `keep` returns, and gives out copies."""
     store = Store(ROOT, lambda manifest: {**manifest, "metadata": {"name": manifest["metadata"]["name"]}})
     store.put_seen(Seen.of(service(1, managedFields=[{"manager": "x"}], ownerReferences=OWNED)))
     found = store.get(KEY)
@@ -48,6 +49,7 @@ def test_of_an_object_what_is_asked_for_is_kept_and_given_as_a_copy() -> None:
 
 
 def test_what_was_read_undecoded_is_what_decoding_gives_but_for_who_wrote_it() -> None:
+    """An object read as raw JSON equals the decoded manifest, but without managedFields."""
     owners = [{"kind": "OmniPipeline", "name": "q", "controller": True, "uid": "u"}]
     manifest = service(7, ownerReferences=owners, annotations={"a": "é"}, generation=3)
     sent = service(7, ownerReferences=owners, annotations={"a": "é"}, generation=3, managedFields=[{"manager": "x"}])
@@ -55,14 +57,14 @@ def test_what_was_read_undecoded_is_what_decoding_gives_but_for_who_wrote_it() -
     read, made = Seen.read(raw, KIND_BY_NAME["Service"]), Seen.of(manifest)
     assert (read.key, read.version, ROOT.find(read)) == (made.key, made.version, ROOT.find(made)) == (KEY, 7, Q)
     assert read.decode() == made.decode() == manifest
-    # Items of lists do not say what they are.
+    # Items of lists have no apiVersion and kind.
     nameless = msgspec.Raw(msgspec.json.encode({k: v for k, v in manifest.items() if k not in ("apiVersion", "kind")}))
     assert Seen.read(nameless, KIND_BY_NAME["Service"]).decode() == manifest
     assert read_version(raw) == "7"
 
 
 def sent(version: int, name: str = "s", size: int = 0, decoded: Counter[str] | None = None) -> Seen:
-    """Returns an object as a watch reads it; decoded counts by name how often it is decoded."""
+    """Returns an object as a watch reads it. `decoded` counts by name how often an object is decoded."""
     raw = msgspec.Raw(msgspec.json.encode(service(version, name) | {"data": "x" * size}))
     seen = Seen.read(raw, KIND_BY_NAME["Service"])
 
@@ -75,6 +77,7 @@ def sent(version: int, name: str = "s", size: int = 0, decoded: Counter[str] | N
 
 
 def test_what_a_watch_brings_is_decoded_when_it_is_read_and_once() -> None:
+    """An object from a watch is decoded when it is first read from the store, and only once."""
     store, decoded = Store(ROOT, lambda manifest: {"metadata": manifest["metadata"]}), Counter[str]()
     for version in range(5, 9):
         assert store.put_seen(sent(version, decoded=decoded)) == {P}
@@ -97,6 +100,7 @@ def test_an_object_may_be_shortened_before_it_was_read() -> None:
 
 
 def test_what_nobody_reads_is_decoded_in_the_end_so_that_little_is_kept() -> None:
+    """When the undecoded objects exceed UNREAD_BYTES, the oldest are decoded, and only the part to store is kept."""
     store, decoded = Store(ROOT, lambda manifest: {"metadata": manifest["metadata"]}), Counter[str]()
     size = UNREAD_BYTES // 10
     for number in range(30):
@@ -110,6 +114,7 @@ def test_what_nobody_reads_is_decoded_in_the_end_so_that_little_is_kept() -> Non
 
 
 def test_what_is_put_again_or_removed_waits_no_more() -> None:
+    """An undecoded object no longer counts once it is replaced or removed. Items of a list are decoded immediately."""
     store = Store(ROOT)
     for version in (1, 2):
         store.put_seen(sent(version, size=1000))
@@ -124,6 +129,7 @@ def test_what_is_put_again_or_removed_waits_no_more() -> None:
 
 
 def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None:
+    """A watch event names the pipeline to reconcile. The echo of our own write names none."""
     store = Store(ROOT)
     assert store.put_seen(Seen.of(service(5))) == {P}
     assert store.put_written(service(7))
@@ -134,6 +140,7 @@ def test_news_name_their_pipeline_and_the_echo_of_our_own_write_nobody() -> None
 
 
 def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
+    """The response to a write is dropped if the watch has already reported a later version."""
     store = Store(ROOT)
     store.put_seen(Seen.of(service(10)))
     assert store.remove_seen(Seen.of(service(11))) == {P}
@@ -145,6 +152,7 @@ def test_the_answer_to_a_write_that_the_watch_has_passed_is_dropped() -> None:
 
 
 def test_collections_of_other_kinds_and_namespaces_have_versions_of_their_own() -> None:
+    """The progress of a watch counts only for its own kind and namespace."""
     store = Store(ROOT)
     store.advance("Service", "other", 100)
     store.advance("Pod", "ns", 100)
@@ -163,6 +171,7 @@ def test_a_change_of_the_label_concerns_both_pipelines() -> None:
 
 
 def test_a_deletion_that_is_older_than_the_copy_is_none() -> None:
+    """A DELETED event older than the stored copy belongs to an earlier object of the same name, and changes nothing."""
     store = Store(ROOT)
     store.put_written(service(9))
     assert store.remove_seen(Seen.of(service(5))) == set(), "of an earlier object of that name"
@@ -197,6 +206,7 @@ def test_a_list_of_one_namespace_leaves_others_alone() -> None:
 
 
 def test_what_is_written_while_a_list_is_on_its_way_stays() -> None:
+    """A list that began before a write does not remove the written object."""
     store = Store(ROOT)
     listing = store.begin_list("Service")
     store.put_written(service(60))
@@ -216,6 +226,7 @@ def test_what_is_removed_while_a_list_is_on_its_way_does_not_come_back() -> None
 
 
 def test_versions_that_went_back_are_believed_to_a_list() -> None:
+    """If versions have gone back, as after etcd was restored, the list replaces the stored objects."""
     store = Store(ROOT)
     store.put_seen(Seen.of(service(900)))
     store.put_seen(Seen.of(service(901, "lost")))
@@ -245,6 +256,7 @@ def test_versions_that_went_back_are_believed_to_a_list() -> None:
     ids=["nothing", "null labels", "label", "controller", "owner that does not control", "controlled by another kind"],
 )
 def test_whose_an_object_is(metadata: dict[str, Any], pipeline: NamespacedName | None) -> None:
+    """An object belongs to the pipeline that controls it, otherwise to the pipeline in its label."""
     assert ROOT.find(Seen.of({"kind": "Service", "metadata": {"namespace": "ns", "name": "s"} | metadata})) == pipeline
 
 

@@ -1,4 +1,4 @@
-"""Lines of a watch over a real connection: whole and in order however they arrive, and read together."""
+"""The lines of a watch are read completely, in order and in groups, however their bytes arrive over a connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def chunk(data: bytes) -> bytes:
 
 @asynccontextmanager
 async def serving(answer: Answer) -> AsyncIterator[ApiClient]:
-    """A client of a server that answers requests by hand, each connection by `answer`."""
+    """Yields a client of a server that handles each connection with `answer`."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -84,7 +84,7 @@ async def test_lines_are_whole_wherever_they_are_cut(size: int) -> None:
 
 
 async def test_more_than_a_connection_holds_at_once_is_read_all_the_same() -> None:
-    """While nothing is read the server must wait; it goes on when the client does."""
+    """The server must wait while the client does not read, and can continue when the client reads again."""
     count, size = 40, 1 << 20
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -103,6 +103,7 @@ async def test_more_than_a_connection_holds_at_once_is_read_all_the_same() -> No
 async def test_what_arrives_after_a_line_waits_for_the_next_and_both_are_read_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first line is read immediately. Lines that follow within GATHER_S are read together."""
     monkeypatch.setattr(client_module, "GATHER_S", 1.0)
     burst = asyncio.Event()
 
@@ -121,7 +122,7 @@ async def test_what_arrives_after_a_line_waits_for_the_next_and_both_are_read_to
     async with serving(answer) as client:
         async for events in client.watch(SERVICES, "ns", "1", 30.0):
             if events[0].seen is not None:
-                burst.set()  # the first line came alone: it waited for nothing
+                burst.set()  # the first line was read alone, without a wait
                 rounds.append(versions(events))
     assert list(chain.from_iterable(rounds)) == list(range(2, 20))
     assert len(rounds) < 9, "18 lines that came one by one"
@@ -168,6 +169,7 @@ async def test_a_connection_whose_watch_has_ended_serves_the_next_call(monkeypat
 
 
 async def test_a_watch_that_is_left_while_it_waits_ends_at_once() -> None:
+    """Cancelling a watch closes its connection immediately, even while the client gathers further lines."""
     closed = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -191,7 +193,7 @@ async def test_a_watch_that_is_left_while_it_waits_ends_at_once() -> None:
             seen.clear()
             task = asyncio.create_task(follow())
             await seen.wait()
-            await asyncio.sleep(0.01)  # inside the pause
+            await asyncio.sleep(0.01)  # while the client gathers lines
             task.cancel()
             await asyncio.wait_for(closed.wait(), 10)
             await asyncio.gather(task, return_exceptions=True)

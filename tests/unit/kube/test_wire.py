@@ -1,4 +1,4 @@
-"""What an API server, or what stands where one should, sends."""
+"""Parsing of what an API server sends, and of what something else at its address may send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resampling keeps what both rates can hold and drops the rest, in memory that no rate can blow up."""
+"""Resampling keeps the frequencies that both rates can represent and drops the others. Its memory is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from omni_stage.media.resample import resample, resample_blocks
 
 ODD_RATES = (1_000, 8_001, 11_027, 16_001, 44_101, 47_999, 191_999, 383_999)
-"""Rates that share no divisor with 16 kHz: a filter for each of their phases would take gigabytes."""
+"""1 kHz, and rates that share no divisor with 16 kHz. Filters for all phases of the latter would take gigabytes."""
 
 
 def tone(hertz: float, rate: int, seconds: float = 0.5) -> np.ndarray:
@@ -23,7 +23,7 @@ def test_tone_is_kept(rate: int) -> None:
     ours = resample(tone(440, rate), rate, 16_000)
     assert ours.dtype == np.float32
     assert abs(ours.size - 8000) <= 1
-    middle = slice(400, 7600)  # the edges see silence outside
+    middle = slice(400, 7600)  # near the edges the filter also covers silence
     np.testing.assert_allclose(ours[middle], tone(440, 16_000)[: ours.size][middle], atol=1e-4)
 
 
@@ -60,7 +60,7 @@ for rate in map(int, sys.argv[1:]):
 
 
 def test_no_rate_takes_more_than_64_mib() -> None:
-    """1,844 bytes at 8,001 Hz once took 4 GiB and 24 s."""
+    """An earlier resampler took 4 GiB and 24 s for 1,844 bytes at 8,001 Hz."""
     rates = [str(rate) for rate in (8_000, 48_000, *ODD_RATES)]
     done = subprocess.run([sys.executable, "-c", LIMITED, *rates], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

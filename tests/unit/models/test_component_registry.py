@@ -1,4 +1,4 @@
-"""The registry: exact ids, entry points, conflicts. Entry points are real ones, of this installation's modules."""
+"""The registry of model families: exact ids, entry points, conflicts. Entry points name objects in support.families."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def test_factories() -> None:
 
 
 def test_a_component_brings_its_own_engine_or_a_factory_for_vllms() -> None:
+    """A component has either an engine of its own, or a factory for a component that vLLM runs."""
     families = installed_families()
     assert families.own_engine("generic/llm") is None
     assert families.own_engine("sim/talker") is build_engine
@@ -55,6 +56,7 @@ def test_a_component_brings_its_own_engine_or_a_factory_for_vllms() -> None:
     ["generic/LLM", "generic", "generic/llm ", "omni_stage.models.generic.llm:build_component", "os/system", ""],
 )
 def test_unknown_ids_are_told_the_known_ones(name: str) -> None:
+    """The error for an unknown id lists the known ids."""
     with pytest.raises(ConfigurationError, match="generic/llm") as caught:
         installed_families().factory(name)
     assert caught.value.details.field == "component"

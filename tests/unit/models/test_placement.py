@@ -1,4 +1,4 @@
-"""Which place in a pipeline a component can take, by its facts."""
+"""Where in a pipeline a component can be used, according to its ComponentFacts."""
 
 from __future__ import annotations
 

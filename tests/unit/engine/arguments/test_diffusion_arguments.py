@@ -1,4 +1,4 @@
-"""OmniEngineArgs of diffusion stages: pooling, queue limits, and the bounds of their steps."""
+"""OmniEngineArgs of diffusion stages: pooling, queue limits, and the limits of a step."""
 
 from __future__ import annotations
 

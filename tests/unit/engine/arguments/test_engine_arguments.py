@@ -25,6 +25,7 @@ def test_the_user_wins_over_the_component() -> None:
 
 
 def test_vllm_kwargs_hold_only_what_is_said() -> None:
+    """An argument that neither user, component nor OmniEngineArgs sets is left to vLLM."""
     kwargs = build().vllm_kwargs(worker_cls="w", scheduler_cls="s")
     assert kwargs == {
         "model": "/models/m",
@@ -161,6 +162,8 @@ def test_prefix_caching(options: dict[str, Any], expected: bool | None) -> None:
 
 @pytest.mark.parametrize("kind", EngineKind)
 def test_payloads_are_bounded_by_what_the_stage_may_hold(kind: EngineKind) -> None:
+    """A payload has at most twice limits.maxInflightBytes. All embeddings in flight in a diffusion stage have at most
+    that limit."""
     from omni_stage.vllm_adapter.names import PAYLOAD_LIMITS
 
     args = build(kind=kind, limits=Limits(max_inflight_bytes=1 << 20))

@@ -1,4 +1,4 @@
-"""OmniLLM's branches run side by side: stages that wait for each other, and one that fails beside one that waits."""
+"""AsyncOmniLLM runs the branches of a pipeline concurrently, and a branch that fails ends the other one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ spec:
 def build(
     monkeypatch: pytest.MonkeyPatch, left: Script, right: Script
 ) -> tuple[AsyncOmniLLM, dict[str, ScriptedEngine]]:
-    """Returns the pipeline over scripted engines; everything above the engines is the product's own."""
+    """Returns a pipeline with scripted engines, and the engines by stage. Everything above the engines is real."""
     reader = ScriptedComponent(input_schema=EDGE_A)
     engines = {
         "root": ScriptedEngine(ScriptedComponent(output_schema=EDGE_A), say_hello),
@@ -50,7 +50,7 @@ def build(
 
 
 async def test_branches_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each branch ends only once the other has begun: one after the other they would never end."""
+    """Each branch ends only after the other has begun. If they ran one after the other, neither would end."""
     begun = {"left": asyncio.Event(), "right": asyncio.Event()}
 
     def meet(own: str, other: str, sample: float) -> Script:

@@ -1,4 +1,4 @@
-"""OmniLLM and StageLLM: everything that is refused before an engine is asked (also run under python -O)."""
+"""OmniLLM and StageLLM: everything that is refused before an engine gets it."""
 
 from __future__ import annotations
 

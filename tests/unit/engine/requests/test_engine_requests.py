@@ -1,4 +1,4 @@
-"""OmniEngineCoreRequest: what vLLM gets of a request."""
+"""OmniEngineCoreRequest: the prompt and the parameters that vLLM gets for a request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_lowers_to_prompt_and_sampling_params():
     assert lowered.logit_bias == {9: float("-inf")}
     assert lowered.stop_token_ids == [7, 8]
     assert lowered.all_stop_token_ids == {7, 8}
-    # The caller's parameters serve the next request too.
+    # Unchanged: the caller may use them for other requests.
     assert (params.extra_args, params.logit_bias, params.stop_token_ids) == (None, None, [7])
 
 

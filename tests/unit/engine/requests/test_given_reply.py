@@ -1,4 +1,4 @@
-"""A given reply becomes the step that sampling it would have made. Pure."""
+"""A reply that the client gives becomes the engine step that sampling the same reply would have made. Pure."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_stages_that_capture_nothing_have_no_tensors() -> None:
     [EngineStep(token_ids=[3], prompt_token_ids=[1, 8, 9]), EngineStep(token_ids=[3], finish_reason=FinishReason.STOP)],
 )
 def test_a_second_step_is_an_error(step: EngineStep) -> None:
+    """A given reply takes exactly one step, which has the prompt and a finish reason."""
     with pytest.raises(ModelExecutionError):
         as_if_sampled(step, REPLY)
 

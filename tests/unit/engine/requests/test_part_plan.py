@@ -1,4 +1,4 @@
-"""Which parts a streamed request is run in, and when it ends: decisions without an engine."""
+"""How a request with streamed input is split into parts, and when it ends. No engine runs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def part(max_tokens: int | None, last: bool = False) -> InputPart:
 
 
 def test_later_parts_begin_with_the_last_token() -> None:
+    """A later part begins with the last sampled token, whose KV has not been computed."""
     plan = PartPlan(10)
     first = plan.next(part(2))
     assert (first.input.prompt, first.max_tokens, first.last) == ({"prompt_token_ids": [9, 9]}, 2, False)
@@ -38,6 +39,7 @@ def test_later_parts_begin_with_the_last_token() -> None:
     assert plan.observe([1, 2, 3, 4, 5], LENGTH) is LENGTH
 
 
+# name: (token budget, part, its tokens, the part's finish reason, the request's finish reason or None)
 ENDS: dict[str, tuple[int, InputPart, list[int], FinishReason, FinishReason | None]] = {
     "a part's tokens are written": (10, part(2), [1, 2], LENGTH, None),
     "a stop token": (10, part(2), [1], STOP, STOP),
@@ -92,6 +94,7 @@ def test_neutral_values_pass() -> None:
 
 
 def test_a_request_that_waits_for_its_upstream_is_no_work() -> None:
+    """The ledger counts a request only while the engine core has something to compute for it."""
     ledger = WorkLedger()
     with ledger.open("a") as work:
         assert len(ledger) == 0, "nothing to do for it until the core has it"

@@ -1,4 +1,4 @@
-"""OmniEngineCoreRequest: what is refused before an engine sees it, and which features may meet in one request."""
+"""OmniEngineCoreRequest: requests that are refused before an engine gets them, and features that exclude each other."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_allowed(name):
 
 
 def test_pairs_of_features_are_refused_exactly_as_the_table_says():
-    """Every pair, in either order: the matrix of parameters that may meet in one request."""
+    """Every pair of features, in either order, is refused if and only if CONFLICTS lists it."""
     table = {frozenset((conflict.first, conflict.second)) for conflict in CONFLICTS}
     assert len(table) == len(CONFLICTS), "a pair is in the table twice"
     for first, second in itertools.product(Feature, repeat=2):

@@ -1,4 +1,4 @@
-"""Sampling: which layer wins, what a stage refuses, and what vLLM gets."""
+"""Sampling parameters: which of request, stage and component wins, what a stage refuses, and what vLLM gets."""
 
 from __future__ import annotations
 

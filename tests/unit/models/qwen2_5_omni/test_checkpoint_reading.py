@@ -1,4 +1,4 @@
-"""What the components read of a checkpoint, and how they say what is wrong with it."""
+"""What the components read from a checkpoint, and the errors for a checkpoint that is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def edit(source: Path, target: Path, change: Callable[[dict[str, Any]], object])
 
 @pytest.mark.parametrize(("size", "hidden_size", "vocab_size"), [("7b", 3584, 152064), ("3b", 2048, 151936)])
 def test_facts_of_the_published_models(tmp_path: Path, size: str, hidden_size: int, vocab_size: int) -> None:
-    """Of their own config.json, which names neither the transformer's block size nor its longest input."""
+    """The published config.json lacks the transformer's block size and longest input. transformers' defaults apply."""
     checkpoint = read_checkpoint(write_published(tmp_path, size))
     assert (checkpoint.hidden_size, checkpoint.vocab_size, checkpoint.dtype) == (hidden_size, vocab_size, "bfloat16")
     codec = checkpoint.codec

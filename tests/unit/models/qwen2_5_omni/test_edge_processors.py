@@ -1,4 +1,4 @@
-"""The processors of the edges against transformers' generate(), and what they refuse."""
+"""The edge processors compared with transformers' generate(), and the tensors that they refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODEC = CodecTokens(padding=129, start=130, end=131, mask=133)
 def test_talker_input_is_transformers_own(
     make_tiny_checkpoint: Callable[..., Path], shape: str, kind: str, voice: str
 ) -> None:
-    """What generate() hands to the talker, taken where it hands it over."""
+    """The talker gets the input that transformers' generate() passes to its talker."""
     directory = make_tiny_checkpoint(0, shape)
     reference = load_reference(directory)
     result = reference.run(PROMPTS[kind], ReferenceSettings(thinker_tokens=9, talker_tokens=2))
@@ -63,17 +63,17 @@ def test_talker_input_is_transformers_own(
 
 
 class HandedOverError(Exception):
-    """Ends generate() where the talker would start."""
+    """Stops generate() where the talker would start."""
 
 
 def capture_talker_input(reference: Any, prompt: ReferencePrompt, voice: str) -> dict[str, Any]:
-    """Keyword arguments of talker.generate() in the whole model's generate()."""
+    """Returns the keyword arguments with which the whole model's generate() calls talker.generate()."""
     handed: dict[str, Any] = {}
     talker = reference.model.talker
 
     def take(**kwargs: Any) -> Any:
         handed.update(kwargs)
-        # Not further: transformers 5.19 hands on pixel_values too, which the talker's generate() then refuses.
+        # Stop here: transformers 5.19 also passes pixel_values, which the talker's generate() then refuses.
         raise HandedOverError
 
     talker.generate = take
@@ -110,6 +110,7 @@ def test_rows_are_framed_by_the_voice_and_the_end_of_text() -> None:
 
 
 def test_positions_go_on_where_media_left_off() -> None:
+    """The reply's positions begin at the prompt's length plus mrope_delta."""
     tensors = edge(5, 3) | {"mrope_delta": torch.tensor([-2])}
     prompt = thinker2talker(tensors, text_rows(), CODEC)
     assert prompt is not None

@@ -1,4 +1,4 @@
-"""Components without an engine: factories, engine arguments, emitters, voices, sampling."""
+"""Qwen2.5-Omni's components without an engine: factories, engine arguments, emitters, voices, sampling."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_a_component_says_of_itself(tiny_checkpoint: Path, stage: str) -> N
     assert set(facts.outputs) == expected[stage]
     assert list(component.voices) == ([] if stage == "thinker" else ["Chelsie", "Ethan", "Aiden"])
     assert refuse_sampling(facts, component.default_sampling, is_streamed=facts.streams_input) == []
-    pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes: what a spawned engine is sent
+    pickle.loads(pickle.dumps(component.engine_kwargs()))  # noqa: S301 - our own bytes, as a spawned engine gets them
 
 
 def test_neighbours_agree_on_their_edge(tiny_checkpoint: Path) -> None:
@@ -133,6 +133,7 @@ def test_sampling(case: str) -> None:
 
 
 def test_thinker_pairs_rows_with_tokens() -> None:
+    """A row is published with the token at its position, so a sampled token waits for its row."""
     emitter = thinker.ThinkerEmitter(want_tensors=True, dtype=torch.float32)
     first = emitter.emit(
         EngineStep(
@@ -156,6 +157,7 @@ def test_thinker_pairs_rows_with_tokens() -> None:
 
 
 def test_talker_leaves_out_the_end(tiny_checkpoint: Path) -> None:
+    """End tokens are not sent to token2wav as codes."""
     component = build("talker", tiny_checkpoint)
     asked = component.warmup_request()
     emitter = component.emitter(asked, component.prepare(asked))
@@ -166,6 +168,7 @@ def test_talker_leaves_out_the_end(tiny_checkpoint: Path) -> None:
 
 
 def test_talker_end_holds_unless_ignored(tiny_checkpoint: Path) -> None:
+    """The codec's end tokens stop the talker. With ignore_eos they are never sampled."""
     component = build("talker", tiny_checkpoint)
     tensors = component.warmup_request().source
     assert isinstance(tensors, EdgeInput)
@@ -205,10 +208,13 @@ def test_token2wav_end_needs_audio_of_every_code() -> None:
     ("codes", "steps", "work"), [(1, 2, 1), (12, 10, 12), (12, 2, 2), (4096, 10, 4096), (10, 1000, 1110), (1, 10, 1)]
 )
 def test_work_is_counted_in_codes_at_the_default_steps(codes: int, steps: int, work: int) -> None:
+    """Work: the number of codes, times the solver's intervals divided by the default's nine, rounded up."""
     assert token2wav.count_work(codes, steps) == work
 
 
 def test_a_request_is_as_many_tokens_as_its_work_and_no_more_than_fit(tiny_checkpoint: Path) -> None:
+    """A request's prompt has one placeholder token per unit of work. More work than max_model_len is refused."""
+
     def ask(codes: int, steps: int | None = None) -> StageRequest:
         source = EdgeInput({"codes": torch.zeros(codes, dtype=torch.int64)})
         return StageRequest(request_id="r", source=source, sampling=SamplingDefaults(num_inference_steps=steps))

@@ -1,4 +1,4 @@
-"""Defaults are the published model's: what transformers' generate() does where the caller says nothing."""
+"""Defaults are the published model's: they are what transformers' generate() uses if the caller sets nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ VOCAB_SIZE = 152_064
 
 
 def lower(component: Component, request: StageRequest, generation: dict[str, Any]) -> Any:
-    """Returns the parameters that vLLM gets for a request that says nothing about sampling."""
+    """Returns the parameters that vLLM gets for a request to a stage without configured default sampling."""
     sampling = resolve_sampling(
         request.sampling,
         seed=None,
@@ -157,7 +157,7 @@ def test_what_vllm_gets_for_the_thinker(tiny_checkpoint: Path) -> None:
 
 
 def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
-    """Every value that transformers' generate() gives its talker, whatever the thinker's generation_config says."""
+    """The talker's sampling parameters are those of transformers' generate(), not of the checkpoint's files."""
     component = talker.build_component(stage_config("talker", tiny_checkpoint))
     params = lower(component, ask(component.warmup_request().source), {})
     given = (params.temperature, params.top_p, params.top_k, params.repetition_penalty, params.max_tokens)
@@ -168,7 +168,8 @@ def test_what_vllm_gets_for_the_talker(tiny_checkpoint: Path) -> None:
 
 
 def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_be_sounded() -> None:
-    """transformers' default configuration is the 7B model's; its talker has 8,448 ids, the codec's embedding 8,194."""
+    """In transformers' default configuration, the 7B model's, the talker has 8,448 ids and the codec's embedding
+    8,194."""
     config = Qwen2_5OmniConfig()
     never = _find_never_sampled(pick_talker(config))
     sampled = torch.nonzero(~never).flatten().tolist()
@@ -178,7 +179,7 @@ def test_released_talker_stops_at_8292_and_8294_and_writes_nothing_that_cannot_b
 
 
 def test_released_talker_attends_to_everything() -> None:
-    """Its configuration names a window of 32,768, and says not to use it."""
+    """The talker's configuration sets sliding_window to 32,768, but use_sliding_window to false."""
     config = Qwen2_5OmniConfig(talker_config={"sliding_window": 32_768, "use_sliding_window": False})
     part = pick_talker(config)
     assert part.sliding_window is None
@@ -202,7 +203,7 @@ def test_default_voice_is_first_whatever_the_files_order(tiny_checkpoint: Path, 
 
 
 def test_configured_voice_and_sampling_are_not_the_thinkers_to_share(tiny_checkpoint: Path) -> None:
-    """The talker reads a generation_config of its own, which is empty: the thinker's ends are no codec tokens."""
+    """The talker gets its own, empty generation_config, because the thinker's end tokens are no codec tokens."""
     folder = Path(talker.build_component(stage_config("talker", tiny_checkpoint)).engine_kwargs()["generation_config"])
     assert GenerationConfig.from_pretrained(folder).to_diff_dict().keys() <= {"transformers_version"}
 
@@ -238,7 +239,7 @@ def test_system_message(builder: PromptBuilder, tiny_checkpoint: Path, case: str
 
 
 def test_speech_prompt_is_the_published_one_letter_by_letter() -> None:
-    """As the model card of Qwen/Qwen2.5-Omni-7B has it under "Prompt for audio output"."""
+    """The prompt is quoted from the model card of Qwen/Qwen2.5-Omni-7B, section "Prompt for audio output"."""
     assert SPEECH_SYSTEM_PROMPT == (
         "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
         "visual inputs, as well as generating text and speech."
@@ -269,7 +270,7 @@ def test_a_thinker_alone_keeps_the_templates_system_message(tiny_checkpoint: Pat
 
 
 def test_audio_beyond_what_the_feature_extractor_takes_is_refused(tmp_path: Path) -> None:
-    """The published preprocessor_config.json has chunk_length 300; 310 s would be cut at 300 without a word."""
+    """With chunk_length 300, as published, the feature extractor would silently cut longer audio at 300 s."""
     extractor = WhisperFeatureExtractor(feature_size=128, hop_length=160, chunk_length=300, n_fft=400)
     extractor.save_pretrained(tmp_path)
     limit = read_audio_limit(tmp_path)

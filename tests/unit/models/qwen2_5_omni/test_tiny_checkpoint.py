@@ -1,4 +1,4 @@
-"""The tiny checkpoint is complete, seeded, and neither mute nor constant."""
+"""The tiny checkpoint has the published form, depends only on its seed, and generates varied text and audible audio."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ PUBLISHED_FILES = {
     *("preprocessor_config.json", "spk_dict.pt", "tokenizer.json", "tokenizer_config.json"),
 }
 OWN_KEYS = {
-    # Of sizes that the published files leave to transformers' defaults.
+    # Sizes that the published files leave to transformers' defaults.
     *("block_size", "hidden_size", "look_ahead_layers", "look_backward_layers", "num_attention_heads"),
     *("num_hidden_layers",),
-    # Which the published thinker has under other names, or as defaults.
+    # The published thinker has these under other names, or leaves them to the defaults.
     *("vision_start_token_id", "pad_token_id"),
 }
 
 
 def collapse(names: Iterable[str]) -> set[str]:
-    """Returns the names of tensors without the numbers of layers."""
+    """Returns the tensors' names, with N in place of the layers' numbers."""
     return {re.sub(r"\.\d+\.", ".N.", re.sub(r"\.\d+\.", ".N.", name)) for name in names}
 
 
 def keys_of(values: dict[str, Any], path: str = "") -> set[str]:
-    """Paths of all keys of a nested mapping."""
+    """Returns the paths of all keys of a nested mapping."""
     inner = [keys_of(value, f"{path}{name}.") for name, value in values.items() if isinstance(value, dict)]
     return {f"{path}{name}" for name in values}.union(*inner)
 
@@ -186,7 +186,7 @@ def test_chat_template_has_the_real_form(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_it_says_something(make_tiny_checkpoint: Callable[..., Path], shape: str) -> None:
-    """Varied text of printable words, varied codes, sound that can be heard and is not clipped."""
+    """The tiny checkpoint generates varied, printable text, varied codes, and audio that is audible and not clipped."""
     reference = load_reference(make_tiny_checkpoint(0, shape))
     result = reference.run(
         ReferencePrompt("Tell me what the weather is like."), ReferenceSettings(thinker_tokens=24, talker_tokens=48)

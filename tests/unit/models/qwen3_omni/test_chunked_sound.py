@@ -1,4 +1,4 @@
-"""code2wav chunk by chunk against one forward of transformers' code2wav: sample for sample, of the same length."""
+"""code2wav in chunks gives the same samples, and as many, as one forward pass of transformers' code2wav."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def code2wav(request: pytest.FixtureRequest, make_tiny_checkpoint: Callable[...,
 
 
 def draw(code2wav: Any, frames: int, seed: int = 0, sounds: int = 1) -> torch.Tensor:
-    """int64 [sounds, groups, frames]."""
+    """Returns random codes: int64 [sounds, groups, frames]."""
     generator = torch.Generator().manual_seed(seed)
     config = code2wav.config
     return torch.randint(config.codebook_size, (sounds, config.num_quantizers, frames), generator=generator)
@@ -57,7 +57,7 @@ def test_chunks_of_any_size_are_one_forward(code2wav: Any, size: int, frames: in
 
 
 def test_every_layer_needs_its_past(code2wav: Any) -> None:
-    """Of each kind of memory: with the one tensor at zero the sound is another. Else the comparison would be blind."""
+    """Zeroing any tensor of the state changes the audio. Otherwise the comparison could not notice a lost state."""
     codes = draw(code2wav, 8, seed=3)
     decoder = ChunkDecoder(code2wav)
     with torch.inference_mode():
@@ -74,7 +74,7 @@ def test_every_layer_needs_its_past(code2wav: Any) -> None:
 
 
 def test_sounds_of_a_batch_do_not_touch_each_other(code2wav: Any) -> None:
-    """Three sounds that go on at different frames, in one forward and each alone."""
+    """Three streams that continue at different frames give the same audio in one forward pass as separately."""
     decoder, lengths = ChunkDecoder(code2wav), (3, 40, 17)
     states = decoder.layout.zeros(3, decoder.device)
     alone: list[torch.Tensor] = []
@@ -90,6 +90,7 @@ def test_sounds_of_a_batch_do_not_touch_each_other(code2wav: Any) -> None:
 
 
 def test_the_state_is_bounded_and_as_large_as_said(code2wav: Any) -> None:
+    """The state has as many values as its layout reports, however many frames it has seen."""
     decoder = ChunkDecoder(code2wav)
     with torch.inference_mode():
         _, states = decoder.advance(draw(code2wav, 50), [0], decoder.layout.zeros(1, decoder.device))
@@ -97,6 +98,7 @@ def test_the_state_is_bounded_and_as_large_as_said(code2wav: Any) -> None:
 
 
 def test_rows_are_lent_and_given_back(code2wav: Any) -> None:
+    """Each stream has a row of the pool until it is dropped."""
     pool = SoundPool(ChunkDecoder(code2wav).layout, torch.device("cpu"), max_sounds=9)
     names: list[str | None] = [f"sound-{index}" for index in range(9)]
     states = pool.read(names)

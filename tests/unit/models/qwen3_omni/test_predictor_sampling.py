@@ -1,4 +1,7 @@
-"""How the code predictor chooses: transformers' own filters, its own values, and chance that nothing else moves."""
+"""How the code predictor samples: with transformers' filters and values, and with random numbers of its own.
+
+The random numbers depend only on seed, position and group.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def make_logits(seed: int, width: int, scale: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(("seed", "width", "scale"), [(0, 2048, 3.0), (1, 2048, 1.0), (2, 96, 0.5), (3, 40, 2.0)])
 def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, scale: float) -> None:
-    """Which tokens can be drawn, and how often: chi squared over evenly spread chances."""
+    """With evenly spread random numbers, each token is picked as often as its filtered probability in transformers."""
     logits = make_logits(seed, width, scale)
     filtered = TopPLogitsWarper(top_p=0.8)(None, TopKLogitsWarper(top_k=50)(None, logits.clone()))
     expected = filtered.softmax(dim=-1)[0]
@@ -39,6 +42,7 @@ def test_tokens_are_drawn_as_transformers_filters_them(seed: int, width: int, sc
 
 
 def test_the_edges_of_chance_are_inside() -> None:
+    """The smallest and the largest random number pick a token that can be sampled."""
     logits = make_logits(5, 300, 2.0).expand(2, -1)
     first, last = pick_tokens(logits, torch.tensor([0.0, 1.0 - 2**-24])).tolist()
     assert first == int(logits[0].argmax())
@@ -49,7 +53,7 @@ def test_the_edges_of_chance_are_inside() -> None:
 
 
 def test_the_values_are_those_that_transformers_passes() -> None:
-    """Its talker's own step asks its predictor for them, whatever the talker's temperature is."""
+    """transformers' talker gives its code predictor TOP_K and TOP_P, but no temperature and no repetition penalty."""
     talker = make_talker(seed=0)
     passed: list[dict[str, Any]] = []
 
@@ -91,7 +95,7 @@ def test_greedy_is_what_transformers_generates() -> None:
 
 
 def test_a_frame_is_the_same_alone_and_in_company() -> None:
-    """Greedy and sampled frames share a step; each seed and position has its own chance."""
+    """Greedy and sampled frames can share a step. A frame's codes do not depend on the other frames."""
     talker = make_talker(seed=2)
     hidden, first = make_frames(8)
     seeds = torch.tensor([0, 1, 2, 3, 2**62, 2**62 + 1, 7, 7])
@@ -118,7 +122,7 @@ def test_another_seed_or_position_says_something_else() -> None:
 
 
 def test_chances_are_spread_evenly_and_independent() -> None:
-    """Chi squared of 64 bins, and correlation between neighbours in seed, position and group; huge seeds as well."""
+    """Tests chi squared over 64 bins, and the correlation with the next seed, position and group. Seeds may be huge."""
     for seeds, positions in (
         (torch.arange(1 << 16), torch.full((1 << 16,), 3)),
         (torch.full((1 << 16,), 2**62 + 12345), torch.arange(1 << 16)),
@@ -134,7 +138,7 @@ def test_chances_are_spread_evenly_and_independent() -> None:
 
 
 def make_talker(seed: int) -> Any:
-    """transformers' talker of a small shape, with random weights that leave chance a choice."""
+    """Returns transformers' talker in a small shape, with random weights that leave several likely tokens."""
     roles = {"system": 300, "user": 301, "assistant": 302}
     config = Qwen3OmniMoeConfig(**config_dict(SHAPE, roles)).talker_config
     with torch.random.fork_rng(devices=[]):
@@ -169,7 +173,10 @@ def predict(talker: Any, hidden: torch.Tensor, first: torch.Tensor, **values: An
 
 
 def test_a_frame_from_a_graph_is_the_frame_itself() -> None:
-    """Any number of frames: filled up to a captured size, each as it is alone. The capture keeps a graph's contract."""
+    """Frames are filled up to a captured size, and each gets the same codes as without a graph.
+
+    `record` replaces a CUDA graph: its replay reads and writes fixed tensors.
+    """
     replayed: list[int] = []
 
     def record(function: TensorFunction, inputs: tuple[torch.Tensor, ...]) -> Captured:

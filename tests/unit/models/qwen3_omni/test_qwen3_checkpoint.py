@@ -1,4 +1,4 @@
-"""Facts read from config.json: of the published Instruct checkpoint, and what malformed ones are refused for."""
+"""What is read from config.json: the published Instruct checkpoint's values, and the errors for malformed files."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def test_the_published_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rates", "samples"), [((8, 5, 4, 3), 555), ((3,), 3), ((2, 2), 6)])
 def test_samples_that_need_a_further_frame(rates: tuple[int, ...], samples: int) -> None:
+    """count_lookahead returns how many samples at the end of the audio only a further frame would complete."""
     assert count_lookahead(rates) == samples
 
 
 @pytest.fixture
 def edit(tmp_path: Path, make_tiny_checkpoint: Callable[..., Path]) -> Callable[[Callable[[Any], object]], Path]:
-    """edit(change) -> a directory with the tiny config.json, changed."""
+    """Returns edit(change), which writes the changed tiny config.json to a directory and returns that directory."""
     config = json.loads((make_tiny_checkpoint(0, "small", "qwen3_omni") / "config.json").read_text())
 
     def write(change: Callable[[Any], object]) -> Path:

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's thinker and talker without an engine: defaults, prompts, voices, and what their edge costs."""
+"""Qwen3-Omni's thinker and talker without an engine: defaults, prompts, voices, and the size of edge messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ask(source: Any, *, spoken: bool = True, voice: str = "", **sampling: Any) -
 
 
 def test_the_talkers_defaults_are_the_published_files() -> None:
-    """generation_config.json of Instruct, whose names vLLM does not know."""
+    """The defaults are in the Instruct release's generation_config.json, under names that vLLM does not know."""
     published = json.loads(Path("tests/data/published/qwen3_omni_30b_a3b.generation_config.json").read_text())
     ours = TALKER.default_sampling
     assert ours.model_dump(exclude_none=True) == {
@@ -78,7 +78,7 @@ def test_the_thinker_is_greedy_and_ends_where_a_message_ends(thinker: Any, check
 
 
 def test_a_text_that_is_spoken_is_a_users_message_and_nothing_is_put_before_it(thinker: Any, checkpoint: Path) -> None:
-    """No system message: the model card says so, and transformers' talker drops it."""
+    """A spoken text gets no system message: the model card advises none, and transformers' talker drops it."""
     text = read_checkpoint(checkpoint).text
     spoken = thinker.prepare(ask(UserPrompt(text="Hello"))).prompt["prompt_token_ids"]
     chat = UserPrompt(messages=[ChatMessage("user", [TextPart("Hello")])])
@@ -101,7 +101,7 @@ def test_ids_without_an_assistants_turn_cannot_be_spoken(thinker: Any, checkpoin
 
 
 def test_voices_are_known_before_anything_is_written(thinker: Any, talker: Any) -> None:
-    """The default first; an unknown one is refused by thinker and talker, with the names."""
+    """The default voice is the first. Thinker and talker refuse an unknown voice; the error lists the known ones."""
     assert tuple(thinker.known_voices) == tuple(talker.voices) == ("Ethan", "Chelsie", "Aiden")
     with pytest.raises(InvalidRequestError, match="Ethan, Chelsie, Aiden"):
         thinker.prepare(ask(UserPrompt(text="Hello"), voice="Robert"))
@@ -120,7 +120,7 @@ def test_the_predictor_is_greedy_where_the_talker_is_and_has_its_seed(talker: An
 
 
 def test_audio_is_cut_at_no_thirty_seconds(thinker: Any, checkpoint: Path, tmp_path: Path) -> None:
-    """preprocessor_config.json has no chunk_length, of which a feature extractor would make 30 s."""
+    """preprocessor_config.json has no chunk_length, for which a feature extractor would assume 30 s."""
     published = write_published_qwen3(tmp_path)
     assert read_audio_limit(published) == read_audio_limit(checkpoint) == 300 * 16_000
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_that_does_not_say_how_long_audio_may_be_cannot_start(tmp_p
 
 
 def test_what_a_text_prompt_costs_on_the_edge_at_published_widths(tmp_path: Path) -> None:
-    """As messages on the wire, one a step, against the rows that another design would send: at most 5 per cent."""
+    """The encoded messages, one per step, take at most 5 % of what the hidden rows would take."""
     prompt, reply = 500, 300
     checkpoint = read_checkpoint(write_published_qwen3(tmp_path / "3"))
     schema = thinker2talker_schema(checkpoint)
@@ -174,7 +174,7 @@ def test_the_newest_token_is_held_until_it_is_known_not_to_be_the_last(checkpoin
 
 
 def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
-    """It has no end of text behind it, which is what is held of a sampled one."""
+    """A sampled reply's last token is held back, because it may be the end token. A given reply has no end token."""
     request = ask(UserPrompt(text="Hello", reply=GivenReply(token_ids=[7, 8, 9])))
     prepared = thinker.prepare(request)
     prompt = prepared.prompt["prompt_token_ids"][:-3]
@@ -188,7 +188,7 @@ def test_a_given_reply_is_spoken_to_its_last_token(thinker: Any) -> None:
 
 
 def test_an_edge_that_makes_no_sense_is_refused_before_the_engine(talker: Any) -> None:
-    """tests/engine/test_hostile_edges.py has the same with engines, and that they live."""
+    """tests/engine/test_hostile_edges.py sends the same tensors to running engines, which survive them."""
     family = HOSTILE_FAMILIES["qwen3_omni"]
     good = dict(family.talker(talker))
     assert talker.prepare(ask(EdgeInput(good))).finished is None

@@ -1,4 +1,4 @@
-"""Positions of the talker's prompt, made from the thinker's, against transformers' own get_rope_index of a talker."""
+"""The positions of the talker's prompt, derived from the thinker's, equal transformers' get_rope_index for a talker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN, END, SOUND_BEGIN, SOUND_END, WORD = 1, 2, 3, 4, 20
 PER_SECOND = 13
 HEIGHT, WIDTH = 2, 40
 SYSTEM = 6
-"""Tokens that the thinker reads before the user's message, and the talker does not."""
+"""Tokens before the user's message: the thinker reads them, the talker does not."""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ SYSTEM = 6
 )
 @pytest.mark.parametrize("tail", [1, 12, 60])
 def test_a_medium_keeps_its_shape(grids: int, sound: int, tail: int) -> None:
+    """Image, audio and video keep the shape of their positions, but begin where the talker's text before them ends."""
     video = [WORD, BEGIN, IDS[VIDEO], *([IDS[AUDIO]] if sound else []), END]
     image = [WORD, BEGIN, IDS[IMAGE], END]
     clip = [SOUND_BEGIN, IDS[AUDIO], SOUND_END]
@@ -50,7 +51,7 @@ def test_a_medium_keeps_its_shape(grids: int, sound: int, tail: int) -> None:
 
 
 def theirs(ids: list[int], grids: int, sounds: list[int]) -> torch.Tensor:
-    """int64 [tokens, 3]; no weights are needed."""
+    """Returns transformers' positions, int64 [tokens, 3]. Computing them needs no weights."""
     owner: Any = modeling_qwen3_omni_moe.Qwen3OmniMoeTalkerForConditionalGeneration
     config = SimpleNamespace(
         image_token_id=8, video_token_id=9, audio_token_id=7, vision_start_token_id=BEGIN,

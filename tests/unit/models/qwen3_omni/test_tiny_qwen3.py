@@ -1,4 +1,4 @@
-"""The tiny Qwen3-Omni checkpoint has the published files, names and forms, and transformers loads it whole."""
+"""The tiny Qwen3-Omni checkpoint has the published files, names and forms, and transformers loads all its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = {
     *("preprocessor_config.json", "tokenizer_config.json", "vocab.json"),
 }
 OWN_KEYS = {
-    # Which the published files leave to transformers' defaults.
+    # The published files leave this to transformers' default.
     *("num_position_embeddings",),
 }
 

@@ -1,4 +1,4 @@
-"""Paced engines on an event loop: what comes out of them, in which shapes, and what an end leaves behind."""
+"""Paced engines on an event loop: what they output, in which shapes, and that ended requests leave nothing behind."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ async def test_a_thinker_writes_words_and_the_rows_of_every_position_but_the_las
     assert joined(steps, "mrope_positions").tolist() == [[at] * 3 for at in range(5)]
     schema = {spec.name: spec for spec in thinker.component.output_schema.tensors}
     assert all(fits(array, schema[name]) for step in steps for name, array in step.tensors.items())
-    # bfloat16 bits with all exponent bits set would be infinite or not a number.
+    # A bfloat16 whose exponent bits are all set is infinite or NaN.
     assert ((rows & 0x7F80) != 0x7F80).all()
 
 
 async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> None:
-    """As on Qwen3-Omni's edge; the talker speaks as long as the text takes all the same."""
+    """As on Qwen3-Omni's edge, the thinker sends no rows. The talker's speech still lasts as long as the text takes."""
     thinker, talker = engine("thinker", codebooks), engine("talker", codebooks)
     steps = await collect(thinker.generate(ask()))
     assert {name for step in steps for name in step.tensors} == {"token_ids", "mrope_positions", "mrope_delta"}
@@ -104,11 +104,12 @@ async def test_ids_travel_alone_where_the_table_has_no_rows(codebooks: Path) -> 
     assert sent["token_ids"].tolist() == [*steps[0].prompt_token_ids, *tokens(steps)[:-1]]
     assert {spec.name for spec in thinker.component.output_schema.tensors} == sent.keys()
     spoken = await collect(talker.generate(ask(EdgeInput(sent))))
-    # 12.5 frames a second, .13333 s a token, and the end of speech.
+    # 12.5 frames a second, 0.13333 s of speech per text token, and the end of speech.
     assert len(tokens(spoken)) == math.ceil((len(tokens(steps)) - 1) * 0.13333 * 12.5) + 1
 
 
 async def test_a_seed_says_the_same_whoever_else_is_served(table: Path) -> None:
+    """A seed gives the same reply, whatever other requests run."""
     thinker = engine("thinker", table)
     alone = await collect(thinker.generate(ask()))
     together = await asyncio.gather(
@@ -167,7 +168,7 @@ def thinkers_rows(prompt: int, text: int) -> dict[str, np.ndarray]:
 async def test_a_talker_speaks_as_long_as_the_text_takes_whole_or_streamed(table: Path) -> None:
     talker = engine("talker", table, input={"source": "thinker", "mode": "Stream"})
     whole = await collect(talker.generate(ask(EdgeInput(thinkers_rows(4, 15)))))
-    # .13333 s a token, 50 frames a second, and the end of speech.
+    # 50 frames a second, 0.13333 s of speech per text token, and the end of speech.
     assert len(tokens(whole)) == 100 + 1
     assert joined(whole, "codes").shape == (100,)
     assert len(whole[0].prompt_token_ids or ()) == 4 + 2
@@ -241,6 +242,7 @@ async def test_a_decoder_makes_every_sample_once_whole_or_in_windows(table: Path
 
 
 async def test_a_window_that_ends_with_the_frames_ends_the_sound_once(table: Path) -> None:
+    """If the stream ends after its last window, one further step ends the audio."""
     decoder, stream = engine("decoder", table), EdgeStream()
     steps = decoder.generate(ask(stream))
     stream.put({"codes": np.zeros(24, np.int64)})
@@ -291,5 +293,6 @@ def test_a_cache_smaller_than_the_longest_request_is_refused(table: Path) -> Non
 
 
 def test_the_stage_server_asks_vllm_of_other_components_alone(table: Path) -> None:
+    """Simulated components need no vLLM."""
     assert not needs_vllm(config("decoder", table))
     assert needs_vllm(config("decoder", table).model_copy(update={"component": "generic/llm"}))

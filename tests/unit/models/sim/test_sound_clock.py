@@ -1,4 +1,4 @@
-"""Which windows a decoder makes of the frames that came, and in which order: in virtual time."""
+"""Which windows a simulated decoder computes from the frames that have arrived, and in which order, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE = SoundShape(frame_ms={1: 1.0}, first_frames=4, next_frames=10, back_frame
 
 
 def cut(arrivals: list[int]) -> list[Window]:
-    """Returns the windows of frames that come in these portions."""
+    """Returns the windows of frames that arrive in batches of these sizes. The last batch ends the stream."""
     windows, there, sounded = [], 0, 0
     for number, count in enumerate(arrivals):
         there += count
@@ -45,6 +45,7 @@ def job(name: str, due: float, frames: int = 10) -> Job:
 
 
 def test_first_windows_come_first_and_then_whoever_runs_out_of_sound_soonest() -> None:
+    """First windows come first, then the stream whose audio runs out soonest."""
     clock = WindowClock(lambda windows, frames, whole: 10.0 * windows, max_batch=8)
     clock.add(job("running", 0.0), 0.0)
     for name, due in (("late", 9.0), ("soon", 2.0), ("new", -math.inf)):

@@ -1,4 +1,4 @@
-"""The clock of autoregressive steps, in virtual time: no engine, no event loop, no waiting."""
+"""The simulated scheduler of autoregressive steps, in virtual time: no engine, no event loop, no waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOMY = Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000)
 
 
 def clock(limits: Limits = ROOMY) -> StepClock:
-    """10 ms a step and 1 ms more for each further request; .1 ms a prompt token."""
+    """Returns a clock: a step takes 10 ms, 1 ms more for each further request, and 0.1 ms for each prompt token."""
     return StepClock(lambda requests, prompt: 9 + requests + prompt / 10, limits)
 
 
@@ -32,7 +32,7 @@ def test_the_first_token_takes_the_prompt_and_later_ones_a_step() -> None:
     engine = clock()
     engine.add(ask("a"), 0.0)
     made = engine.advance(1.0)
-    # The prompt's step makes the first token, as vLLM's does.
+    # The step that computes the prompt also generates the first token, as in vLLM.
     assert times(made, "a") == [11, 21, 31]
     assert [one.index for one in made] == [0, 1, 2]
     assert [one.last for one in made] == [False, False, True]
@@ -61,6 +61,7 @@ def test_requests_that_come_during_a_step_join_the_next_one() -> None:
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_parts_beside_others() -> None:
+    """A prompt longer than max_step_tokens takes several steps."""
     engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=10_000))
     engine.add(ask("long", prompt=250, limit=1), 0.0)
     assert times(engine.advance(1.0), "long") == [round(3 * 10 + 25.0, 3)]
@@ -75,6 +76,7 @@ def test_a_request_beyond_the_most_waits_and_a_lower_priority_goes_first() -> No
 
 
 def test_input_that_streams_holds_a_request_up_and_keeps_its_place() -> None:
+    """A request that waits for streamed input stays in the batch, but takes part in no step."""
     engine = clock()
     engine.add(ask("a", limit=9, allowed=1), 0.0)
     assert times(engine.advance(1.0), "a") == [11]
@@ -88,6 +90,7 @@ def test_input_that_streams_holds_a_request_up_and_keeps_its_place() -> None:
 
 
 def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> None:
+    """An aborted request generates nothing more. Its current step still takes its full time."""
     engine = clock()
     engine.add(ask("a"), 0.0)
     engine.add(ask("b"), 0.001)
@@ -99,13 +102,14 @@ def test_what_is_aborted_makes_nothing_more_though_its_step_takes_its_time() -> 
 
 
 def test_whoever_came_last_gives_up_its_kv_when_the_cache_is_full_and_starts_over() -> None:
+    """When the KV cache is full, the request that arrived last is preempted, and is computed again later."""
     engine = clock(Limits(max_seqs=8, max_step_tokens=100, kv_tokens=26))
     engine.add(ask("a", prompt=10, limit=10), 0.0)
     engine.add(ask("b", prompt=10, limit=10), 0.001)
     made = engine.advance(10.0)
     assert len(times(made, "a")) == len(times(made, "b")) == 10
     assert engine.preempted >= 1
-    # a was never held up; b computed its prompt and what it had written again.
+    # a was never preempted. b computed its prompt and its earlier output again.
     assert times(made, "a")[-1] < times(made, "b")[-1]
     assert [one.index for one in made if one.request_id == "b"] == list(range(10))
 

@@ -1,4 +1,4 @@
-"""The built-in tables against the published models' configuration and the published times."""
+"""The built-in tables compared with the published models' configuration and with published measurements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from omni_stage.models.sim.tables import BUILT_IN, Table, interpolate, list_buil
 ROOT = Path(__file__).parents[4]
 PUBLISHED = ROOT / "tests" / "data" / "published"
 
-# vllm-omni, docs/design/feature/async_chunk.md (commit 509eee2): Qwen3-Omni on H800, 100 tokens in, 100 out, 27.4 s of
-# audio, which starts when all of it is there. Mean seconds to the end, with its decoder in batches of 64.
+# Concurrent requests -> mean seconds until a request is done, in vllm-omni's docs/design/feature/async_chunk.md (commit
+# 509eee2): Qwen3-Omni on an H800 without async_chunk, 100 prompt tokens, 100 text tokens, 27.4 s of audio. Its decoder
+# runs in batches of 64.
 WHOLE_ON_H800 = {1: 6.505, 4: 7.668, 10: 9.516}
 
 
@@ -88,9 +89,10 @@ def test_a_curve_is_linear_between_its_points_and_beyond_the_last(count: int, ex
 
 
 def test_a_decoders_step_takes_its_least_and_a_whole_sound_more() -> None:
+    """A step with a window takes at least the table's minimum. A whole utterance takes longer."""
     shape = read_table(BUILT_IN / "qwen2.5-omni-7b-h100").decoder
     cost = sound_cost(shape)
-    # docs/gpu-check.md: a window of 72 codes 51 ms, 4,096 codes at once 6.2 s.
+    # docs/gpu-check.md: with CUDA graphs a window of 72 codes takes 51 ms; 4,096 codes in one window take 6.2 s.
     assert cost(1, 24, False) == cost(1, 72, False) == pytest.approx(51, rel=0.01)
     assert cost(1, 4096, True) == pytest.approx(6200, rel=0.03)
 

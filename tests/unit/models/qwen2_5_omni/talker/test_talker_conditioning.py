@@ -1,4 +1,4 @@
-"""The talker's streamed input: however the thinker's rows are cut, the talker reads what it reads of them at once."""
+"""Streamed input: however the thinker's rows are split, the talker reads the same as if all rows came together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = frozenset({"mrope_positions", "mrope_delta"})
 
 
 def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
-    """Returns what a thinker publishes: row p holds the value 10 + p."""
+    """Returns what a thinker publishes: each value of row p is 10 + p."""
     return {
         "x": (torch.arange(rows, dtype=torch.float32) + 10)[:, None].repeat(1, 2),
         "mrope_positions": torch.arange(prompt)[:, None].repeat(1, 3),
@@ -34,11 +34,12 @@ def edge(rows: int, prompt: int, delta: int = 0) -> dict[str, torch.Tensor]:
 
 
 def feed_of(goes_on: bool = False) -> TalkerFeed:
+    """Returns a talker's feed. With goes_on, as for ignore_eos, the codec's end tokens are never sampled."""
     return TalkerFeed(TalkerConditioning(TEXT, CODEC), CODEC.stop_ids, goes_on=goes_on, repeat_limit=REPEAT_LIMIT)
 
 
 def run_feed(batches: list[EdgeRows]) -> list[InputPart]:
-    """Returns all parts; each is requested as soon as possible."""
+    """Returns the parts of a feed, which is asked for one part after each batch."""
     feed, parts = feed_of(), []
     for batch in batches:
         feed.add(batch)
@@ -58,7 +59,10 @@ def positions_of(part: InputPart) -> tuple[int, torch.Tensor]:
 
 @st.composite
 def cut_edges(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], list[EdgeRows]]:
-    """Returns a whole edge, and the same in batches: x cut anywhere, the prompt's tensors before, between or behind."""
+    """Returns an edge's tensors, and the same tensors in batches.
+
+    x is split at random rows. The prompt's tensors are inserted before, between or after the batches of x.
+    """
     prompt, reply = draw(st.integers(1, 6)), draw(st.integers(1, 8))
     whole = edge(prompt + reply, prompt, draw(st.integers(-min(3, prompt), 3)))
     cuts = sorted(draw(st.sets(st.integers(1, prompt + reply - 1))))
@@ -99,7 +103,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
     assert torch.equal(first.additional_information.tensor("mrope_positions"), expected.mrope_positions)
     assert first.additional_information.list("mrope_delta") == [expected.mrope_delta]
     assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
-    # A token is sampled at every position from the prompt's last on that has a row of its own.
+    # From the prompt's last position on, a token is sampled at every position that has a row.
     tokens = [part.max_tokens for part in parts[:-1]]
     assert parts[-1].max_tokens is None
     placed = sum(len(positions_of(part)[1]) for part in parts[:-1])
@@ -109,7 +113,7 @@ def test_parts_add_up_to_the_whole(case: tuple[dict[str, torch.Tensor], list[Edg
 
 
 def test_starts_with_the_first_row_of_the_reply() -> None:
-    """The prompt alone is not enough: the position behind the start of the text holds the reply's first row."""
+    """The prompt's rows are not enough: behind the start of the text, the talker's prompt has the reply's first row."""
     whole, feed = edge(6, 3), feed_of()
     feed.add(EdgeRows({**whole, "x": whole["x"][:3]}, complete=HEAD))
     assert feed.next_part() is None
@@ -175,6 +179,7 @@ def test_the_end_of_the_codec_stream() -> None:
 
 
 async def test_an_edge_stream_gives_what_queued_at_once() -> None:
+    """One read returns all rows that have queued up."""
     stream = EdgeStream()
     stream.put({"x": torch.zeros(2, 1), "y": torch.zeros(0)})
     stream.put({"x": torch.ones(1, 1)}, complete=["y"])

@@ -1,4 +1,4 @@
-"""A user's prompt becomes vLLM's, and what it must not hold is refused by name."""
+"""A user's prompt becomes vLLM's prompt. The error for an invalid prompt names the field."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ def test_a_reply_follows_the_prompt(builder: PromptBuilder, tiny_checkpoint: Pat
 
 
 def test_a_reply_to_media_is_token_ids_beside_them(builder: PromptBuilder, tiny_checkpoint: Path) -> None:
+    """With media, the prompt is tokenized too, so that the reply's token ids can follow it."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_checkpoint)
     prompt = chat(ImagePart(make_image(0)), TextPart("What?"))
     plain = builder.build(prompt)
@@ -137,6 +138,7 @@ def test_names_of_special_tokens_in_a_reply_are_text(builder: PromptBuilder, tin
 
 
 def test_of_reply_ids_one_end_is_left_out(builder: PromptBuilder) -> None:
+    """One end token is removed from the end of a reply's token ids."""
     assert builder.encode_reply(GivenReply(token_ids=(5, 6, 7)), (7,)).token_ids == (5, 6)
     assert builder.encode_reply(GivenReply(token_ids=(7, 5, 7, 7)), (7,)).token_ids == (7, 5, 7)
     with pytest.raises(InvalidRequestError, match="nothing but its end"):

@@ -1,4 +1,4 @@
-"""Windows of codec tokens: they cover every code once, whenever codes come, and their audio joins without a step."""
+"""Windows of codec tokens cover every code once, however the codes arrive, and their audio is joined without a jump."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLOCK = 4
 
 
 def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
-    """Returns a feed that notes what it builds."""
+    """Returns a feed that appends the codes and the window of each input that it builds to `windows`."""
 
     def build(codes: torch.Tensor, window: Window) -> StageInput:
         windows.append((codes.tolist(), window))
@@ -39,7 +39,10 @@ def feed_of(windows: list[tuple[list[int], Window]]) -> SoundFeed:
 
 
 def run_feed(codes: list[int], cuts: list[int], *, end_late: bool) -> list[tuple[list[int], Window]]:
-    """Returns the windows of codes that come cut like this."""
+    """Returns the windows that a feed makes of codes which arrive in batches, split at the indices `cuts`.
+
+    With end_late, the stream's end arrives after the last batch, otherwise together with it.
+    """
     windows: list[tuple[list[int], Window]] = []
     feed = feed_of(windows)
     edges = [0, *cuts, len(codes)]
@@ -77,7 +80,7 @@ def test_windows_do_not_depend_on_when_codes_come(count: int, data: st.DataObjec
 
 
 def test_the_first_window_is_short() -> None:
-    """The published blocks of 12 codes, and small ones, which hear more blocks ahead: 24 codes at most."""
+    """With the published blocks of 12 codes the first window reads 24 codes, with blocks of 4 it reads 12."""
     assert next_window(0, 23, ended=False, block_codes=12) is None
     assert next_window(0, 24, ended=False, block_codes=12) == Window(0, 0, 12, 24, last=False)
     assert next_window(0, 11, ended=False, block_codes=4) is None
@@ -110,6 +113,7 @@ def test_a_frame_has_the_same_noise_in_every_window(mel_bins: int) -> None:
 
 
 def test_what_a_window_gives() -> None:
+    """cut_window returns the audio of the codes to keep, and the samples behind them for the cross-fade."""
     audio = torch.arange(6.0 * CODE_SAMPLES)
     heard = Utterance(torch.zeros(6, dtype=torch.int64), "voice", 0, 10, 0.5, first_code=4, keep=(2, 3, 5))
     parts = cut_window(audio, heard)
@@ -128,6 +132,7 @@ def test_audio_of_another_length_is_the_models_fault(shape: tuple[int, ...]) -> 
 
 
 def test_sounds_go_over_into_one_another() -> None:
+    """fade_over cross-fades linearly from the previous window's tail to the next window."""
     joined = fade_over(torch.ones(4), torch.zeros(6))
     assert joined.tolist() == pytest.approx([0.8, 0.6, 0.4, 0.2, 0.0, 0.0])
     assert fade_over(torch.ones(4), torch.zeros(2)).shape == (2,)

@@ -1,4 +1,4 @@
-"""The block-wise transformer against transformers' dense one: the same numbers, linear memory, no waits."""
+"""The block-wise transformer gives the values of transformers' dense one, in linear memory and without device waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_one_evaluation_is_transformers_own(shape: str, count: int, guidance: fl
 
 
 def test_neighbours_are_seen_and_no_others() -> None:
-    """In transformers a change reaches two blocks ahead and one back; ours must not be equal by seeing nothing."""
+    """As in transformers, a change in one block reaches one block before it and two blocks after it, and no others."""
     model = make_wave_model("small blocks")
     dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
     transformer = BlockTransformer(dit)
@@ -82,14 +82,17 @@ def test_neighbours_are_seen_and_no_others() -> None:
 
 
 def test_memory_is_linear_in_the_length() -> None:
-    """Of the published shape over 8,192 frames (82 s), no tensor is above 160 MiB: the widest is the feed-forward's, of
-    both sides of the guidance. A mask of all frames by all frames for 16 heads would take 1 GiB at a byte each."""
+    """With the published shape and 8,192 frames (82 s), no tensor is larger than 160 MiB.
+
+    The largest is the feed-forward's activation, for both halves of the classifier-free guidance. A mask over all pairs
+    of frames for 16 heads would take 1 GiB at one byte a value.
+    """
     with torch.device("meta"):
         dit = Qwen2_5OmniToken2WavDiTModel(Qwen2_5OmniDiTConfig()).eval()
     transformer = BlockTransformer(dit)
     pack = pack_blocks([8192], dit.block_size)
     voice = Voice(0, torch.empty(1, 192), torch.empty(1, 300, 80))
-    # Without inference mode, in which a mode like this sees attention as one operator and not what is inside.
+    # Not in inference mode, in which a TorchDispatchMode sees attention as one operator and not its parts.
     with torch.no_grad(), Operators() as operators:
         conditions = condition(transformer, pack, [torch.zeros(4096, dtype=torch.int64)], [voice], 0.5)
         mel = torch.empty(len(pack.positions), dit.block_size, dit.mel_dim, device="meta")
@@ -100,7 +103,10 @@ def test_memory_is_linear_in_the_length() -> None:
 
 
 def test_an_evaluation_waits_for_nothing_and_compiles_whole() -> None:
-    """What a CUDA graph needs: no step that waits for the device, no break, shapes from sizes alone."""
+    """A CUDA graph requires that no operator waits for the device, and that shapes depend on sizes only.
+
+    torch.compile finds no graph break.
+    """
     model = make_wave_model("small blocks")
     dit, voice = model.code2wav_dit_model, make_wave_voices(model, "a")["a"]
     transformer = BlockTransformer(dit)
@@ -115,6 +121,6 @@ def test_an_evaluation_waits_for_nothing_and_compiles_whole() -> None:
         torch._dynamo.reset()
         compiled = torch.compile(transformer.velocity, fullgraph=True, dynamic=False, backend="aot_eager")
         torch.testing.assert_close(compiled(torch.tensor(0.1), mel, conditions), expected, atol=TOLERANCE, rtol=0)
-        # Other contents of the same sizes run what was compiled.
+        # Other inputs of the same sizes need no recompilation.
         with torch._dynamo.config.patch(error_on_recompile=True):
             compiled(torch.tensor(0.6), mel + 1, conditions)

@@ -1,7 +1,7 @@
-"""Graphs of a function: when they are used, what they copy, and what becomes of a capture that fails.
+"""CUDA graphs of a function: when they are used, what they copy, and what happens if a capture fails.
 
-A CUDA graph needs a GPU. Its contract does not: a replay reads and writes fixed memory. `Recorder` keeps to that
-contract on the CPU, so that all around it is the product's own.
+A CUDA graph needs a GPU. `Recorder` replaces it on the CPU and behaves like it: a replay reads and writes fixed memory.
+All other code is the real one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.wave_models import make_utterance, make_wave_model, make_wave_voice
 
 
 class Recorder:
-    """Captures as a CUDA graph does: fixed inputs and output; a replay that counts."""
+    """Captures a function like a CUDA graph, with fixed input and output tensors, and counts the replays."""
 
     def __init__(self) -> None:
         self.replays = 0
@@ -110,7 +110,7 @@ def test_packs_that_are_filled_up_to_a_captured_size_sound_the_same() -> None:
     with torch.inference_mode():
         graphed.warm_up()
         warm = record.replays
-        # 3 + 4 blocks of 4 codes: filled up to 8.
+        # 3 + 4 blocks of 4 codes are filled up to 8 blocks, a captured size.
         utterances = [make_utterance(10, seed=1), make_utterance(16, seed=2, voice="b")]
         expected, ours = plain.speak(utterances), graphed.speak(utterances)
     assert record.replays == warm + 9, "one for each solver step; these lengths have no captured vocoder"

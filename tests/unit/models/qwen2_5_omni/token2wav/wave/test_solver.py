@@ -1,4 +1,4 @@
-"""Our solver against transformers': same points, same path, same noise."""
+"""Our ODE solver compared with transformers': the same time points, path and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Packs of utterances to audio: against transformers' own sample(), together as alone, in as few forwards as can be."""
+"""Packs of utterances become audio that equals transformers' sample() and does not depend on the other utterances.
+
+A pack takes as few forward passes as possible.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from support.wave_models import WAITS, Operators, make_utterance, make_wave_mode
 
 TOLERANCE = 1e-5
 SHAPE = "small blocks"
-# Multiples of a block and not, twice the same length, both voices, different guidance: one solver's loop.
+# Whole and partial blocks, one length twice, both voices, different guidance: one loop of the solver computes them all.
 MIXED = [
     make_utterance(12, seed=1, voice="a"),
     make_utterance(13, seed=2, voice="b", guidance=2.0),
@@ -27,7 +30,7 @@ MIXED = [
 
 
 class Kit:
-    """A model, its voices, and how often its parts ran."""
+    """A model, its voices, and how often each of its parts ran."""
 
     def __init__(self, **voices: Voice) -> None:
         self.model = make_wave_model(SHAPE)
@@ -47,7 +50,7 @@ class Kit:
             return self.speech.speak(utterances)
 
     def mel(self, utterance: Utterance) -> torch.Tensor:
-        """Returns what transformers' sample() makes: float32 [1, bins, frames]."""
+        """Returns the mel spectrogram that transformers' sample() makes: float32 [1, bins, frames]."""
         voice = self.voices[utterance.voice]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(utterance.seed)
@@ -83,6 +86,7 @@ def test_mel_and_audio_are_transformers_own(utterance: Utterance, monkeypatch: p
 
 
 def test_together_as_alone_in_one_loop_and_a_vocoder_each_length() -> None:
+    """Utterances give the same audio together as alone. The vocoder runs once for each length."""
     kit = Kit()
     alone = [kit.speak(utterance)[0] for utterance in MIXED]
     kit.calls.clear()
@@ -94,6 +98,7 @@ def test_together_as_alone_in_one_loop_and_a_vocoder_each_length() -> None:
 
 
 def test_from_codes_to_audio_no_value_is_read_back() -> None:
+    """No operator between codes and audio waits for the device."""
     kit = Kit()
     with torch.no_grad(), Operators() as operators:
         kit.speech.speak(MIXED[:2])
@@ -115,7 +120,10 @@ def test_a_voice_is_encoded_once() -> None:
 
 
 def test_what_breaks_one_utterance_leaves_the_others_as_they_are() -> None:
-    """A voice that is not a number: it must neither spread through attention nor become silence in a clamp."""
+    """A voice that is not finite makes its own utterance NaN, which a clamp must not turn into silence.
+
+    The NaN does not spread to other utterances through attention.
+    """
     kit = Kit()
     good = kit.speak(MIXED[0], MIXED[1])
     for bad in (torch.nan, torch.inf, -torch.inf):

@@ -1,4 +1,4 @@
-"""The vocoder against transformers': the same samples, and no number that is not one becomes silence."""
+"""The vocoder gives transformers' samples, and NaN instead of silence for a mel spectrogram that is not finite."""
 
 from __future__ import annotations
 
