@@ -29,7 +29,7 @@ def preload(module: str) -> None:
 
 
 class ForkedProgram:
-    """`main(arguments)` of a module in a fork, with the methods of subprocess.Popen that tests use."""
+    """Runs `main(arguments)` of a module in a fork. Has the methods of subprocess.Popen that tests use."""
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         work = (module, list(arguments), str(log), dict(environment))
@@ -46,7 +46,7 @@ class ForkedProgram:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired if it does not end in time."""
+        """Returns the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
