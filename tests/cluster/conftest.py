@@ -63,7 +63,10 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
-    """Yields a model hub that pods can reach. It has the tiny checkpoint as org/open, and as org/gated with a token."""
+    """Yields a model hub that pods can reach.
+
+    It has the tiny checkpoint twice: as org/open, which is public, and as org/gated, which needs a token.
+    """
     files = {file.name: file.read_bytes() for file in sorted(tiny_checkpoint.iterdir())}
     # huggingface_hub writes a download in pieces of 10 MiB: only a larger file leaves a part to resume from.
     files["notes.txt"] = b"whales sing " * (2 << 20)

@@ -1,6 +1,6 @@
 """The Helm release: `helm test`, an upgrade and its rollback, and `helm uninstall` as in docs/install.md.
 
-Pipelines keep serving throughout. The file's name makes these tests run last, because they remove the operator.
+None of these interrupts a pipeline. The file's name makes these tests run last, because they remove the operator.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 def test_children_are_accepted_strictly_and_kept_as_written(namespace: Api, pipeline: OmniPipeline) -> None:
-    """The server rejects, drops and rewrites no field. Otherwise every resync would write."""
+    """The server does not reject, drop or rewrite any field. Otherwise every resync would write."""
     for child in children_in(namespace, pipeline):
         live = namespace.apply(child, strict=True)
         assert find_difference(child, live) is None
@@ -155,7 +155,7 @@ CLUSTER_SCOPED = ("runtimeClassName", "priorityClassName")
 
 
 def test_the_namespace_does_enforce_and_warn(server: ApiServer, namespace: Api) -> None:
-    """Otherwise the test above could not fail."""
+    """A pod that violates `restricted` is rejected and warned about here, so the test above can fail."""
     children = children_in(namespace, make_single())
     namespace.apply(pick(children, "ServiceAccount"))
     deployment = pick(children, "Deployment")

@@ -19,7 +19,10 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture
 def kubectl(control_plane: ControlPlane, api: Api) -> Kubectl:
-    """Returns kubectl(*arguments, stdin=..., fails=False), which returns its output. It uses the test's namespace."""
+    """Returns kubectl(*arguments, stdin=..., fails=False), which runs kubectl in the test's namespace.
+
+    That function returns stdout and stderr.
+    """
 
     def run(*arguments: str, stdin: Manifest | None = None, fails: bool = False, code: int | None = None) -> str:
         result = control_plane.kubectl(*arguments, stdin=stdin, namespace=api.namespace, check=False, timeout_s=120)

@@ -68,7 +68,8 @@ def _check_created(api: Api, operator: OperatorProcess) -> None:
     assert condition_of(pipeline, "Degraded")["status"] == "False"
 
     children = list_children(api)
-    assert len(children) == 3 + 1 + 3 * 4  # account, two Services, snapshot; Deployment, Service, ConfigMap, policy
+    # ServiceAccount, two Services and ControllerRevision; Deployment, Service, ConfigMap and NetworkPolicy per stage.
+    assert len(children) == 3 + 1 + 3 * 4
     wait_idle(operator)
     metrics = operator.metrics()
     assert metrics['omni_operator_api_calls_total{code="201",verb="patch"}'] == len(children)

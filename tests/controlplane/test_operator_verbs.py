@@ -1,4 +1,4 @@
-"""The shipped Role grants exactly what an operator uses: no call is denied, and no right is unused."""
+"""The shipped Role grants what an operator uses: no call is denied, and only one known right is unused."""
 
 from __future__ import annotations
 

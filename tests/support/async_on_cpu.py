@@ -4,8 +4,8 @@ vLLM's CPU platform switches asynchronous scheduling off (`platforms/cpu.py`). S
 on GPUs: batch queue, placeholders for tokens, outputs that are awaited one step later, pinned memory.
 `async_scheduling()` keeps asynchronous scheduling on and simulates the device:
 
-- A copy to the host on a side stream contains garbage until an event recorded after the copy is synchronized. Only then
-  the copy reads its source, and only if a reference or `record_stream` keeps the source alive.
+- The target of a copy to the host on a side stream contains garbage until an event recorded after the copy is
+  synchronized. The copy reads its source only then, and only if a reference or `record_stream` keeps the source alive.
 - The model's output and its input ids are overwritten with garbage as soon as a step is sampled, as the next replay of
   a CUDA graph would overwrite them.
 - Writing to the staging memory of input rows while a copy from it may still run is an error.

@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Blocks that a test runs, or that no test runs for some reason."""
+    """A pattern of blocks, and the test that runs them or the reason why none does."""
 
     page: str
     """A glob pattern of paths."""

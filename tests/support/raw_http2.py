@@ -19,7 +19,10 @@ _FRAME = 16_384
 
 
 def grpc_message(body: bytes, announced: int | None = None, *, compressed: bool = False) -> bytes:
-    """Returns a message with gRPC's prefix. `announced` is the length in the prefix (default: that of the body)."""
+    """Returns a message with gRPC's prefix.
+
+    `announced` is the length in the prefix (default: that of the body). `compressed` sets only the prefix's flag.
+    """
     return struct.pack(">BI", compressed, len(body) if announced is None else announced) + body
 
 
@@ -88,7 +91,7 @@ class RawConnection:
         self._send(self._frame(PING, 0, 0, bytes(8)))
 
     def read(self, until: object, timeout_s: float = 10.0) -> bool:
-        """Reads frames until the condition is true, or no frame arrives for `timeout_s`. Returns the condition."""
+        """Reads frames until `until()` is true or no frame arrives for `timeout_s`. Returns the value of `until()`."""
         assert callable(until)
         self._socket.settimeout(timeout_s)
         while not until():

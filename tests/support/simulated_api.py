@@ -47,7 +47,10 @@ class SimulatedApi:
         return self.counter
 
     def apply(self, manifest: Manifest) -> None:
-        """Applies a manifest as server-side apply does with a single manager. Raises ValueError if it is immutable."""
+        """Applies a manifest as server-side apply does with a single field manager.
+
+        Raises ValueError if immutable data would change.
+        """
         for hook in self.before_write:
             hook(manifest)
         self.writes += 1

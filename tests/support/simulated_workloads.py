@@ -1,4 +1,4 @@
-"""The controllers, the scheduler and the kubelet of the simulated cluster. Each method is one small step of one."""
+"""The controllers, the scheduler and the kubelet of the simulated cluster. Each STEPS method is one small step."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ class Bad:
     field: str
     """Path of the wrong field."""
     message: str
-    """A part of the API server's message. Also of `omnipipe validate`'s message, unless `offline` is set."""
+    """A part of the API server's error message."""
     offline: str = ""
+    """A part of `omnipipe validate`'s error message; empty if that also contains `message`."""
 
 
 def edit(path: str, value: Any) -> Edit:

@@ -27,9 +27,9 @@ class Outcome:
     """How long a change took, and how requests fared from just before it until just after it."""
 
     seconds: float = 0.0
-    """From the edit until the pipeline was Ready and not Progressing."""
+    """Seconds from the edit until the pipeline was Ready and not Progressing."""
     traffic_s: float | None = None
-    """From there until each replica had answered a call. None unless the change added replicas."""
+    """Seconds from then until each replica had answered a call. None unless the change added replicas."""
     answered: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     longest_s: float = 0.0

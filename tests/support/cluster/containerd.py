@@ -85,7 +85,7 @@ class Containerd:
                 self.ctr("images", "remove", name)
 
     def remove_containers(self) -> None:
-        """Deletes every task and container, whose processes have ended, because the store outlives the node."""
+        """Deletes all tasks and containers, because the store outlives the node. Their processes must have ended."""
         for name in self.ctr("tasks", "list", "--quiet").split():
             self._ctr("tasks", "delete", "--force", name, check=False)
         for name in self.ctr("containers", "list", "--quiet").split():

@@ -55,7 +55,7 @@ root = "{cache}/buildkit"
 
 
 class Images:
-    """Fills containerd's store. An image that is unchanged costs seconds."""
+    """Fills containerd's store. An unchanged image takes only seconds."""
 
     def __init__(self, layout: Layout, containerd: Containerd) -> None:
         self._layout = layout

@@ -26,7 +26,7 @@ _COREFILE = """\
 def build_kubelet(
     layout: Layout, program: Path, kubeconfig: Path, address: str, *, ca: Path, certificate: Path, key: Path
 ) -> Daemon:
-    """Returns the kubelet, below the node's cgroup and on the node's containerd. cgroup v1 and v2 both work."""
+    """Returns the kubelet, which uses the node's cgroup and containerd. cgroup v1 and v2 both work."""
     resolv = layout.run / "resolv.conf"
     resolv.write_text("nameserver 127.0.0.1\n")
     configuration: dict[str, Any] = {

@@ -3,8 +3,7 @@
 A program is looked up in $KUBEBUILDER_ASSETS, then in the cache
 `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`, and otherwise built into that cache. Each module below
 tests/controlplane/go has its own cache folder. HASH covers the module's files, programs and flags, so a changed version
-gets a new folder and does not affect other modules. Only the standard library is used, because `make controlplane` runs
-this before anything is installed.
+gets a new folder and does not affect other modules. This module uses only the standard library.
 
     python -m support.controlplane.binaries [NAME ...]     builds missing programs, prints one path a line
 """

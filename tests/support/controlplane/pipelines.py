@@ -133,7 +133,7 @@ def describe_pod(pod: Manifest) -> str:
 def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:
     """Waits until a condition of the present generation has the `wanted` fields. Returns the condition.
 
-    For example, `wanted` is status="True", reason="Suspended".
+    Example: wait_condition(api, "Ready", status="False", reason="Suspended").
     """
 
     def as_wanted() -> Manifest | None:
