@@ -26,7 +26,7 @@ def two_gpus(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(900)
 def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gpus: Cluster, speech: Api) -> None:
-    # The pipeline requests three GPUs and the node advertises two. None exists: paced engines need no GPU.
+    # The pipeline requests three GPUs and the node advertises two. None of them is real: paced engines need no GPU.
     pipeline = yaml.safe_load((SAMPLES / "sim-omni.yaml").read_text())
     pipeline["metadata"]["name"] = NAME
     for stage in pipeline["spec"]["stages"]:

@@ -98,7 +98,10 @@ def run_pipeline(
 
 
 def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_dir: Path, run_log: Path) -> OmnipipeRun:
-    """Waits until every stage is ready. Returns the pipeline. Raises RuntimeError if `omnipipe run` ends first."""
+    """Waits until every stage is ready. Returns the pipeline.
+
+    Raises RuntimeError if `omnipipe run` ends first or START_TIMEOUT_S has passed.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:

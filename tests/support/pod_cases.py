@@ -261,3 +261,4 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         True,
     ),
 }
+"""Case -> (pod, expected Cause.reason, parts of Cause.message, Cause.hard)."""

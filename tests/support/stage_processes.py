@@ -148,7 +148,10 @@ class StageProcess:
         return self
 
     def wait_ready(self) -> None:
-        """Waits until every stage is ready. Raises RuntimeError with the log's end if the process ends first."""
+        """Waits until every stage is ready.
+
+        Raises RuntimeError with the log's end if the process ends first or START_TIMEOUT_S has passed.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         for config in self.configs:
             address = self._address(config)

@@ -131,7 +131,7 @@ class ClientPod:
 
 
 class Load:
-    """Concurrent callers in the client pod, for as long as the `with` block runs.
+    """Concurrent callers in the client pod, or with `on_node` on the node, for as long as the `with` block runs.
 
     `answered`, `failures` and `longest_s` are set after the block.
     """

@@ -70,7 +70,7 @@ class Cluster(ApiServer):
             self.close()
 
     def close(self) -> None:
-        """Stops and removes everything."""
+        """Stops the node and removes everything except the image cache."""
         down(self.layout)
 
     def daemon(self, name: str) -> Daemon:
@@ -220,9 +220,9 @@ class Cluster(ApiServer):
 
 
 def down(layout: Layout) -> None:
-    """Stops a node, no matter which process started it, and removes all its traces.
+    """Stops a node, no matter which process started it, and removes everything except the image cache.
 
-    These are daemons, pods, mounts, links, the network namespace, the cgroup and the folder.
+    It removes daemons, pods, mounts, links, the network namespace, the cgroup and the folder.
     """
     for name in _DAEMONS:
         Daemon(layout, name).stop(timeout_s=3)
