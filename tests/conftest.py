@@ -1,4 +1,4 @@
-"""Fixtures of all tests: vLLM's environment, set before anything imports it, and tiny checkpoints."""
+"""Fixtures of all tests: vLLM's environment variables, set before vLLM is imported, and tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
-# One test process shares its cores with the engines it starts: waiting threads must not spin.
+# A test process shares its cores with the engines that it starts: waiting threads must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
@@ -25,10 +25,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_tiny_checkpoint(seed, shape, family) -> directory; each is written once a session.
+    """Returns make(seed, shape, family) -> directory. Each checkpoint is written once a session.
 
-    Its config.json names float32, so that tokens can be compared exactly: in bfloat16 sums depend on the batch. All
-    else is as published, and the weights, which are stored in bfloat16, mean the same in both.
+    Its config.json says float32, so that tests can compare tokens exactly: in bfloat16, sums depend on the batch.
+    Everything else is as published. The weights are stored in bfloat16, and have the same values in float32.
     """
     written: dict[tuple[int, str, str], Path] = {}
 
@@ -47,5 +47,5 @@ def make_tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(make_tiny_checkpoint: Callable[..., Path]) -> Path:
-    """The tiny checkpoint of seed 0 and shape "small"."""
+    """Returns the tiny checkpoint of seed 0 and shape "small"."""
     return make_tiny_checkpoint()

@@ -1,6 +1,6 @@
-"""Fixtures of the end-to-end tests: a real node, the operator installed by its chart, a pipeline, a pod to call from.
+"""Fixtures of the end-to-end tests: a real node, the operator installed by its chart, a pipeline and a client pod.
 
-They need root and minutes: `make e2e` runs them, `make test` does not.
+These tests need root and take minutes: `make e2e` runs them, `make test` does not.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _clusters: list[Cluster] = []
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Nothing here is for `make test`."""
+    """Ignores this folder unless OMNIPIPE_E2E is set, as `make e2e` does."""
     return None if os.environ.get("OMNIPIPE_E2E") else True
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Whatever fails leaves the node's logs of that moment."""
+    """Saves the node's logs as soon as a test fails."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if report.failed:
@@ -49,7 +49,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The node, with our images as the checkout has them (E2E_IMAGES=keep: as they are)."""
+    """Yields the node, with images built from the checkout. E2E_IMAGES=keep uses the images that it already has."""
     with Cluster() as cluster:
         _clusters.append(cluster)
         try:
@@ -57,15 +57,18 @@ def cluster() -> Iterator[Cluster]:
                 cluster.images.build()
             yield cluster
         finally:
-            # The node is gone when a failed set-up is reported.
+            # A failed set-up is reported after this, when the node is gone and has no logs to collect.
             _clusters.clear()
 
 
 @pytest.fixture(scope="session")
 def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
-    """A model hub with the tiny checkpoint, which pods reach: org/open, and org/gated with a token."""
+    """Yields a model hub that pods can reach.
+
+    It has the tiny checkpoint twice: as org/open, which is public, and as org/gated, which needs a token.
+    """
     files = {file.name: file.read_bytes() for file in sorted(tiny_checkpoint.iterdir())}
-    # Its client keeps what came of a file in pieces of 10 MiB: only of a larger one is anything left to go on with.
+    # huggingface_hub writes a download in pieces of 10 MiB: only a larger file leaves a part to resume from.
     files["notes.txt"] = b"whales sing " * (2 << 20)
     with Hub(files, {"org/open": None, "org/gated": TOKEN}, cluster.host_address) as hub:
         yield hub
@@ -73,7 +76,7 @@ def hub(cluster: Cluster, tiny_checkpoint: Path) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster, hub: Hub) -> str:
-    """The operator of the whole cluster and a gateway, in a restricted namespace; its namespace."""
+    """Installs a cluster-wide operator and a gateway in a restricted namespace. Returns that namespace."""
     make_namespace(cluster, SYSTEM)
     install_operator(cluster, SYSTEM, values={"hubEndpoint": hub.url, "gateway": {"enabled": True}})
     return SYSTEM
@@ -81,13 +84,13 @@ def operator(cluster: Cluster, hub: Hub) -> str:
 
 @pytest.fixture(scope="session")
 def models(cluster: Cluster, tiny_checkpoint: Path) -> Path:
-    """What the claim `models` holds: the tiny checkpoint, and whatever pipelines put there."""
+    """Returns the folder behind the claim `models`: it has the tiny checkpoint, and pipelines may write to it."""
     return share_models(cluster, tiny_checkpoint)
 
 
 @pytest.fixture(scope="session")
 def speech(cluster: Cluster, operator: str, models: Path) -> Api:
-    """A restricted namespace with the claim `models`; the administrator's client in it."""
+    """Returns the administrator's client in a restricted namespace that has the claim `models`."""
     api = make_namespace(cluster, SPEECH, RESTRICTED)
     add_volume(cluster, SPEECH, "models", models)
     return api
@@ -95,12 +98,12 @@ def speech(cluster: Cluster, operator: str, models: Path) -> Api:
 
 @pytest.fixture(scope="session")
 def client(cluster: Cluster, speech: Api) -> ClientPod:
-    """A pod beside the pipelines."""
+    """Returns a client pod in the pipelines' namespace."""
     return start_client(cluster, SPEECH)
 
 
 @pytest.fixture(scope="session")
 def tiny_omni(speech: Api) -> Manifest:
-    """The sample of three stages, Ready."""
+    """Returns the sample pipeline of three stages, Ready."""
     speech.apply(load_sample("tiny-omni", model="pvc://models/tiny-omni"))
     return wait_settled(speech, "tiny-omni", timeout_s=300)

@@ -35,19 +35,21 @@ PROMPTS: dict[str, dict[str, Any]] = {
     "video": {"text": "What happens?", "video": base64.b64encode(encode_video(width=448, height=320)).decode()},
 }
 FAMILIES = {"qwen2_5_omni": "tiny-omni", "qwen3_omni": "tiny-qwen3-omni"}
-"""The sample of each."""
+"""Model family -> its sample pipeline."""
 REQUESTS = [{**prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS.values(), start=7)]
 
 
 Answers = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="session")  # as the node: what is of a module would begin after it
+@pytest.fixture(scope="session")  # like the node's: a module-scoped fixture would be set up after the node
 def asking_locally(
     make_tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Future[Answers]]:
-    """Asks `omnipipe run` of each family's sample while the node comes up and its images are built, which mostly waits
-    for disks."""
+    """Runs each family's sample under `omnipipe run` in a thread, while the node starts and its images are built.
+
+    Building the images mostly waits for disks, so the CPU is free for this.
+    """
     places = {
         family: (make_tiny_checkpoint(0, "small", family), tmp_path_factory.mktemp(family)) for family in FAMILIES
     }
@@ -57,13 +59,13 @@ def asking_locally(
 
 @pytest.fixture(scope="session")
 def local_answers(asking_locally: Future[Answers], cluster: Cluster) -> Answers:
-    """What `omnipipe run` of each family's sample answers; it has ended, for the pods need the memory."""
+    """Returns each family's answers under `omnipipe run`, once that has exited: the pods need its memory."""
     return asking_locally.result()
 
 
 def ask_locally(places: dict[str, tuple[Path, Path]]) -> Answers:
-    """Returns the answers of each family. `places`: its checkpoint, and a folder for logs."""
-    # As many threads as the pods take: sums in another order are other sums.
+    """Returns each family's answers. `places`: family -> (checkpoint, folder for logs)."""
+    # As many threads as the pods use: with another number, sums are made in another order and rounded differently.
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     answers = {}
     for family, (checkpoint, folder) in places.items():
@@ -81,7 +83,7 @@ def ask_locally(places: dict[str, tuple[Path, Path]]) -> Answers:
 def tiny_qwen3_omni(
     local_answers: dict[str, Any], speech: Api, models: Path, make_tiny_checkpoint: Callable[..., Path]
 ) -> Iterator[str]:
-    """Where the sample of Qwen3-Omni is reached from a pod; Ready, and gone after this module."""
+    """Yields the address at which pods reach the Qwen3-Omni sample, once it is Ready. Deletes it after this module."""
     sample = FAMILIES["qwen3_omni"]
     shutil.copytree(make_tiny_checkpoint(0, "small", "qwen3_omni"), models / sample)
     subprocess.run(["chmod", "-R", "a+rX", models / sample], check=True)
@@ -93,13 +95,13 @@ def tiny_qwen3_omni(
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def pod_answers(request: pytest.FixtureRequest, client: ClientPod) -> tuple[str, dict[str, Any]]:
-    """The family, and what its pods answer to the same prompts, asked from another pod."""
+    """Returns the family, and its pods' answers to the same prompts, which the client pod sends."""
     request.getfixturevalue("tiny_omni")
     target = TARGET if request.param == "qwen2_5_omni" else request.getfixturevalue("tiny_qwen3_omni")
     return request.param, dict(zip(PROMPTS, client.ask(target, REQUESTS), strict=True))
 
 
-@pytest.mark.timeout(3600)  # the first one makes binaries, images and the node
+@pytest.mark.timeout(3600)  # the first test builds binaries and images and starts the node
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_pods_answer_as_local_processes_do(
     prompt: str, local_answers: dict[str, Any], pod_answers: tuple[str, dict[str, Any]]
@@ -120,7 +122,7 @@ def test_pods_answer_as_local_processes_do(
 def test_grpcurl_of_another_pod_gets_text_and_sound(tiny_omni: Manifest, client: ClientPod) -> None:
     url = tiny_omni["status"]["url"].removeprefix("grpc://")
     assert SERVICE in client.grpcurl(url, "list").split()
-    # Greedy, the tiny model speaks on until its token limit; sampled, it may end before the first sound.
+    # With greedy sampling the tiny model speaks until its token limit; with random sampling it may end without audio.
     greedy = {"talker": {"temperature": 0, "repetitionPenalty": 1, "maxTokens": 24}}
     start = {"text": "Tell me what the weather is like.", "seed": 3, "sampling": greedy}
     messages = json.dumps({"start": start}) + json.dumps({"end": {}})
@@ -132,7 +134,7 @@ def test_grpcurl_of_another_pod_gets_text_and_sound(tiny_omni: Manifest, client:
 
 
 def parse_objects(text: str) -> list[dict[str, Any]]:
-    """grpcurl prints one JSON object after another."""
+    """Returns the JSON objects that grpcurl printed one after another."""
     decoder, objects, position = json.JSONDecoder(), [], 0
     while text[position:].strip():
         position += len(text[position:]) - len(text[position:].lstrip())

@@ -1,4 +1,4 @@
-"""hf:// checkpoints from a hub: with and without a token, a broken transfer, a volume that keeps what was fetched."""
+"""hf:// checkpoints from a hub: with and without a token, an interrupted transfer, a volume as download cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "hub-token"
 
 @pytest.fixture
 def pipeline(speech: Api) -> Iterator[Manifest]:
-    """One stage whose checkpoint comes from org/open; gone afterwards."""
+    """Yields a pipeline of one stage with the checkpoint org/open. The test applies it; it is deleted afterwards."""
     manifest = load_sample("tiny-omni", model="hf://org/open", rename=NAME, entry_alone=True)
     yield manifest
     delete_pipeline(speech, NAME)

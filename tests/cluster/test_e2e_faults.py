@@ -1,4 +1,4 @@
-"""Failures on a real node and what keeps working: processes of a pod, the kubelet, DNS, the operator."""
+"""What keeps working on a real node when a pod's process, the kubelet, DNS or the operator is gone."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.controlplane.pipelines import condition_of, wait_settled
 
 pytestmark = pytest.mark.timeout(900)
 NAME = "tiny-omni"
-# After a fault every call ends, one way or the other, within the deadline that the caller set.
+# After a fault every call either succeeds or fails within the deadline that the client set.
 DEADLINE_S = 30
 SLACK_S = 5
 OPERATOR = "app.kubernetes.io/name=omnipipeline-operator"
-"""The gateway runs in the same namespace."""
+"""Selects the operator's pods only: the gateway runs in the same namespace."""
 
 
 def pod_of(api: Api, stage: str) -> Manifest:
@@ -34,7 +34,7 @@ def restarts(pod: Manifest) -> int:
 
 
 def wait_served(client: ClientPod) -> None:
-    """Wait until calls are answered again: names and connections are tried anew with growing pauses."""
+    """Waits until calls are answered again: gRPC resolves names and reconnects with growing pauses."""
 
     def served() -> bool:
         with Load(client, TARGET, timeout_s=DEADLINE_S) as load:
@@ -78,7 +78,7 @@ def test_nothing_fails_while_the_kubelet_restarts(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod
 ) -> None:
     pods = {stage: pod_of(speech, stage) for stage in ("thinker", "talker", "token2wav")}
-    # The node has no resolver: kube-proxy's address instead of a name.
+    # The node itself has no DNS resolver: use the Service's cluster IP instead of a name.
     target = f"ipv4:{speech.get('Service', NAME)['spec']['clusterIP']}:50051"
     with Load(client, target, timeout_s=DEADLINE_S, on_node=True) as load:
         time.sleep(3)
@@ -131,7 +131,7 @@ def test_pipelines_serve_and_heal_without_the_operator(
 
 
 def _other_ready(api: Api, old: Manifest) -> bool:
-    """Returns whether a pod of the stage other than this one is ready; between the two there may be none."""
+    """Returns whether token2wav has a ready pod other than `old`. For a while it may have no pod."""
     return any(
         condition_of(pod, "Ready").get("status") == "True" and pod["metadata"]["uid"] != old["metadata"]["uid"]
         for pod in api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage=token2wav")

@@ -1,4 +1,4 @@
-"""The chart's gateway on the real node: OpenAI's own client while a pipeline and the gateway itself roll out."""
+"""The chart's gateway on a real node, called by OpenAI's own client while a pipeline or the gateway rolls out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 NAME = "omnipipeline-gateway"
 MODEL = "speech/tiny-omni"
-"""By namespace and name: another test may serve one of the same name."""
+"""NAMESPACE/NAME, because another test may serve a pipeline of the same name."""
 _BEFORE_S, _AFTER_S = 3, 3
 
 
@@ -26,12 +26,12 @@ def system(cluster: Cluster, operator: str) -> Api:
 
 @pytest.fixture(scope="module")
 def url(system: Api) -> str:
-    """The gateway's address inside the cluster, on the node too."""
+    """Returns the gateway's address inside the cluster, which also works on the node."""
     return f"http://{system.get('Service', NAME)['spec']['clusterIP']}:8000/v1"
 
 
 def pods_of(system: Api) -> dict[str, str]:
-    """Name -> uid of the gateway's pods that are not on their way out."""
+    """Returns name -> uid of the gateway's pods that are not being deleted."""
     pods = system.list("Pod", f"app.kubernetes.io/name={NAME}")
     return {
         pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods if "deletionTimestamp" not in pod["metadata"]
@@ -48,8 +48,10 @@ def is_rolled_out(system: Api, generation: int) -> bool:
 def test_a_rolling_update_of_the_entry_fails_no_call(
     cluster: Cluster, speech: Api, tiny_omni: Manifest, client: ClientPod, url: str
 ) -> None:
-    """Neither of our own client nor of OpenAI's through the gateway: both are connected to the entry. The other stages'
-    rolling updates are test_e2e_rollouts.py's."""
+    """While the entry stage rolls, neither our own client's calls nor OpenAI's calls through the gateway fail.
+
+    The entry is the stage that both connect to; test_e2e_rollouts.py rolls the other stages.
+    """
     with OpenAiLoad(client, url, MODEL, streams=2) as through_gateway:
         direct = Changes(cluster, speech, client).roll("thinker")
     for load in (direct, through_gateway):
@@ -68,7 +70,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
         patch = {"spec": {"template": {"metadata": {"annotations": restarted}}}}
         generation = system.patch("Deployment", NAME, patch)["metadata"]["generation"]
         eventually(lambda: is_rolled_out(system, generation), timeout_s=180, why="the gateway has rolled out")
-        # What drains still answers: until then clients may cling to it.
+        # A draining pod still answers clients that stay connected to it.
         eventually(
             lambda: not before.keys() & {pod["metadata"]["name"] for pod in system.list("Pod")},
             timeout_s=60,
@@ -83,7 +85,7 @@ def test_a_rollout_of_the_gateway_fails_no_request(
 def test_both_pods_answer_and_ready_pipelines_are_their_models(
     cluster: Cluster, system: Api, tiny_omni: Manifest, client: ClientPod
 ) -> None:
-    """From another pod, through the chart's NetworkPolicy, with the aliases of the sample."""
+    """Each gateway pod lists the sample's model and its aliases to a client in another pod."""
     for name in pods_of(system):
         address = f"http://{system.get('Pod', name)['status']['podIP']}:8000/v1/models"
         told = client.run(

@@ -1,4 +1,4 @@
-"""GPUs that the node advertises: a pipeline that needs more reports it, and runs once there are more."""
+"""A pipeline that needs more GPUs than the node advertises says so in its status, and runs once there are enough."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture
 def two_gpus(cluster: Cluster) -> Iterator[Cluster]:
-    """A node that advertises two GPUs; none afterwards."""
+    """Yields the node while it advertises two GPUs. Afterwards it advertises none."""
     cluster.set_gpus(2)
     yield cluster
     cluster.set_gpus(0)
@@ -26,7 +26,7 @@ def two_gpus(cluster: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(900)
 def test_a_pipeline_waits_for_gpus_says_so_and_runs_when_there_are_enough(two_gpus: Cluster, speech: Api) -> None:
-    # Three GPUs, and two are there. No GPU is behind what is advertised: paced engines need none, and start quickly.
+    # The pipeline requests three GPUs and the node advertises two. None of them is real: paced engines need no GPU.
     pipeline = yaml.safe_load((SAMPLES / "sim-omni.yaml").read_text())
     pipeline["metadata"]["name"] = NAME
     for stage in pipeline["spec"]["stages"]:

@@ -1,4 +1,4 @@
-"""Paced engines on a real node: the sample as it stands, without a GPU and without a model, in small pods."""
+"""The unchanged paced sample (sim-omni) on a real node: it needs neither a GPU nor a model, and its pods are small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ_MEMORY = "import re; print(re.search(r'VmRSS:\\s+(\\d+)', open('/proc/1/sta
 
 @pytest.fixture(scope="module")
 def paced(speech: Api) -> Iterator[list[str]]:
-    """Names of the pods of the sample, Ready."""
+    """Yields the names of the sample's pods, once it is Ready. Deletes it after this module."""
     speech.apply(yaml.safe_load((SAMPLES / f"{NAME}.yaml").read_text()))
     wait_settled(speech, NAME, timeout_s=120)
     yield [pod["metadata"]["name"] for pod in speech.list("Pod", f"omnipipeline.io/pipeline={NAME}")]
@@ -38,7 +38,7 @@ def test_small_pods_speak_the_same_for_a_seed_without_a_gpu(
     assert one["finished"] == ["decoder", "talker", "thinker"]
     assert one == two
     assert one["texts"] != other["texts"]
-    # 75 to 225 words, each .13 s long, as 24,000 samples of 4 bytes a second.
+    # 75 to 225 words of 0.13 s each, at 24,000 samples a second of 4 bytes.
     assert 9 < len(base64.b64decode(one["audio"])) / 96_000 < 32
     assert len(paced) == 3
     for pod in paced:

@@ -1,5 +1,7 @@
-"""A real Prometheus scrapes the pods of a real node, by the labels that the operator gave them: every panel of both
-dashboards and every alert has an answer under traffic, and nothing fires."""
+"""A real Prometheus scrapes the pods of a real node, with the labels that the operator gave them.
+
+Under traffic every panel of both dashboards and the query behind every alert have data, and no alert fires.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ SPEECH = (
     'sum(omni_pipeline_spoken_answers_total{pipeline="tiny-omni"})',
     'omni_pipeline_audio_seconds_total{pipeline="tiny-omni"}',
 )
-"""Counts that the speech row and its alerts are made of."""
+"""Series that the dashboard's speech row and its alerts use."""
 
 
 def targets_of(api: Api, selector: str) -> list[PodTarget]:
-    """Returns metrics ports of the pods, as service discovery tells them."""
+    """Returns the pods' metrics endpoints, as Kubernetes service discovery would list them."""
     return [
         PodTarget(
             f"{pod['status']['podIP']}:{METRICS_PORT}",
@@ -56,7 +58,10 @@ def targets_of(api: Api, selector: str) -> list[PodTarget]:
 def prometheus(
     cluster: Cluster, operator: str, speech: Api, tiny_omni: Manifest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusProcess]:
-    """In the node's network, where pods are reached; the PodMonitor is the one that the operator builds."""
+    """Yields a Prometheus in the node's network namespace, from which it reaches pods.
+
+    Its scrape configuration comes from the PodMonitor that the operator builds.
+    """
     monitor = pick(build_all(parse_pipeline((SAMPLES / "tiny-omni.yaml").read_text())), "PodMonitor")
     stages = targets_of(speech, "omnipipeline.io/pipeline=tiny-omni")
     operators = targets_of(cluster.admin.in_namespace(operator), "app.kubernetes.io/name=omnipipeline-operator")
@@ -81,12 +86,12 @@ def test_every_query_is_answered_under_traffic(prometheus: PrometheusProcess, sp
             assert not unanswered, unanswered
             return True
 
-        # Histograms count what ended, and rates need a sample from before.
+        # Histograms count requests that have ended, and a rate needs two samples.
         eventually(all_answered, timeout_s=90, every_s=2, why="every query has an answer")
 
     alerts = list_alerts()
     with Load(client, TARGET) as load:
-        # What the operator does is counted when it does something.
+        # The operator's counters have no series until it reconciles something.
         speech.patch("OmniPipeline", "tiny-omni", {"metadata": {"annotations": {"example.com/seen": "yes"}}})
         check([*panel_queries(PIPELINE_DASHBOARD), *panel_queries(OPERATOR_DASHBOARD)])
         check(alert_signals(alerts))

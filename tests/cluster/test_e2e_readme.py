@@ -1,4 +1,4 @@
-"""README's quickstart without GPUs, command by command, on the real node."""
+"""The README's quickstart without GPUs, command by command, on a real node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ PORT = "8000"
 
 @pytest.fixture
 def environment(cluster: Cluster, operator: str, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """That of a person with kubectl and omnipipe, whose namespace is `readme` and whose cluster makes volumes."""
-    # What stands for a registry: the image by the name that the manifests give it.
+    """Yields a user's environment: kubectl and omnipipe on the PATH, `readme` as namespace, a volume for the claim."""
+    # In place of a registry: the image gets the name that the manifests use.
     cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, NAMED_BY_MANIFESTS)
     make_namespace(cluster, NAMESPACE)
     folder = cluster.layout.run / "readme"
     folder.mkdir(mode=0o777, exist_ok=True)
     folder.chmod(0o777)  # past the umask: the Job's user writes here
-    # What stands for a StorageClass: a volume that the claim of manifests/tiny finds.
+    # In place of a StorageClass: a volume that the claim of manifests/tiny binds to.
     volume = add_persistent_volume(cluster, NAMESPACE, "tiny-omni", folder)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -55,11 +55,11 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
     commands = console_commands(ROOT / "README.md")["In a cluster"]
     commands = commands[next(n for n, text in enumerate(commands) if "manifests/tiny/model.yaml" in text) :]
     assert commands[-1].startswith("curl ")
-    (port,) = pick_ports(1)  # a machine may have its 50051 in use
+    (port,) = pick_ports(1)  # the README's port may be in use on this machine
     forward: subprocess.Popen[bytes] | None = None
     try:
         for command in commands:
-            # Another test's pipeline of this name may be served, too.
+            # Another test may serve a pipeline of the same name: use NAMESPACE/NAME.
             wanted = command.replace("hello.wav", str(tmp_path / "hello.wav")).replace(
                 '"model": "tiny-omni"', f'"model": "{NAMESPACE}/tiny-omni"'
             )
@@ -69,7 +69,7 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
                 continue
             if forward is not None:
                 wanted = wanted.replace(f":{PORT}", f":{port}")
-                # The one thing that a person does unasked: wait for "Forwarding from".
+                # A user waits for kubectl's "Forwarding from" here; the README has no command for that.
                 eventually(lambda: _listens(port), timeout_s=30, why="kubectl forwards the port")
             done = subprocess.run(
                 ["sh", "-c", wanted],
@@ -87,7 +87,7 @@ def test_from_nothing_to_speech(environment: dict[str, str], tmp_path: Path) -> 
             forward.send_signal(signal.SIGTERM)
             forward.wait(timeout=30)
     sound = (tmp_path / "hello.wav").read_bytes()
-    # A streamed WAV has a header of 44 bytes that cannot say how much follows.
+    # A streamed WAV has a header of 44 bytes, whose length fields are not known in advance.
     assert (sound[:4], sound[8:12], int.from_bytes(sound[24:28], "little")) == (b"RIFF", b"WAVE", 24_000)
     samples = np.frombuffer(sound[44:], np.int16)
     assert samples.size > 1000

@@ -1,8 +1,8 @@
-"""Changes under load: rolling updates, a new revision, more replicas and fewer. No call fails.
+"""No call fails during rolling updates, a new revision, or a change of replicas.
 
-The entry's rolling update is test_e2e_gateway.py's: there the gateway's clients watch it, too.
+test_e2e_gateway.py rolls the entry stage, where calls through the gateway are checked as well.
 
-Ten of each: `make soak-cluster`.
+`make soak-cluster` makes ten of each change.
 """
 
 from __future__ import annotations

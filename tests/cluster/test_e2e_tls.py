@@ -1,4 +1,4 @@
-"""TLS of the entry on a real node: a Secret that comes late, grpcurl from another pod, renewal without a restart."""
+"""TLS of the entry on a real node: a Secret created late, grpcurl from another pod, renewal without a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME, SECRET = "web", "web-tls"
 HOST = f"{NAME}.speech.svc"
 SERVICE = "omni_proto.stage.v1.StageService"
 KUBELET_WRITES_S = 180
-"""Kubelet writes a changed Secret within a minute or so."""
+"""The kubelet updates the mounted files of a changed Secret within about a minute."""
 
 
 def secret_of(authority: Authority) -> Manifest:
@@ -30,7 +30,7 @@ def secret_of(authority: Authority) -> Manifest:
 
 @pytest.fixture
 def web(speech: Api) -> Iterator[Manifest]:
-    """A pipeline of one stage whose Secret does not exist yet."""
+    """Yields a pipeline of one stage whose TLS Secret does not exist yet. Deletes both afterwards."""
     pipeline = load_sample("tiny-omni-tls", model="pvc://models/tiny-omni", rename=NAME, entry_alone=True)
     pipeline["spec"]["entry"]["tls"]["secretName"] = SECRET
     yield speech.apply(pipeline)
@@ -57,7 +57,7 @@ def test_a_late_secret_then_grpcurl_then_a_renewal(
     speech.create(secret_of(first))
     settled = wait_settled(speech, NAME, timeout_s=420)
     assert settled["status"]["url"] == f"grpcs://{HOST}:50051"
-    # Ready, and a moment later in kube-proxy's rules.
+    # A Ready pod appears in kube-proxy's rules a moment later.
     eventually(lambda: SERVICE in list_services(first), why="grpcurl that trusts the CA is answered")
     with pytest.raises(AssertionError):
         client.grpcurl("-connect-timeout", "10", f"{HOST}:50051", "list")

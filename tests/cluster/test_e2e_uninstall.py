@@ -1,5 +1,6 @@
-"""The release: `helm test`, an upgrade and back, and `helm uninstall` as in docs/install.md: what keeps serving, and
-what stays. Its name makes it the last of these tests, because it removes the operator.
+"""The Helm release: `helm test`, an upgrade and its rollback, and `helm uninstall` as in docs/install.md.
+
+None of these interrupts a pipeline. The file's name makes these tests run last, because they remove the operator.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ OURS = (
     *("app.kubernetes.io/name=omnipipeline-operator", "app.kubernetes.io/name=omnipipeline-gateway"),
     "omnipipeline.io/pipeline",
 )
-# Not the CRD, which stays, and not what the cluster itself makes: events, the names of a Service's pods.
+# Not searched: the CRD, which an uninstall keeps, and events, which the cluster makes.
 LEFT_OUT = ("events", "events.events.k8s.io", "customresourcedefinitions.apiextensions.k8s.io")
 
 
 def find_ours(cluster: Cluster) -> list[str]:
-    """Everything in the cluster that carries our labels, of every kind that it knows."""
+    """Returns every object in the cluster that has our labels, of all kinds except LEFT_OUT."""
     kinds = cluster.kubectl("api-resources", "--verbs=list", "--output=name").stdout.split()
     asked = ",".join(kind for kind in kinds if kind not in LEFT_OUT)
     found: list[str] = []
@@ -36,7 +37,7 @@ def find_ours(cluster: Cluster) -> list[str]:
 
 
 def pods_of(api: Api) -> set[tuple[str, int]]:
-    """(uid, restarts) of every pod of the pipeline."""
+    """Returns (uid, restarts) of every pod of the pipeline."""
     return {
         (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
         for pod in api.list("Pod", "omnipipeline.io/pipeline=tiny-omni")
@@ -44,13 +45,13 @@ def pods_of(api: Api) -> set[tuple[str, int]]:
 
 
 def test_helm_test(cluster: Cluster, operator: str) -> None:
-    # Without --logs: a test pod that succeeded is removed at once, so that an uninstall leaves none.
+    # Without --logs: Helm removes a test pod as soon as it succeeds, so an uninstall leaves none.
     told = helm(cluster, "test", "omnipipeline", "--namespace", operator, "--timeout", "2m")
     assert "Phase:          Succeeded" in told
 
 
 def log_level(cluster: Cluster, namespace: str) -> str:
-    """Returns what the operator's Deployment sets."""
+    """Returns the log level that the operator's Deployment sets."""
     (deployment,) = cluster.admin.in_namespace(namespace).list("Deployment", OURS[0])
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return next(str(entry["value"]) for entry in container["env"] if entry["name"] == "OMNI_OPERATOR_LOG_LEVEL")
@@ -67,7 +68,7 @@ def test_an_upgrade_and_its_rollback_disturb_no_pipeline(
         assert log_level(cluster, operator) == "debug"
         helm(cluster, "rollback", *release)
         assert log_level(cluster, operator) == "info"
-        # The operator that came back does its work. The load goes by another Service.
+        # The operator reconciles again after the rollback. The load uses the headless Service, not this one.
         speech.delete("Service", "tiny-omni")
         eventually(lambda: speech.find("Service", "tiny-omni"), timeout_s=60, why="the Service is made again")
         wait_settled(speech, "tiny-omni", timeout_s=120)
@@ -97,7 +98,7 @@ def test_what_an_uninstall_leaves(cluster: Cluster, operator: str, tiny_omni: Ma
     cluster.kubectl("delete", "omnipipelines", "--all", "--all-namespaces", timeout_s=120)
     eventually(lambda: not cluster.admin.list("OmniPipeline"), why="no pipeline is left")
     helm(cluster, "uninstall", "omnipipeline", "--namespace", operator, "--wait")
-    # Children go after their pipeline, in the background; a pod has its grace.
+    # Children are deleted in the background after their pipeline, and a pod has its grace period.
     eventually(lambda: not find_ours(cluster), timeout_s=120, every_s=2, why="nothing with our labels is left")
     kept = cluster.kubectl("get", "crd,leases", "--namespace", operator, "--output=name").stdout
     assert "omnipipelines.omnipipeline.io" in kept

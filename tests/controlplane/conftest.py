@@ -1,6 +1,6 @@
-"""One control plane for the whole session, a namespace of its own for every test.
+"""One control plane for the whole session, and a separate namespace for each test.
 
-Test modules carry `pytestmark = pytest.mark.controlplane`.
+Test modules set `pytestmark = pytest.mark.controlplane`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver with our CRD, nothing else: for what the API itself decides. Cheap."""
+    """Yields only etcd and kube-apiserver with our CRD, for tests of the API itself. They start quickly."""
     with ApiServer(tmp_path_factory.mktemp("api-server"), crds=sorted(CRDS.glob("*.yaml"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Everything, with our CRD and one node of 64 GPUs. A test that stops the API server starts it again."""
+    """Yields the whole control plane, with our CRD and one node of 64 GPUs.
+
+    A test that stops the API server must start it again.
+    """
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), crds=sorted(CRDS.glob("*.yaml"))) as plane:
         yield plane
 
 
 @pytest.fixture
 def api(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Api]:
-    """The administrator's client in a fresh namespace of `control_plane`; the namespace goes after the test."""
-    # A program that an earlier test left dead is named here, and not by tests that wait for pods in vain.
+    """Yields the administrator's client in a fresh namespace of `control_plane`, which is deleted after the test."""
+    # Fails here if an earlier test left a program dead. Otherwise later tests would time out waiting for pods.
     control_plane.require_running()
     client = control_plane.create_namespace(_namespace_name(request.node.name))
     yield client
@@ -48,16 +51,16 @@ def api(control_plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture
 def proxy(control_plane: ControlPlane) -> Iterator[FaultProxy]:
-    """A faulty proxy in front of `control_plane`."""
+    """Yields a proxy in front of `control_plane` that can inject faults."""
     with FaultProxy(control_plane) as running:
         yield running
 
 
 @pytest.fixture
 def make_operator(control_plane: ControlPlane, api: Api, tmp_path: Path) -> Iterator[Callable[..., OperatorProcess]]:
-    """make_operator(*flags, server=..., identity=...) -> an operator of the test's namespace only, not yet started.
+    """Yields make_operator(*flags, server=..., identity=...), which returns an operator that is not started yet.
 
-    It may do what the shipped Role lets it. Whatever still runs after the test is killed.
+    The operator serves only the test's namespace, with the rights of the shipped Role. It is killed after the test.
     """
     grant_operator(api)
     made: list[OperatorProcess] = []
@@ -75,7 +78,7 @@ def make_operator(control_plane: ControlPlane, api: Api, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def operator(make_operator: Callable[..., OperatorProcess]) -> Iterator[OperatorProcess]:
-    """An operator of the test's namespace, running."""
+    """Yields a running operator of the test's namespace."""
     with make_operator() as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Neighbours that misbehave: other managers, floods of edits, crowds of pods."""
+"""The operator beside misbehaving users of the cluster: rival field managers, floods of edits, crowds of pods."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.controlplane
 CROWD = 300
 MIB = 1 << 20
 FOREIGN = 60
-"""ConfigMaps of a mebibyte that are nobody's."""
+"""Number of ConfigMaps of about 1 MiB that have our label, but no owner."""
 
 
 def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -> None:
-    """It applies with force, again and again; each time the field comes back, and nothing else moves."""
+    """Another field manager applies with force three times. Each time our value returns, and no other field changes."""
     api.apply(build_pipeline())
     wait_settled(api)
     name = next(name for kind, name in list_children(api) if kind == "Deployment")
@@ -55,7 +55,7 @@ def test_another_manager_takes_our_fields(api: Api, operator: OperatorProcess) -
 def test_what_strangers_label_does_not_fill_the_operator(
     api: Api, make_operator: Callable[..., OperatorProcess]
 ) -> None:
-    """Three hundred once took it 449 MiB, against a limit of 512."""
+    """Foreign objects with our label hardly grow the operator's memory. 300 once grew it to 449 of its 512 MiB."""
     with make_operator() as operator:
         api.apply(build_pipeline())
         wait_settled(api)
@@ -83,7 +83,7 @@ def test_a_namespace_has_so_many_pipelines(api: Api, make_operator: Callable[...
 
 
 def test_another_manager_adds_fields_that_we_do_not_set(api: Api, operator: OperatorProcess) -> None:
-    """They stay, and do not keep the operator busy."""
+    """The other manager's fields stay, and do not make the operator write again."""
     api.apply(build_pipeline())
     wait_settled(api)
     name = next(name for kind, name in list_children(api) if kind == "Deployment")
@@ -151,7 +151,7 @@ def test_edits_and_hand_edits_at_once(api: Api, operator: OperatorProcess) -> No
 
 
 def with_errors(action: Callable[[], object]) -> None:
-    """Somebody else may be faster: then there is nothing to patch."""
+    """Calls `action`. Ignores 404 and 409: the operator may have changed the object first."""
     from support.controlplane.api import ApiError
 
     try:
@@ -163,7 +163,7 @@ def with_errors(action: Callable[[], object]) -> None:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> Api:
-    """A namespace of hundreds of pods that are not ours; half carry labels like ours. Nothing schedules them."""
+    """Returns a namespace with hundreds of foreign pods, half of them with our labels. No scheduler runs."""
     api = api_server.create_namespace("crowded")
 
     def create(index: int) -> None:
@@ -180,7 +180,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, api_server: ApiServer) -> 
 
 
 def test_a_crowd_of_foreign_pods(api_server: ApiServer, crowded: Api, tmp_path: Path) -> None:
-    """They are neither counted nor taken for ours, and lists ask for what carries our label only."""
+    """Foreign pods with our labels are neither counted as replicas nor deleted."""
     with FaultProxy(api_server) as proxy:
         binding = {
             "apiVersion": "rbac.authorization.k8s.io/v1",

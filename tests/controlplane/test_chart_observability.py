@@ -1,4 +1,4 @@
-"""Dashboards and alert rules as the chart ships them, by the commands of docs/observability.md and real helm."""
+"""Dashboards and alert rules from the chart, rendered by the real helm with the flags in docs/observability.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 def flags_of_the_page() -> dict[str, Any]:
-    """--set a.b=true of the page's helm command, as values."""
+    """Returns the `--set a.b=true` flags of the page's helm command as chart values."""
     values: dict[str, Any] = {}
     for path, value in re.findall(r"--set (\S+)=(\S+)", PAGE):
         at = values

@@ -1,4 +1,7 @@
-"""Every child under a real API server: accepted strictly, kept as written, admitted by Pod Security `restricted`."""
+"""Every child on a real API server passes strict validation, is stored as written, and satisfies Pod Security.
+
+The Pod Security level is `restricted`.
+"""
 
 from __future__ import annotations
 
@@ -92,14 +95,14 @@ SETTINGS = BuildSettings(
 
 @pytest.fixture(scope="module")
 def server(api_server: ApiServer) -> ApiServer:
-    """The API server, with a PodMonitor API."""
+    """Returns the API server, with the PodMonitor CRD."""
     api_server.apply_crds(POD_MONITOR_CRD)
     return api_server
 
 
 @pytest.fixture
 def namespace(server: ApiServer) -> Iterator[Api]:
-    """A namespace that enforces Pod Security `restricted`, and warns of it."""
+    """Yields a client in a namespace that enforces Pod Security `restricted` and warns of violations."""
     name = f"children-{next(_numbers)}"
     client = server.create_namespace(name, labels=RESTRICTED)
     yield client
@@ -107,7 +110,7 @@ def namespace(server: ApiServer) -> Iterator[Api]:
 
 
 def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
-    """Returns the children, moved to the namespace. Nothing here collects what has no owner."""
+    """Returns the children, moved to the namespace. Their owner does not exist, but no garbage collector runs here."""
     children = copy.deepcopy(build_all(pipeline, SETTINGS))
     for child in children:
         child["metadata"]["namespace"] = api.namespace
@@ -116,7 +119,7 @@ def children_in(api: Api, pipeline: OmniPipeline) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values(), ids=PIPELINES)
 def test_children_are_accepted_strictly_and_kept_as_written(namespace: Api, pipeline: OmniPipeline) -> None:
-    """No unknown field, no value that the server drops or spells otherwise: else every resync would write."""
+    """The server does not reject, drop or rewrite any field. Otherwise every resync would write."""
     for child in children_in(namespace, pipeline):
         live = namespace.apply(child, strict=True)
         assert find_difference(child, live) is None
@@ -148,11 +151,11 @@ def test_pods_are_admitted_where_restricted_is_enforced_without_a_warning(
 
 
 CLUSTER_SCOPED = ("runtimeClassName", "priorityClassName")
-"""Name objects that admission looks up."""
+"""Fields of a pod that name objects which admission looks up. Those objects do not exist here."""
 
 
 def test_the_namespace_does_enforce_and_warn(server: ApiServer, namespace: Api) -> None:
-    """Else the test above would show nothing."""
+    """A pod that violates `restricted` is rejected and warned about here, so the test above can fail."""
     children = children_in(namespace, make_single())
     namespace.apply(pick(children, "ServiceAccount"))
     deployment = pick(children, "Deployment")
@@ -203,7 +206,7 @@ def test_roles_are_accepted(server: ApiServer, name: str) -> None:
 
 
 class TestKubeconform:
-    """The golden files against closed schemas of the pinned Kubernetes version."""
+    """The golden files satisfy schemas of the pinned Kubernetes version that allow no unknown fields."""
 
     @pytest.fixture(scope="class")
     def schemas(self, server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,8 +1,8 @@
 """The operator dies after every single write and restarts: the final state is the same as without crashes.
 
-One life of the operator makes one write. It never sees the answer: the proxy executes the write, keeps the answer and
-the operator is killed. Then the next life begins, until nothing is left to write. So every state between two writes of
-a create, an edit and a change of revision is one that some life had to start from.
+Each run of the operator makes one write and never sees the response: the proxy executes the write and withholds the
+response, and then the operator is killed. Runs follow one another until nothing is left to write. So every state
+between two writes of a creation, an edit and a change of revision is one that some run had to start from.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from support.controlplane.pipelines import (
 pytestmark = [pytest.mark.controlplane, pytest.mark.timeout(600)]
 
 MAX_LIVES = 150
-# A life without a write, while everything is as it should be: nothing is left to do.
+# If the pipeline has settled and the operator makes no write for this long, nothing is left to do.
 IDLE_S = 1.0
 
 
 def edited() -> Manifest:
-    """Same revision: another configuration, another number of pods."""
+    """Returns the pipeline with another configuration and number of pods, but the same revision."""
     manifest = build_two_stages(timeouts={"request": 60})
     manifest["spec"]["stages"][1]["replicas"] = 2
     return manifest
 
 
 def revised() -> Manifest:
-    """Another revision."""
+    """Returns the pipeline with another image, and so another revision."""
     return build_two_stages(defaults={"image": "example.com/stage:2"})
 
 
@@ -54,7 +54,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize(
     "scenario",
-    # What a creation and an edit write, a change of revision writes too; test_rollout_scenarios.py has all three.
+    # A change of revision includes the writes of a creation and of an edit. test_rollout_scenarios.py has all three.
     [pytest.param("create", marks=pytest.mark.full), pytest.param("edit", marks=pytest.mark.full), "revision"],
 )
 def test_killed_after_each_write(
@@ -94,7 +94,7 @@ def undisturbed(
     first: Callable[[], Manifest] | None,
     second: Callable[[], Manifest],
 ) -> dict[tuple[str, str], Manifest]:
-    """Returns what the children come to without crashes; leaves an empty namespace."""
+    """Returns the final children of a run without crashes. Leaves the namespace empty."""
     with make_operator():
         for manifest in (first, second):
             if manifest is not None:
@@ -108,7 +108,7 @@ def undisturbed(
 
 
 def live_once(api: Api, proxy: FaultProxy, operator: OperatorProcess) -> bool:
-    """Run the operator until its first write. Returns False if it has nothing to write any more."""
+    """Runs the operator until its first write. Returns False if nothing is left to write."""
     proxy.stop_after_write(1)
     operator.start(ready=False)
     try:

@@ -1,4 +1,4 @@
-"""The resource as people and programs meet it: explain, columns, defaults, status, merges; by the real kubectl."""
+"""The CRD as users and programs see it, through the real kubectl: explain, columns, defaults, status, merges."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STATUS: Manifest = {
 
 @pytest.fixture
 def omni(api_server: ApiServer) -> Iterator[Api]:
-    """A namespace's client, and in it the base pipeline."""
+    """Yields a client in a namespace that has the base pipeline."""
     client = api_server.create_namespace(f"crd-{next(_numbers)}")
     client.apply(make())
     yield client
@@ -58,7 +58,7 @@ def omni(api_server: ApiServer) -> Iterator[Api]:
 
 def test_crd_is_accepted_as_it_is(api_server: ApiServer) -> None:
     stored = api_server.admin.get("CustomResourceDefinition", "omnipipelines.omnipipeline.io")
-    # The API server keeps bounds as float64.
+    # The API server stores bounds as float64.
     kept, ours = (
         json.loads(json.dumps(crd["spec"]["versions"][0]["schema"]), parse_int=float) for crd in (stored, build_crd())
     )
@@ -69,7 +69,10 @@ def test_crd_is_accepted_as_it_is(api_server: ApiServer) -> None:
 
 
 def test_largest_pipeline_fits_the_budget_of_the_rules(api_server: ApiServer) -> None:
-    """Estimates are checked when the CRD is made; this is what evaluation may cost."""
+    """The largest pipeline stays within the cost limit of evaluating CEL rules.
+
+    The API server checks an estimate when the CRD is created, and the real cost when an object is written.
+    """
     settings: Manifest = {}
     for change in GOOD["placement of one stage"]:
         document = make(change)
@@ -150,7 +153,7 @@ def test_wrong_status_is_refused(omni: Api, change: Manifest, field: str) -> Non
 
 
 def test_stages_of_two_managers_are_merged_by_name(omni: Api) -> None:
-    """An autoscaler or a platform team may own one field of one stage."""
+    """Another manager, such as an autoscaler, can own a single field of a single stage."""
     metadata = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline", "metadata": {"name": "omni"}}
     replicas = {"stages": [{"name": "talker", "component": "qwen2_5_omni/talker", "replicas": 3}]}
     live = omni.apply({**metadata, "spec": {"model": make()["spec"]["model"], **replicas}}, manager="platform")
@@ -170,7 +173,7 @@ def test_no_field_is_immutable(omni: Api) -> None:
 
 
 def test_plain_words_of_yaml_mean_the_same(api_server: ApiServer) -> None:
-    """The table that offline validation reads YAML by is kubectl's."""
+    """Offline validation reads YAML's plain words, such as `yes`, as kubectl does."""
     data = "".join(f"  k{number}: {word}\n" for number, word in enumerate(YAML_WORDS))
     text = f"apiVersion: omnipipeline.io/v1alpha1\nkind: OmniPipeline\nmetadata: {{name: a}}\nspec:\n{data}"
     arguments = ("create", "--dry-run=client", "--validate=false", "-o", "json", "-f", "-")

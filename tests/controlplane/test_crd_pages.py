@@ -1,4 +1,4 @@
-"""Every pipeline that the pages and samples show is taken by a real API server, by kubectl as people would."""
+"""A real API server accepts every pipeline of the docs and samples, applied by kubectl as users would."""
 
 from __future__ import annotations
 

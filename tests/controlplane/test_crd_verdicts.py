@@ -1,4 +1,4 @@
-"""The API server with our CRD and `omnipipe validate` give one verdict on every pipeline, and name the same field."""
+"""The API server with our CRD and `omnipipe validate` accept the same pipelines, and reject for the same field."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_api_server_refuses_and_says_why(api_server: ApiServer, case: str) -> No
 def test_api_server_accepts_and_stores_what_offline_validation_fills_in(api_server: ApiServer, case: str) -> None:
     stored = create(api_server, make(*GOOD[case]))
     assert stored["spec"] == fill_in(make(*GOOD[case]))["spec"]
-    # So `omnipipe render` of the file prints what the operator makes of the object, names with hashes included.
+    # So `omnipipe render` of the file prints the children that the operator builds, with the same hashes in names.
     from_file = parse_checked(json.dumps(make(*GOOD[case])))
     stored["metadata"]["generation"] = from_file.metadata.generation
     children = render_children(parse_live_pipeline(stored), "default", BuildSettings())

@@ -1,4 +1,4 @@
-"""The faulty proxy fails exactly as asked and is otherwise invisible."""
+"""The fault proxy injects exactly the requested faults, and otherwise changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def through(api_server: ApiServer, proxy: FaultProxy) -> Iterator[Callable[[], Api]]:
-    """Makes clients that go through the proxy and may do anything."""
+    """Yields a function that returns a new client. The client goes through the proxy as cluster-admin."""
     direct = api_server.create_namespace(f"proxy-{next(_numbers)}")
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

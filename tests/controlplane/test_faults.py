@@ -1,4 +1,4 @@
-"""The API server fails in every way it can; afterwards the state is the same as without failures."""
+"""After failures of the API server of every kind, the final state is the same as without failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AWAY_S = 60.0
 def test_a_third_of_the_calls_fails(
     api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess], least_s: float
 ) -> None:
-    """No pipeline is lost, however often it is changed meanwhile: each comes to what was last asked for."""
+    """Every pipeline reaches its latest spec, however often the spec changes while calls fail."""
     names = [f"p{index}" for index in range(3)]
     operator = make_operator(server=proxy.url)
     operator.start(ready=False)
@@ -101,14 +101,17 @@ def test_watches_end(
         for kind in ("Deployment", "Service", "ConfigMap"):
             api.delete(kind, next(name for child_kind, name in expected if child_kind == kind))
         eventually(lambda: snapshot(api) == expected, timeout_s=60)
-        # What is new is seen as well.
+        # New objects are seen as well.
         api.create(build_pipeline("second"))
         eventually(lambda: len(list_children(api, "second")) == len(expected), timeout_s=60)
         wait_settled(api, "second", timeout_s=120)
 
 
 def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[..., OperatorProcess]) -> None:
-    """While the operator sees nothing: children go, pipelines go, come and are replaced under the same name."""
+    """The operator catches up after a time without the API server.
+
+    Meanwhile children are deleted, and pipelines are deleted, created and replaced under the same name.
+    """
     with make_operator(server=proxy.url):
         for name in ("kept", "deleted", "replaced"):
             api.create(build_pipeline(name))
@@ -135,14 +138,14 @@ def test_changes_in_a_gap(api: Api, proxy: FaultProxy, make_operator: Callable[.
             for owner in child["metadata"]["ownerReferences"]
         }
         assert owners == {replaced["metadata"]["uid"]}
-        # Not one write for what was deleted meanwhile.
+        # The operator wrote nothing for the pipeline that was deleted meanwhile.
         assert [key for key in list_labelled(api, "deleted") if key[0] not in ("Pod", "ReplicaSet")] == []
 
 
 def test_a_pipeline_deleted_while_the_operator_stands_still(
     api: Api, make_operator: Callable[..., OperatorProcess]
 ) -> None:
-    """Its caches still have the pipeline when it goes on: it must look before it writes."""
+    """An operator resumed after SIGSTOP still has the deleted pipeline in its caches, but writes no child of it."""
     with make_operator() as operator:
         api.apply(build_pipeline())
         wait_settled(api)

@@ -1,4 +1,4 @@
-"""A gateway's watch of OmniPipelines, against a real API server, with the rights that the chart gives it."""
+"""A gateway's watch of OmniPipelines on a real API server, with the same rights that the chart grants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULES = [{"apiGroups": ["omnipipeline.io"], "resources": ["omnipipelines"], "ver
 
 @pytest.fixture
 def spaces(api_server: ApiServer) -> tuple[Api, Api]:
-    """Two namespaces; the gateway's account is in the first and may list and watch pipelines, nothing else."""
+    """Returns two namespaces. The gateway's ServiceAccount is in the first and may only list and watch pipelines."""
     number = next(_numbers)
     first, second = (api_server.create_namespace(f"gateway-{number}-{name}") for name in ("a", "b"))
     group = "rbac.authorization.k8s.io"
@@ -50,7 +50,7 @@ def spaces(api_server: ApiServer) -> tuple[Api, Api]:
 
 
 def write(space: Api, name: str, *, ready: str, url: str = "") -> None:
-    """A pipeline with the status that an operator would give it."""
+    """Creates or updates a pipeline, with the status that an operator would write."""
     kind = {"apiVersion": "omnipipeline.io/v1alpha1", "kind": "OmniPipeline"}
     if space.find("OmniPipeline", name) is None:
         space.create({**kind, "metadata": {"name": name, "namespace": space.namespace}, "spec": SPEC})

@@ -1,4 +1,4 @@
-"""The operator undoes any change of a child, and leaves objects alone that are not its own."""
+"""The operator reverts any change of a child, and does not touch objects that it does not own."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ Children = dict[tuple[str, str], Manifest]
 
 @pytest.fixture
 def settled(api: Api, operator: OperatorProcess) -> Children:
-    """The children of a pipeline of the test's own that has settled."""
+    """Returns the children of a settled pipeline that only this test uses."""
     return settle(api, operator)
 
 
 class Patient(NamedTuple):
-    """A settled pipeline and its children. Many tests break it, one after another; each leaves it healed."""
+    """A settled pipeline that many tests share. Each test breaks it and leaves it healed."""
 
     api: Api
     operator: OperatorProcess
@@ -58,7 +58,7 @@ def patient(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactor
 
 
 def settle(api: Api, operator: OperatorProcess) -> Children:
-    """Returns the children of a new pipeline once nothing is written any more."""
+    """Creates a pipeline. Returns its children once the operator has stopped writing."""
     api.apply(build_two_stages())
     wait_settled(api)
     wait_idle(operator)
@@ -151,7 +151,7 @@ def test_a_hand_edit_is_undone(patient: Patient, edit: HandEdit) -> None:
 
 
 def test_an_edited_label_does_not_orphan(patient: Patient) -> None:
-    """Children that lost their label are found by name: there is one Deployment a stage, not two."""
+    """Children that lost their label are found by name, so no stage gets a second Deployment."""
     for kind, name in patient.children:
         patient.api.patch(kind, name, {"metadata": {"labels": {PIPELINE_LABEL: "another"}}})
     assert_heals(patient.api, patient.children)
@@ -169,7 +169,7 @@ def test_what_others_add_is_left_alone(api: Api, operator: OperatorProcess, sett
 
 
 def test_a_restarted_rollout_is_left_alone(api: Api, operator: OperatorProcess, settled: Children) -> None:
-    """`kubectl rollout restart` writes an annotation of the template that is not ours."""
+    """`kubectl rollout restart` adds a foreign annotation to the pod template, which the operator keeps."""
     name = next(name for kind, name in settled if kind == "Deployment")
     old = {pod["metadata"]["uid"] for pod in api.list("Pod")}
     stamp = {"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
@@ -197,7 +197,7 @@ FOREIGN = [
 def test_a_foreign_object_with_a_childs_name(
     api: Api, make_operator: Callable[..., OperatorProcess], foreign: Foreign
 ) -> None:
-    """It is never touched, the status names it, and once it is gone the pipeline is completed."""
+    """The operator never touches the foreign object. The status names it, and its deletion completes the pipeline."""
     with make_operator():
         api.apply(build_two_stages())
         wait_settled(api)
@@ -228,14 +228,14 @@ def test_a_foreign_object_with_a_childs_name(
         assert live.get("spec", {}).get("selector") == theirs.get("spec", {}).get("selector")
         assert not any(m["manager"] == "omnipipeline-operator" for m in live["metadata"]["managedFields"])
         api.delete(foreign.kind, name)
-        # No watch tells when an unlabelled foreign object goes; this one carries our label.
+        # The operator sees this deletion because the object has our label. Without the label no watch would report it.
         wait_condition(api, "Degraded", status="False")
         wait_settled(api)
         assert set(list_children(api)) == set(expected)
 
 
 def test_a_foreign_object_that_no_watch_shows(api: Api, operator: OperatorProcess) -> None:
-    """Without labels it is met only when the child is to be created. All else of the pipeline is made."""
+    """The operator meets an unlabelled foreign object only when it creates the child. It makes all other children."""
     metadata = {"name": "omni-stages", "namespace": api.namespace}
     theirs = api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
     api.apply(build_two_stages())

@@ -1,4 +1,4 @@
-"""The chart as text: lint, a matrix of values against the API's schemas and a real API server, refusals."""
+"""The rendered chart: lint, variants of values checked by schemas and a real API server, rejected values, notes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 @pytest.fixture(scope="module")
 def server(api_server: ApiServer) -> ApiServer:
-    """The API server with the namespaces of the variants, and the APIs of the Prometheus operator and of Gateways."""
+    """Returns the API server with the variants' namespaces and the CRDs of the Prometheus operator and Gateway API."""
     api_server.apply_crds(*OTHER_CRDS)
     known = ("PodMonitor", "ServiceMonitor", "PrometheusRule", "HTTPRoute")
     eventually(lambda: all(kind in json.dumps(api_server.admin.call("GET", "/openapi/v2")) for kind in known))
@@ -50,7 +50,7 @@ def server(api_server: ApiServer) -> ApiServer:
     return api_server
 
 
-# Lint, and what the values make
+# Lint and rendering
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -74,7 +74,10 @@ def test_every_variant_has_the_apis_schemas(helm: Helm, server: ApiServer, name:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_api_server_takes_every_variant(helm: Helm, server: ApiServer, name: str) -> None:
-    """Strictly: nothing unknown, nothing twice; Pod Security `restricted` warns only where its rules are given up."""
+    """Strict validation finds no unknown or duplicate field.
+
+    Pod Security `restricted` warns only about "bare pods", the variant without security contexts.
+    """
     manifests = [item for item in helm.template(VARIANTS[name]) if item["kind"] != "CustomResourceDefinition"]
     if name == "bare pods":
         manifests = [item for item in manifests if item["kind"] != "Pod"]
@@ -157,7 +160,7 @@ def test_images(helm: Helm, values: Mapping[str, Any], image: str, stage_image: 
     assert operator_process(pick_operators(manifests, "Deployment"))[1]["OMNI_OPERATOR_DEFAULT_IMAGE"] == stage_image
 
 
-# What is refused
+# Rejected values
 
 
 @pytest.mark.parametrize(
@@ -194,7 +197,7 @@ def test_an_old_cluster_is_refused(helm: Helm) -> None:
     assert "requires kubeVersion: >=1.30.0-0" in done.stdout
 
 
-# What is said to the person who installed it
+# Notes after an install
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The chart's gateway: its settings, its rights, and the policy that lets it call entry stages."""
+"""The chart's gateway: its settings, its RBAC rules, and the NetworkPolicy that lets it call entry stages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_gateway_reads_the_settings_that_the_chart_writes(helm: Helm, tmp_pa
     assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + settings.drain_notice_seconds
     counted = pick_one([item for item in manifests if item["metadata"]["name"].endswith("-replicas")], "Service")
     assert counted["spec"]["clusterIP"] == "None"
-    # Ready pods alone, and all that the Deployment has.
+    # The Service has all pods of the Deployment that are Ready, and no others.
     assert not counted["spec"].get("publishNotReadyAddresses")
     labels = pick_one(gateways, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert counted["spec"]["selector"].items() <= labels.items()

@@ -1,4 +1,4 @@
-"""The chart's operator: its rights are those of the plain manifests, and every value reaches its settings."""
+"""The chart's operator has the same RBAC rules as the plain manifests, and every chart value reaches its settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 
 
 def role_rules(file: str, kind: str) -> list[Any]:
-    """Returns the rules for pipelines and their children, and those for the Lease, of the plain manifests."""
+    """Returns the plain manifests' rules for pipelines and their children, and their rules for the Lease."""
     documents = list(yaml.safe_load_all((RBAC / file).read_text()))
     return [
         pick_one(documents, kind, suffix="omnipipeline-operator")["rules"],
@@ -68,7 +68,7 @@ def test_every_watched_namespace_gets_a_role(helm: Helm) -> None:
 
 
 def settings_of(manifests: list[Manifest]) -> OperatorSettings:
-    """Returns what the operator makes of the pod's command and environment."""
+    """Returns the settings that the operator reads from the pod's command and environment."""
     command, environment = operator_process(pick_operators(manifests, "Deployment"))
     assert command[:3] == ["python", "-m", "omni_operator"]
     return parse_settings(command[3:], environment)
@@ -102,7 +102,7 @@ def test_every_value_reaches_the_operator(helm: Helm) -> None:
 
 
 def test_the_values_defaults_are_the_operators(helm: Helm) -> None:
-    """Where the chart has no opinion of its own."""
+    """For these settings, the chart's default values are the operator's own defaults."""
     own, charted = OperatorSettings(), settings_of(helm.template())
     for name in (
         "namespaces",

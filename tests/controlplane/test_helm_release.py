@@ -1,6 +1,6 @@
-"""Releases of the chart by the real Helm: install, upgrade, rollback, uninstall, and what pipelines notice of it.
+"""Releases of the chart by the real Helm: install, upgrade, rollback, uninstall, and their effects on pipelines.
 
-The operator's pod is a process with the command, environment and rights that the chart gives it.
+A local process with the command, environment and rights from the chart stands in for the operator's pod.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane without our CRD."""
+    """Yields a control plane without our CRD."""
     with ControlPlane(tmp_path_factory.mktemp("helm-plane")) as plane:
         plane.create_namespace(NAMESPACE, labels=RESTRICTED)
         yield plane
@@ -40,7 +40,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def models(plane: ControlPlane) -> Iterator[Api]:
-    """A client in a namespace for pipelines."""
+    """Yields a client in a namespace for pipelines."""
     api = plane.create_namespace(f"models-{next(_numbers)}", labels=RESTRICTED)
     yield api
     plane.admin.delete("Namespace", api.namespace)
@@ -54,7 +54,10 @@ def pods(plane: ControlPlane, tmp_path: Path) -> Iterator[OperatorPods]:
 
 @pytest.fixture
 def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -> Iterator[Run]:
-    """helm(*arguments, fails=False) -> what it said; the operator's process follows. Nothing is left after the test."""
+    """Yields helm(*arguments, fails=False), which returns Helm's output and starts or stops the operator's process.
+
+    All releases and the CRD are removed after the test.
+    """
     binary = Helm(tmp_path).binary
     environment = {**os.environ, "HOME": str(tmp_path), "KUBECONFIG": str(plane.kubeconfig)}
     environment["HELM_NAMESPACE"] = NAMESPACE
@@ -73,7 +76,7 @@ def helm(plane: ControlPlane, models: Api, pods: OperatorPods, tmp_path: Path) -
 
 @pytest.fixture
 def old_chart(tmp_path: Path) -> Path:
-    """The chart as an earlier version of it may have been: pipelines could not be suspended then."""
+    """Returns a chart that stands for an earlier version, whose CRD does not have spec.suspend."""
     chart = tmp_path / "old" / "omnipipeline"
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -110,7 +113,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     said = helm("install", RELEASE, CHART, "--wait")
     assert "STATUS: deployed" in said
     assert "unauthenticated plaintext" in said
-    # Helm keeps chart and manifests in one Secret, which may have 1 MiB.
+    # Helm stores the chart and its manifests in one Secret, which can have at most 1 MiB.
     (secret,) = plane.admin.list("Secret", "owner=helm", NAMESPACE)
     assert sum(len(base64.b64decode(value)) for value in secret["data"].values()) < 512 * 1024
     assert "Phase:          Succeeded" in helm("test", RELEASE, "--timeout=60s")
@@ -122,7 +125,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
 
     said = helm("uninstall", RELEASE, "--wait")
     assert "[CustomResourceDefinition] omnipipelines.omnipipeline.io" in said
-    # What stays: the CRD, pipelines, what they run; the operator's Lease; the namespace.
+    # The CRD, the pipelines and their pods, the operator's Lease and the namespace stay.
     assert wait_settled(models)["metadata"]["name"] == "omni"
     assert pod_uids(models) == before
     system = plane.admin.in_namespace(NAMESPACE)
@@ -132,7 +135,7 @@ def test_install_test_uninstall_and_again(helm: Run, pods: OperatorPods, plane: 
     for kind in ("ClusterRole", "ClusterRoleBinding"):
         assert [item for item in plane.admin.list(kind) if is_ours(item)] == []
 
-    # Without an operator nothing is healed; whoever comes back adopts the CRD and the pipelines, and restarts nothing.
+    # Without an operator nothing is healed. A new install adopts the CRD and the pipelines, and restarts no pod.
     models.delete("Service", "omni")
     helm("install", RELEASE, CHART, "--wait")
     eventually(lambda: models.find("Service", "omni"), why="healed")
@@ -184,7 +187,7 @@ def test_upgrade_of_the_chart_and_its_crd_and_back(
     eventually(lambda: images_of(models, "follows") == {f"omnipipeline-stage:{OLD_VERSION}"}, why="the old image")
     for name in ("pinned", "follows", "new"):
         wait_settled(models, name)
-    # A pipeline that names its image kept its pods all the way.
+    # A pipeline that names its image keeps its pods throughout.
     assert pod_uids(models, "omnipipeline.io/pipeline=pinned") == pinned
     assert models.get("OmniPipeline", "pinned")["metadata"]["uid"] == uid
 
@@ -218,7 +221,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
     assert owner_of(plane) == RELEASE
     helm("uninstall", RELEASE, "--wait")
 
-    # What a release left behind, too, goes to one of another name only when asked.
+    # A release of another name adopts what the first one left behind only with --take-ownership.
     assert "invalid ownership metadata" in helm("install", "other", CHART, fails=True)
     helm("install", "other", CHART, "--take-ownership", "--wait")
     assert owner_of(plane) == "other"
@@ -227,7 +230,7 @@ def test_what_plain_manifests_made_is_taken_over_when_asked(helm: Run, plane: Co
 
 
 def owner_of(plane: ControlPlane) -> str:
-    """Returns the release that the CRD belongs to, which keeps it for good."""
+    """Returns the Helm release that the CRD belongs to. Checks that Helm never deletes the CRD."""
     annotations = plane.admin.get("CustomResourceDefinition", CRD)["metadata"]["annotations"]
     assert annotations["helm.sh/resource-policy"] == "keep"
     return str(annotations["meta.helm.sh/release-name"])

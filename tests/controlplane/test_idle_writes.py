@@ -1,4 +1,4 @@
-"""No needless writes: one apply per child, few status writes, none while nothing changes."""
+"""The operator makes one apply per child and few status writes, and writes nothing while nothing changes."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_a_creation_costs_one_apply_a_child_and_three_status_writes_at_most(
         assert max(statuses.values()) <= STATUS_WRITES
         assert operator.metrics()["omni_operator_noop_applies_total"] == 0.0
 
-        # Resyncs go on, nothing is written any more.
+        # Resyncs continue without any write.
         before, seen = len(writes(proxy)), looks(operator)
         eventually(lambda: looks(operator) >= seen + 3 * PIPELINES, why="three resyncs of all")
         assert [call.path for call in writes(proxy)[before:]] == []
 
-    # Nor by a new process, which knows nothing.
+    # A new operator process, whose caches are empty, writes nothing either.
     before = len(writes(proxy))
     with make_operator("--resync=1", server=proxy.url) as operator:
         eventually(lambda: looks(operator) >= 2 * PIPELINES, why="all looked at, and once more")

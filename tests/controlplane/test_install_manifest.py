@@ -1,4 +1,7 @@
-"""manifests/install.yaml: the chart's default render, applied by the real kubectl, kustomized, and deleted again."""
+"""manifests/install.yaml is the chart rendered with its default values.
+
+The real kubectl applies, kustomizes and deletes it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ def test_it_is_the_charts_render(helm: Helm) -> None:
 
 
 def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
-    """Told apart from the script that writes it: the same objects, the same content."""
+    """The manifest has the chart's objects with the same content, without Helm's test pod, labels and annotations.
+
+    This test does not use the script that writes the manifest.
+    """
     written = {key_of(item): item for item in read_all(INSTALL.read_text())}
     rendered = {key_of(item): item for item in helm.template() if item["kind"] != "Pod"}
     assert written.keys() - rendered.keys() == {("Namespace", NAMESPACE)}
@@ -62,7 +68,7 @@ def test_it_leaves_out_what_is_helms_alone(helm: Helm) -> None:
 
 
 def without_metadata(manifest: Manifest) -> Any:
-    """Returns the object without metadata, a pod template's included."""
+    """Returns the object without any metadata, including that of a pod template."""
     if isinstance(manifest, dict):
         return {key: without_metadata(value) for key, value in manifest.items() if key != "metadata"}
     return manifest

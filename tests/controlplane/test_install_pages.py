@@ -1,6 +1,7 @@
-"""The commands of docs/install.md and docs/upgrade.md, run as they are written, section by section.
+"""The commands of docs/install.md and docs/upgrade.md, run word for word, section by section.
 
-The operator's pod is a process with what its Deployment says; the nodes are kwok's, so images need not exist.
+A local process with the Deployment's command and environment stands in for the operator's pod. The nodes are kwok's, so
+images need not exist.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from support.doc_examples import console_commands
 pytestmark = pytest.mark.controlplane
 
 CRD = "omnipipelines.omnipipeline.io"
-# What needs a registry, or builds for minutes.
+# Commands that need a registry or build for minutes.
 NOT_RUN = ("make images", "docker push")
-# What a StorageClass would make for the claim of manifests/tiny.
+# The volume that a StorageClass would provision for the claim of manifests/tiny.
 VOLUME = {
     "apiVersion": "v1",
     "kind": "PersistentVolume",
@@ -54,7 +55,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
-    """That of a person who has helm, kubectl and a kubeconfig."""
+    """Returns a user's environment: helm and kubectl on the PATH, and a kubeconfig."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, path in find_binaries("helm", "kubectl").items():
@@ -64,7 +65,7 @@ def environment(plane: ControlPlane, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def pods(plane: ControlPlane, environment: dict[str, str], tmp_path: Path) -> Iterator[OperatorPods]:
-    """The operator's pods on an empty cluster; what a section leaves goes after the test."""
+    """Yields the operator's pods on an empty cluster. Removes what a section of the page leaves behind."""
     with OperatorPods(plane, tmp_path) as pods:
         yield pods
         for manifest in plane.admin.call("GET", "/apis/apps/v1/deployments")["items"]:
@@ -79,7 +80,7 @@ def pods(plane: ControlPlane, environment: dict[str, str], tmp_path: Path) -> It
 
 @pytest.fixture
 def old_release(pods: OperatorPods, environment: dict[str, str], tmp_path: Path) -> None:
-    """An earlier chart, from which the page on upgrades starts."""
+    """Installs an earlier version of the chart, which docs/upgrade.md starts from."""
     chart = tmp_path / "old" / RELEASE
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())

@@ -1,4 +1,4 @@
-"""The control plane of the tests does what a cluster does; every other test here relies on it."""
+"""The tests' control plane behaves like a cluster. All other tests of this folder rely on this."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_api_server_comes_back_at_its_address(control_plane: ControlPlane, a
     api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept"}})
     control_plane.restart(kill=True)
     assert api.get("ConfigMap", "kept")
-    # And its controllers, its scheduler and kwok at once with it.
+    # The controllers, the scheduler and kwok work again as well.
     api.apply(build_deployment("later", replicas=1))
     eventually(lambda: api.get("Deployment", "later")["status"].get("readyReplicas") == 1, timeout_s=120)
 

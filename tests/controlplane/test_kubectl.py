@@ -1,4 +1,4 @@
-"""Typical uses of the real kubectl."""
+"""Typical uses of the real kubectl with pipelines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture
 def kubectl(control_plane: ControlPlane, api: Api) -> Kubectl:
-    """kubectl(*arguments, stdin=..., fails=False) -> its output, in the test's namespace."""
+    """Returns kubectl(*arguments, stdin=..., fails=False), which runs kubectl in the test's namespace.
+
+    That function returns stdout and stderr.
+    """
 
     def run(*arguments: str, stdin: Manifest | None = None, fails: bool = False, code: int | None = None) -> str:
         result = control_plane.kubectl(*arguments, stdin=stdin, namespace=api.namespace, check=False, timeout_s=120)
@@ -40,7 +43,7 @@ def test_apply_wait_get_describe_diff_delete(api: Api, operator: OperatorProcess
     header, row = kubectl("get", "omni").splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "STAGES", "URL", "AGE"]
     assert row.split()[:5] == ["omni", "True", "AllStagesReady", "3/3", f"grpc://omni.{api.namespace}.svc:50051"]
-    # The category `all`.
+    # OmniPipelines are in the category `all`.
     assert "omnipipeline.omnipipeline.io/omni" in kubectl("get", "all", "-o", "name")
 
     described = kubectl("describe", "omni", "omni")
@@ -62,11 +65,11 @@ def test_apply_wait_get_describe_diff_delete(api: Api, operator: OperatorProcess
 
 
 def test_server_side_apply_and_patch(api: Api, operator: OperatorProcess, kubectl: Kubectl) -> None:
-    """Two managers of one pipeline: lists of stages merge by name."""
+    """Server-side apply by two managers merges a pipeline's stages by name."""
     kubectl("apply", "--server-side", "-f", "-", stdin=build_pipeline())
     partial = build_pipeline(stages=[{"name": "talker", "component": "qwen2_5_omni/talker", "replicas": 2}])
     partial["spec"] = {"stages": partial["spec"]["stages"]}
-    # Half a pipeline is refused as a resource of its own, but merges into one that exists.
+    # The API server rejects a partial pipeline as a new object, but merges it into an existing one.
     kubectl("apply", "--server-side", "--field-manager=scaler", "-f", "-", stdin=partial)
     stages = api.get("OmniPipeline", "omni")["spec"]["stages"]
     assert {stage["name"]: stage.get("replicas", 1) for stage in stages} == {"thinker": 1, "talker": 2, "token2wav": 1}

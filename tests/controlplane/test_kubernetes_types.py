@@ -1,7 +1,7 @@
-"""Placement in a stage means what it means in core/v1: our schema against the API server's own, field by field.
+"""A stage's placement fields have the same schema as in core/v1: compares our CRD with the API server, field by field.
 
-The types in `omni_proto/pipeline/types/kubernetes.py` are written by hand, because every text and list in a CRD with
-CEL rules needs a bound and upstream's have none (ADR 0024). This test is what keeps them upstream's.
+The types in `omni_proto/pipeline/types/kubernetes.py` are written by hand, because every string and list in a CRD with
+CEL rules needs a bound, and upstream's have none (ADR 0024). This test keeps them equal to upstream's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACEMENT = {
     "resources": "ResourceRequirements",
     "imagePullSecrets[]": "LocalObjectReference",
 }
-"""Field of a stage -> the type of core/v1 whose meaning it has."""
+"""Field of a stage -> its type in core/v1."""
 
 LEFT_OUT = {
     "resources.claims": "dynamic resource allocation: no stage asks for it yet",
@@ -37,20 +37,23 @@ LEFT_OUT = {
     "matchLabelKeys": "the operator's: revisions are told apart by labels of their own",
     "mismatchLabelKeys": "the operator's: revisions are told apart by labels of their own",
 }
-"""Path, or name anywhere -> why upstream's field is not offered."""
+"""Field of upstream that we do not offer -> the reason. The key is a path, or a name that matches at any path."""
 
 
 def resolve(schemas: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema behind upstream's `$ref`s, which stand alone or in an `allOf` of one."""
+    """Returns the schema with its `$ref`s resolved. Upstream has a `$ref` alone or in an `allOf` with one item."""
     for part in schema.get("allOf", []):
         schema = {**schema, **part}
     return resolve(schemas, schemas[schema["$ref"].rpartition("/")[2]]) if "$ref" in schema else schema
 
 
 def compare(path: str, ours: dict[str, Any], theirs: dict[str, Any], schemas: dict[str, Any]) -> list[str]:
-    """Returns what differs from upstream at the path and below, and which of upstream's fields are left out unnamed."""
+    """Returns the differences from upstream at `path` and below.
+
+    A field of upstream that we lack is a difference unless LEFT_OUT names it.
+    """
     theirs = resolve(schemas, theirs)
-    if "anyOf" in ours or "oneOf" in theirs:  # a quantity: an integer or a text in both
+    if "anyOf" in ours or "oneOf" in theirs:  # a quantity: an integer or a string in both
         return []
     found = [] if ours["type"] == theirs["type"] else [f"{path}: {ours['type']} is {theirs['type']} upstream"]
     if "enum" in theirs and set(ours.get("enum", [])) != set(theirs["enum"]):  # label selectors have none upstream
@@ -75,14 +78,14 @@ def compare(path: str, ours: dict[str, Any], theirs: dict[str, Any], schemas: di
 
 @pytest.fixture(scope="module")
 def upstream(api_server: ApiServer) -> dict[str, Any]:
-    """Schemas of core/v1, by name."""
+    """Returns the schemas of core/v1, by name."""
     schemas: dict[str, Any] = api_server.admin.call("GET", "/openapi/v3/api/v1")["components"]["schemas"]
     return schemas
 
 
 @pytest.fixture(scope="module")
 def stage(api_server: ApiServer) -> dict[str, Any]:
-    """The schema of one stage, as the API server stores it."""
+    """Returns the schema of one stage, as the API server stores it."""
     crd = api_server.admin.call("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
     pipeline = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     found: dict[str, Any] = pipeline["properties"]["spec"]["properties"]["stages"]["items"]["properties"]

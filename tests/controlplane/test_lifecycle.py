@@ -1,4 +1,4 @@
-"""An OmniPipeline from creation to deletion, through every kind of edit, on a real control plane."""
+"""The life of an OmniPipeline on a real control plane: creation, every kind of edit, deletion."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def _check_created(api: Api, operator: OperatorProcess) -> None:
     assert condition_of(pipeline, "Degraded")["status"] == "False"
 
     children = list_children(api)
-    assert len(children) == 3 + 1 + 3 * 4  # account, two Services, snapshot; Deployment, Service, ConfigMap, policy
+    # ServiceAccount, two Services and ControllerRevision; Deployment, Service, ConfigMap and NetworkPolicy per stage.
+    assert len(children) == 3 + 1 + 3 * 4
     wait_idle(operator)
     metrics = operator.metrics()
     assert metrics['omni_operator_api_calls_total{code="201",verb="patch"}'] == len(children)
@@ -88,7 +89,7 @@ def test_nothing_is_written_while_nothing_changes(api: Api, make_operator: Calla
 
 
 class Edit(NamedTuple):
-    """A change of the spec, on top of those before it."""
+    """A change of the spec, made after the edits listed before it."""
 
     name: str
     change: Callable[[Manifest], Any]
@@ -161,7 +162,7 @@ def test_edits(api: Api, operator: OperatorProcess, edits: Sequence[Edit], revis
         wait_settled(api)
         assert (revisions(api) != before) is revised, edit.name
         assert revisions(api) == {serving_revision(api)}, edit.name
-        # What is there now is what a pipeline created like that would have: nothing is missing, nothing is left over.
+        # The children are those of a pipeline created with this spec: none is missing and none is left over.
         assert_children_as_rendered(api)
         wait_idle(operator)
         assert noop_applies(operator) == 0, edit.name
@@ -182,7 +183,7 @@ def test_scaled_to_zero(api: Api, operator: OperatorProcess) -> None:
 
 
 def assert_children_as_rendered(api: Api) -> None:
-    """The children in the end are exactly those that `omnipipe render` names for the resource as it is stored."""
+    """Waits until the children are exactly those that `omnipipe render` prints for the stored pipeline."""
     live = api.get("OmniPipeline", "omni")
     typed = type_document({key: live[key] for key in ("apiVersion", "kind", "metadata", "spec")})
     rendered = {
@@ -210,7 +211,7 @@ def test_suspend_and_resume(api: Api, operator: OperatorProcess) -> None:
 
 
 def without_snapshot(api: Api) -> set[tuple[str, str]]:
-    """Children but for the snapshot of the spec, whose name changes with every edit."""
+    """Returns the children except the ControllerRevision, whose name changes with every edit of the spec."""
     return {key for key in list_children(api) if key[0] != "ControllerRevision"}
 
 
@@ -236,7 +237,7 @@ def test_recreated_under_the_same_name(api: Api, operator: OperatorProcess) -> N
     first = api.create(build_pipeline())
     wait_settled(api)
     api.delete("OmniPipeline", "omni")
-    # At once: children of the first are still there.
+    # Created immediately, while children of the first pipeline still exist.
     second = api.create(build_pipeline())
     assert second["metadata"]["uid"] != first["metadata"]["uid"]
     wait_settled(api)
@@ -246,7 +247,7 @@ def test_recreated_under_the_same_name(api: Api, operator: OperatorProcess) -> N
 
 
 def test_a_new_operator_changes_nothing(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
-    """An operator upgrade with the same stage image restarts no pod and writes nothing at all."""
+    """An operator upgrade that keeps the stage image restarts no pod and writes nothing."""
     with make_operator() as old:
         api.apply(build_pipeline())
         wait_settled(api)
@@ -269,7 +270,7 @@ def test_the_default_image_is_the_operators(api: Api, make_operator: Callable[..
         wait_settled(api)
         first = revisions(api)
     with make_operator("--default-image", "example.com/a:2"):
-        # A changed contract: blue/green, like an image in the spec.
+        # A new default image rolls out blue/green, like an image in the spec.
         eventually(lambda: revisions(api) not in (first, set()) and len(revisions(api)) == 1, timeout_s=60)
         wait_settled(api)
     images = {c["image"] for d in api.list("Deployment") for c in d["spec"]["template"]["spec"]["containers"]}

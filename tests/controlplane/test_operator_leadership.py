@@ -1,4 +1,4 @@
-"""Two operators never fight: one writes, the other waits, and takes over when the first is gone or silent."""
+"""Of two operators only the leader writes. The follower takes over when the leader ends or stops renewing its lease."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def count_writes(operator: OperatorProcess) -> float:
 
 @pytest.fixture
 def pair(make_operator: Callable[..., OperatorProcess]) -> tuple[OperatorProcess, OperatorProcess]:
-    """Two running operators of one namespace, the leader first."""
+    """Returns two running operators of one namespace, the leader first."""
     operators = [make_operator("--lease-duration", LEASE_S, identity=name) for name in ("one", "two")]
     for operator in operators:
         operator.start()
@@ -67,7 +67,7 @@ def test_the_follower_takes_over(api: Api, pair: tuple[OperatorProcess, Operator
 
 
 def test_a_leader_that_was_frozen_does_not_write(api: Api, pair: tuple[OperatorProcess, OperatorProcess]) -> None:
-    """It wakes up believing that it leads, with old caches: the clock forbids every write."""
+    """A leader that resumes with old caches does not write, because by its clock the lease has expired."""
     old, new = pair
     api.apply(build_pipeline())
     wait_settled(api)

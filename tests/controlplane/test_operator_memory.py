@@ -1,4 +1,4 @@
-"""The operator's memory over cycles of pipelines that come and go."""
+"""The operator's memory while pipelines are created and deleted many times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRIFT = 1.10
 
 
 def test_memory_does_not_drift(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
-    """After the first cycle what is imported and cached is there; each later one must leave as much as it found."""
+    """The first cycle fills imports and caches. The last one leaves at most 10% more memory in use than the first."""
     names = [f"p{index}" for index in range(PIPELINES)]
     resident: list[int] = []
     with make_operator() as operator:

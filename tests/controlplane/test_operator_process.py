@@ -1,4 +1,4 @@
-"""The operator as a process: settings, the lease, health, metrics and logs."""
+"""The operator as a process: settings, leadership, health, metrics and logs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK_LEASE = "--lease-duration=3"
 
 
 def run_operator(*flags: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `python -m omni_operator` to its end."""
+    """Runs `python -m omni_operator` until it exits."""
     command = [sys.executable, "-m", "omni_operator", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
 
@@ -91,7 +91,7 @@ def test_losing_the_lease_stops_writes_at_once(make_operator: MakeOperator, api:
         api.apply(build_pipeline())
         wait_settled(api)
         wait_idle(operator)
-        # Somebody else holds it from now on, and goes on saying so: the operator's next renewal fails.
+        # Another holder takes the lease for an hour, so the operator's next renewal fails.
         taken = {"holderIdentity": "somebody", "leaseDurationSeconds": 3600}
         api.patch("Lease", LEASE, {"spec": taken})
         eventually(lambda: not leads(operator), why="it notices")

@@ -1,5 +1,8 @@
-"""A real Prometheus scrapes a real operator that keeps a pipeline: every panel of its dashboard and every alert that
-looks at its metrics has an answer, and nothing fires. Those about stages: pipeline/test_prometheus.py."""
+"""A real Prometheus scrapes a real operator that manages a pipeline.
+
+Every panel of the operator's dashboard and every alert on its metrics has data, and no alert fires.
+tests/pipeline/test_prometheus.py does the same for stages.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ ALERTS = [alert for alert in list_alerts() if is_about_operator(alert.expr)]
 
 def test_every_panel_and_every_alert_has_an_answer(operator: OperatorProcess, api: Api, tmp_path: Path) -> None:
     address = f"127.0.0.1:{operator.port('metrics')}"
-    # What Kubernetes' discovery of a Service's endpoints adds.
+    # The labels that Prometheus' Kubernetes service discovery adds for a Service's endpoints.
     labels = {"namespace": "omnipipeline-system", "pod": "operator-0", "service": "operator-metrics"}
     config = {"job_name": "operator-metrics", "static_configs": [{"targets": [address], "labels": labels}]}
     with PrometheusProcess(tmp_path, [config]) as prometheus:
@@ -46,7 +49,7 @@ def test_every_panel_and_every_alert_has_an_answer(operator: OperatorProcess, ap
         families = scrape(f"http://{address}/metrics")
         assert find_bad_metrics(families) == []
 
-        # A pipeline that is suspended is not ready, and nobody is called for it; one that is gone has no series.
+        # A suspended pipeline is not Ready but raises no alert. A deleted pipeline has no series.
         api.patch("OmniPipeline", "omni", {"spec": {"suspend": True}})
         suspended = ready.replace('condition="Ready"', 'reason="Suspended"').replace("== 1", "== 0")
         eventually(lambda: prometheus.query(suspended), timeout_s=30, why="suspended in Prometheus too")

@@ -1,4 +1,4 @@
-"""The shipped Role against what an operator really does: no call is denied, and no right is unused."""
+"""The shipped Role grants what an operator uses: no call is denied, and only one known right is unused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.controlplane
 
 Grants = set[tuple[str, str, str]]
 POD_MONITORS = "podmonitors.monitoring.coreos.com"
-# Checked by admission when an ownerReference blocks its owner's deletion: never a call of its own.
+# Admission checks this right when an ownerReference sets blockOwnerDeletion. The operator makes no such call.
 BY_ADMISSION = {("omnipipeline.io", "omnipipelines/finalizers", "update")}
 
 
 @pytest.fixture
 def pod_monitor_crd(control_plane: ControlPlane) -> Iterator[None]:
-    """The cluster has PodMonitors for a while."""
+    """Adds the PodMonitor CRD to the cluster for the test."""
     group, names = "monitoring.coreos.com", {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor"}
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -46,7 +46,7 @@ def pod_monitor_crd(control_plane: ControlPlane) -> Iterator[None]:
 
 
 def granted(api: Api) -> Grants:
-    """(group, resource, verb) of the Roles in the namespace."""
+    """Returns (group, resource, verb) of all rules of the namespace's Roles."""
     return {
         (group, resource, verb)
         for role in api.list("Role")
@@ -58,7 +58,7 @@ def granted(api: Api) -> Grants:
 
 
 def used(calls: list[Call]) -> Grants:
-    """(group, resource, verb) of calls for objects; a server-side apply that creates also needs `create`."""
+    """Returns (group, resource, verb) that the calls need. A server-side apply that creates also needs `create`."""
     result: Grants = set()
     for call in calls:
         group, resource, _ = parse_path(call.path)
@@ -84,7 +84,7 @@ def test_verbs(
         # A new revision without a budget: every kind is pruned once.
         api.replace_spec(build_two_stages(replicas=1, defaults={"image": "example.com/stage:2"}))
         wait_settled(api)
-        # A name that is taken is looked at by name, kind by kind; so is a child without labels.
+        # Without its labels a child is not in the operator's caches, so the operator reads it by name.
         for kind, name in list_children(api):
             api.patch(kind, name, {"metadata": {"labels": None}})
         eventually(lambda: all("labels" in child["metadata"] for child in list_children(api).values()))
@@ -100,12 +100,12 @@ def test_verbs(
     assert [call for call in proxy.calls if call.status == 403] == []
     roles = granted(api)
     assert used(proxy.calls) - roles == set()
-    # One ServiceAccount a pipeline, which outlives its revisions: it is never pruned today, but is a child like others.
+    # The one unused right: a pipeline's ServiceAccount outlives its revisions, so the operator never deletes it today.
     assert roles - used(proxy.calls) - BY_ADMISSION == {("", "serviceaccounts", "delete")}
 
 
 def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[..., OperatorProcess]) -> None:
-    """Why the Role names `omnipipelines/finalizers`: this API server enforces it, and the status tells."""
+    """Without the right to `omnipipelines/finalizers` this API server rejects children, and the status says so."""
     with make_operator():
         role = next(role for role in api.list("Role") if len(role["rules"]) > 3)
         rules = [rule for rule in role["rules"] if rule["resources"] != ["omnipipelines/finalizers"]]
@@ -120,7 +120,7 @@ def test_without_the_right_to_block_deletion(api: Api, make_operator: Callable[.
 
 
 def blocked_owner_is_refused(api: Api) -> bool:
-    """Returns whether the operator's account may no longer do it, asked of the API server."""
+    """Returns whether the API server denies the operator's account an update of `omnipipelines/finalizers`."""
     attributes = {
         "namespace": api.namespace,
         "verb": "update",

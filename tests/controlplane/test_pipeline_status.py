@@ -1,4 +1,4 @@
-"""The status names the stage, the cause and the next step; it does not flap, and events come on transitions only."""
+"""The status names the stage, the cause and the next step. It does not flap, and only transitions emit events."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.controlplane
 
 
 class Trouble(NamedTuple):
-    """Something wrong with the talker, and what the status is to say."""
+    """A fault of the talker, and the expected status."""
 
     reason: str
     stage: dict[str, Any]
@@ -36,7 +36,7 @@ class Trouble(NamedTuple):
 
 
 def crashing(reason: str, message: str, field: str = "", *, behaviour: str = "crash", code: int = 1) -> dict[str, Any]:
-    """Pod annotations of a stage whose containers end like that, with the termination message of our programs."""
+    """Returns a stage's pod annotations that make its containers crash with this termination message and exit code."""
     termination = json.dumps({"reason": reason, "message": message, "field": field})
     keys = {"behaviour": behaviour, "termination-message": termination, "exit-code": str(code)}
     return {"podAnnotations": {f"kwok.test/{key}": value for key, value in keys.items()}}
@@ -97,7 +97,7 @@ def test_cause(api: Api, make_operator: Callable[..., OperatorProcess], trouble:
         (talker,) = [stage for stage in pipeline["status"]["stages"] if stage["name"] == "talker"]
         assert talker["readyReplicas"] == 0
         assert talker["message"]
-        # Repaired, all of it goes away.
+        # After the spec is corrected, the failure disappears from the status.
         api.replace_spec(build_pipeline(**trouble.spec))
         settled = wait_settled(api)
         assert condition_of(settled, "Degraded")["status"] == "False"
@@ -114,7 +114,7 @@ def test_a_quota_is_exceeded(api: Api, operator: OperatorProcess) -> None:
     api.apply(pipeline)
     wait_condition(api, "Ready", status="False", reason="QuotaExceeded", timeout_s=60)
     api.delete("ResourceQuota", "gpus")
-    # The controller's pauses between attempts to create pods grow; a change of the Deployment's is not needed.
+    # The ReplicaSet controller retries with growing pauses, without a change of the Deployment.
     wait_settled(api, timeout_s=90)
 
 
@@ -133,7 +133,7 @@ def test_running_pods_fail_and_recover(api: Api, operator: OperatorProcess) -> N
 
 
 def test_no_flapping_and_events_on_transitions(api: Api, operator: OperatorProcess) -> None:
-    """Through a creation, an edit in place and a change of revision that go well."""
+    """A successful creation, edit in place and change of revision cause no flapping and only Normal events."""
     seen: list[tuple[str, str]] = []
     done = threading.Event()
 

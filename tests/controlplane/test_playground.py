@@ -1,4 +1,4 @@
-"""`make playground`: a person tries the operator with one command."""
+"""`make playground` lets a user try the operator with one command."""
 
 from __future__ import annotations
 

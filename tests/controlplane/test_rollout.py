@@ -1,4 +1,4 @@
-"""Changes of revision with pods and limited GPUs: a chain never mixes revisions, and never lacks a link."""
+"""Changes of revision with limited GPUs: a chain of stages never mixes revisions, and never lacks a stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAGES = ("thinker", "talker", "token2wav")
 
 @pytest.fixture
 def gpu_node(control_plane: ControlPlane, api: Api) -> Iterator[Callable[[int], str]]:
-    """gpu_node(count) -> name of a node of the test's own."""
+    """Yields gpu_node(count), which makes a node with `count` GPUs for this test and returns its name."""
     name = f"node-{api.namespace}"
 
     def add(count: int) -> str:
@@ -83,7 +83,7 @@ def test_the_old_set_ends_from_the_entry_down(
 def test_no_room_for_a_second_set(
     control_plane: ControlPlane, api: Api, operator: OperatorProcess, gpu_node: Callable[[int], str]
 ) -> None:
-    """The old set goes on serving, Progressing says why, and the rollout completes once there is room."""
+    """The old set keeps serving, Progressing says why, and the rollout completes once enough GPUs are free."""
     node = gpu_node(3)
     api.apply(gpu_pipeline(node))
     wait_settled(api)

@@ -1,6 +1,7 @@
-"""The commands of docs/runbooks, as people paste them, against a control plane with a pipeline and its operator.
+"""The commands of docs/runbooks, run as users paste them, on a control plane with a pipeline and its operator.
 
-Left out is what needs more than that: logs and exec (a kubelet), cert-manager.
+Commands that need more than that are left out: NEEDS_MORE matches those that need a kubelet, a Secret, cert-manager or
+an operator that runs as a Deployment.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def test_commands_of_the_runbooks(
         done = subprocess.run(
             ["sh", "-c", line], capture_output=True, text=True, timeout=120, env=environment, check=False
         )
-        # The operator is no pod here, and kwok's pods have no events.
+        # Only queries for the operator or for events may find nothing: here the operator is not a pod, and kwok's pods
+        # have no events.
         nothing = "No resources found" in done.stderr and not re.search("events|operator", line)
         if done.returncode or nothing:
             failed.append(f"{line}: {done.returncode}: {done.stdout}{done.stderr}")

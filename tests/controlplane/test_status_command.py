@@ -1,4 +1,4 @@
-"""`omnipipe status` against a real API server: what the operator wrote there, as people see it."""
+"""`omnipipe status` shows the status that the operator wrote to a real API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry stage that answers every request with the same two words and a little audio, for programs that call one."""
+"""An entry stage for tests of client programs: answers every request with the same two words and a little audio."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Starts(list[pb.Start]):
     def __init__(self) -> None:
         super().__init__()
         self.traceparents: list[str] = []
-        """What each brought in its metadata; empty without."""
+        """The `traceparent` of each request's metadata; "" if it has none."""
         self.users: list[str] = []
-        """Whom each named in its metadata; empty without."""
+        """The user of each request's metadata; "" if it has none."""
 
 
 class _Entry(stage_service_pb2_grpc.StageServiceServicer):
@@ -76,7 +76,7 @@ def _unknown_voice() -> status_pb2.Status:
 
 @contextmanager
 def serve_entry(credentials: grpc.ServerCredentials | None = None) -> Iterator[tuple[int, Starts]]:
-    """Serves on 127.0.0.1 inside the block, with TLS by credentials; gives the port, and the Start of every request."""
+    """Serves on 127.0.0.1 inside the block, with TLS if there are credentials. Yields the port and all Starts."""
     entry = _Entry()
     server = grpc.server(ThreadPoolExecutor(4))
     stage_service_pb2_grpc.add_StageServiceServicer_to_server(entry, server)

@@ -1,14 +1,14 @@
-"""Asynchronous scheduling on the CPU, with copies that come as late as a GPU may make them come.
+"""Asynchronous scheduling on the CPU, with copies that finish as late as a GPU may finish them.
 
-vLLM's CPU platform switches asynchronous scheduling off (`platforms/cpu.py`), so the way that GPUs go (batch queue,
-placeholders for tokens, outputs that are waited for one step later, pinned memory) would run nowhere but there.
-`async_scheduling()` keeps it on and stands in for the device:
+vLLM's CPU platform switches asynchronous scheduling off (`platforms/cpu.py`). So the code path of GPUs would run only
+on GPUs: batch queue, placeholders for tokens, outputs that are awaited one step later, pinned memory.
+`async_scheduling()` keeps asynchronous scheduling on and simulates the device:
 
-- A copy to the host made on a side stream holds garbage until an event that was recorded behind it is synchronized.
-  It reads its source only then, and only if somebody keeps the source alive (a reference, or `record_stream`).
+- The target of a copy to the host on a side stream contains garbage until an event recorded after the copy is
+  synchronized. The copy reads its source only then, and only if a reference or `record_stream` keeps the source alive.
 - The model's output and its input ids are overwritten with garbage as soon as a step is sampled, as the next replay of
   a CUDA graph would overwrite them.
-- Staging memory of input rows that is written while a copy from it may still run is an error.
+- Writing to the staging memory of input rows while a copy from it may still run is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unittest import mock
 
 import pytest
 import torch
-import vllm.v1.worker.cpu.shm  # noqa: F401 - puts placeholders into torch.cuda as it is imported: before ours
+import vllm.v1.worker.cpu.shm  # noqa: F401 - its import puts placeholders into torch.cuda, so it must precede ours
 from vllm.platforms.cpu import CpuPlatform
 
 from omni_proto.pipeline.components import EngineKind
@@ -36,17 +36,17 @@ from omni_stage.vllm_adapter.worker import host_memory
 from support.tiny_text import TextEngine
 
 GARBAGE_ID = 3
-"""What stands in the input ids after a step: a token, for padding may be looked up."""
+"""Written to the input ids after a step. It is a valid token, because the embeddings of padding may be looked up."""
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill with what no test expects."""
+    """Fills the tensor with values that no test expects."""
     return tensor.fill_(float("nan") if tensor.is_floating_point() else -12345)
 
 
 @dataclass
 class Seen:
-    """What the stand-in saw, so that a test can tell that the way was taken."""
+    """Counts by which a test can tell that the asynchronous code path ran."""
 
     side_copies: int = 0
     staged_steps: int = 0
@@ -56,15 +56,15 @@ class Seen:
 
 @dataclass(eq=False)
 class Stream:
-    """What was enqueued and nobody has waited for."""
+    """Copies that were enqueued and not waited for yet."""
 
     copies: list[Callable[[], None]] = field(default_factory=list)
     kept: list[torch.Tensor] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)
-    """Host memory that copies to the device may still read, by its address."""
+    """Addresses of host memory that copies to the device may still read."""
 
     def wait_stream(self, other: Stream) -> None:
-        """Computing is synchronous here: all of it is done by then."""
+        """Does nothing: computation is synchronous here, so it has finished already."""
 
 
 _main = Stream()
@@ -73,12 +73,12 @@ _streams: weakref.WeakKeyDictionary[Any, Stream] = weakref.WeakKeyDictionary()
 
 
 def _stream_of(stream: Any) -> Stream:
-    # vLLM's CPU runner puts placeholders of its own in place of the streams that it makes.
+    # vLLM's CPU runner creates placeholders instead of streams.
     return stream if isinstance(stream, Stream) else _streams.setdefault(stream, Stream())
 
 
 class Event:
-    """Waits for what was enqueued before it was recorded."""
+    """An event that waits for the copies which were enqueued before it was recorded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._stream = _main
@@ -113,7 +113,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 _seen: list[Seen] = []
-"""Of what runs meanwhile, the innermost last."""
+"""Counts of the active `async_scheduling` blocks, the innermost last."""
 
 
 @contextmanager
@@ -127,9 +127,9 @@ def _counting() -> Iterator[Seen]:
 
 @contextmanager
 def async_scheduling() -> Iterator[Seen]:
-    """Engines that are built and run meanwhile, with async_scheduling=True, schedule asynchronously on the CPU.
+    """Yields counts. Engines built and run in the block with async_scheduling=True schedule asynchronously on the CPU.
 
-    Within another one, counts go to the inner.
+    In nested blocks, the innermost one counts.
     """
     if _seen:
         with _counting() as seen:
@@ -147,7 +147,7 @@ def async_scheduling() -> Iterator[Seen]:
         def copy() -> None:
             kept = alive()
             if kept is None:
-                # The allocator has given the memory to somebody else.
+                # The allocator may have reused the source's memory.
                 seen.lost_sources += 1
                 return
             with torch.inference_mode():
@@ -185,7 +185,7 @@ def async_scheduling() -> Iterator[Seen]:
         state = self.execute_model_state
         output = sample_tokens(self, grammar_output)
         if not self.use_async_scheduling:
-            # vLLM waits for the step's tokens here, and so for all that came before them.
+            # vLLM waits for the step's tokens here, and therefore for all earlier copies.
             _main.reading.clear()
         elif state is not None:
             _seen[-1].poisoned_steps += 1
@@ -228,7 +228,7 @@ def async_scheduling() -> Iterator[Seen]:
 
 
 SCHEDULING = (
-    # Parity tests and pipelines schedule like this, as vLLM does on CPUs.
+    # Marked full: the parity tests and pipelines already schedule synchronously, as vLLM does on CPUs.
     pytest.param("synchronous", marks=pytest.mark.full),
     "asynchronous",
 )
@@ -236,13 +236,16 @@ SCHEDULING = (
 
 @contextmanager
 def scheduling(kind: str) -> Iterator[dict[str, bool]]:
-    """Engine arguments of a kind of SCHEDULING, for engines that are built and run meanwhile. Checks what they did."""
+    """Yields engine arguments for a kind of SCHEDULING. Build and run engines in the block.
+
+    After the block, checks that asynchronous engines really scheduled asynchronously.
+    """
     if kind == "synchronous":
         yield {"async_scheduling": False}
         return
     with async_scheduling() as seen:
         yield {"async_scheduling": True}
-    # Tokens at least take the side stream; what nobody kept alive was read all the same.
+    # At least the tokens of each step are copied on a side stream, and no source was freed before it was read.
     assert seen.poisoned_steps > 0
     assert seen.side_copies >= seen.poisoned_steps
     assert seen.lost_sources == 0
@@ -252,7 +255,7 @@ def scheduling(kind: str) -> Iterator[dict[str, bool]]:
 def text_engine(
     checkpoint: Path, kind: str, omni: dict[str, Any] | None = None, **overrides: Any
 ) -> Iterator[TextEngine]:
-    """Yields a TextEngine that schedules as `kind` of SCHEDULING says."""
+    """Yields a TextEngine with the scheduling `kind`, which is one of SCHEDULING."""
     with scheduling(kind) as arguments:
         engine = TextEngine(checkpoint, omni, **arguments, **overrides)
         yield engine
@@ -261,7 +264,7 @@ def text_engine(
 
 @contextmanager
 def stage_scheduling(kind: str) -> Iterator[None]:
-    """Yields the same for stages: their autoregressive engines, built meanwhile, schedule as `kind` says."""
+    """Makes the autoregressive engines of stages that are built in the block use the scheduling `kind`."""
 
     def build(*args: Any, **kwargs: Any) -> OmniEngineArgs:
         engine_args = build_engine_args(*args, **kwargs)

@@ -1,5 +1,4 @@
-"""Wrong pipelines that the type of one field refuses. The API server's messages are for programmers, `omnipipe`'s
-for users."""
+"""Invalid pipelines that the type of a single field rejects. The API server and `omnipipe` use different messages."""
 
 from __future__ import annotations
 
@@ -289,4 +288,4 @@ BAD_FIELDS: Final[dict[str, Bad]] = {
         "at most 100",
     ),
 }
-"""Refused by the type of one field."""
+"""Case -> a pipeline that the type of a single field rejects."""

@@ -1,4 +1,4 @@
-"""Wrong pipelines that a rule in CEL refuses, in the same words on both sides."""
+"""Invalid pipelines that a CEL rule rejects. The API server and `omnipipe` use the same messages."""
 
 from __future__ import annotations
 
@@ -198,4 +198,4 @@ BAD_RULES: Final[dict[str, Bad]] = {
         (edit("spec/rollout", {"maxSurge": 0}),), "spec.rollout", "are both 0, so no pod"
     ),
 }
-"""Refused by a rule between fields, in CEL: the words are the same on both sides."""
+"""Case -> a pipeline that a CEL rule rejects."""

@@ -1,4 +1,4 @@
-"""A checkpoint folder with nothing but a configuration, of the smallest Qwen2: weights are random, or never read."""
+"""A checkpoint folder with only the config.json of a minimal Qwen2, for tests with random weights or none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_bare_config(directory: Path, **fields: object) -> Path:
-    """Write config.json with `fields` besides what it has in any case; the directory."""
+    """Writes config.json. `fields` adds or replaces its fields. Returns the directory."""
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",

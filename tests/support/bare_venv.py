@@ -1,4 +1,4 @@
-"""Virtual environments that hold what a user gets who installs the package, and nothing of the checkout."""
+"""Virtual environments with what an installation of the package contains, and nothing from the checkout."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def find_uv() -> str:
-    """Returns the uv that scripts/setup.sh used: the one on PATH, else the one in the project's cache."""
+    """Returns the path of the uv that scripts/setup.sh used: from PATH, or else from the project's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "omnipipeline"
     return shutil.which("uv") or str(cache / "uv" / "bin" / "uv")
 
 
 def build_distributions(out: Path) -> tuple[Path, Path]:
-    """Builds both distributions into out; returns the sdist and the wheel, which is built from the sdist."""
+    """Builds both distributions into `out`. Returns the sdist, and the wheel that was built from it."""
     _uv("build", "--quiet", "--out-dir", str(out), str(ROOT))
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     return sdist, wheel
 
 
 def make_venv(folder: Path, *requirements: str) -> Path:
-    """Returns the bin folder of a new environment with the requirements, at the versions that the tests pin."""
+    """Makes a virtual environment with requirements, at the versions of constraints/cpu.txt. Returns its bin folder."""
     _uv("venv", "--quiet", "--python", str(ROOT / ".venv" / "bin" / "python"), str(folder))
     python = str(folder / "bin" / "python")
     constraints = str(ROOT / "constraints" / "cpu.txt")
@@ -33,7 +33,7 @@ def make_venv(folder: Path, *requirements: str) -> Path:
 
 
 def run_bare(command: list[str], cwd: Path, *, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command without the environment variables that tests set, and with those given."""
+    """Runs a command with PATH, HOME, LANG and `environment` as its only environment variables."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return subprocess.run(
         command, cwd=cwd, env=kept | environment, input=stdin, capture_output=True, text=True, timeout=500, check=False

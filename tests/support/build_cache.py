@@ -1,4 +1,4 @@
-"""Folders of a cache, each filled once by one process: completely or not at all. Standard library only."""
+"""Cache folders that one process fills once, either completely or not at all. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def cache_root() -> Path:
 
 
 def fill_once(folder: Path, name: str, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a folder beside `folder`, and rename it; a second caller waits and finds it done.
+    """Calls `fill` with a temporary folder and renames that to `folder`. A concurrent caller waits and then reuses it.
 
-    What an earlier call left unfinished of the same name (`NAME-*.building`) is removed.
+    Temporary folders of the same name that interrupted calls left (`NAME-*.building`) are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.parent / f"{name}.lock", name):
@@ -34,7 +34,7 @@ def fill_once(folder: Path, name: str, fill: Callable[[Path], None]) -> None:
 
 
 def say(text: str) -> None:
-    """Progress, for people."""
+    """Writes a line of progress to stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

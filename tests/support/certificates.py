@@ -1,4 +1,4 @@
-"""Certificates for TLS of a stage: an authority that issues them, and a Secret's directory as kubelet mounts it."""
+"""TLS certificates for stages: an authority that issues them, and a Secret's directory as the kubelet mounts it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Pair:
 
 
 class Authority:
-    """A CA that signs what it is asked to."""
+    """A CA that signs a certificate for any name."""
 
     def __init__(self, name: str) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        # Python >= 3.13 refuses a CA that does not say what its key is for, and a chain without key identifiers
-        # (VERIFY_X509_STRICT).
+        # Since Python 3.13, VERIFY_X509_STRICT is on by default. It rejects a CA without a key usage, and a chain
+        # without key identifiers.
         usage = dict.fromkeys(_USAGES, False) | {"key_cert_sign": True, "crl_sign": True}
         authority = (
             _builder(self._name, self._name, self._key.public_key(), 10 * DAY)
@@ -56,7 +56,7 @@ class Authority:
         key: Key | None = None,
         lasts: datetime.timedelta = 5 * DAY,
     ) -> Pair:
-        """Returns a certificate for these DNS names; lasts may be in the past."""
+        """Returns a certificate for the DNS names `hosts`. A negative `lasts` makes one that has expired."""
         own = key or ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         certificate = (
@@ -72,7 +72,7 @@ class Authority:
 
 
 class MountedSecret:
-    """A directory that changes as a Secret's volume does: files are links through `..data`, which is swapped."""
+    """A directory that changes as a Secret's volume does: files link through `..data`, a link that is swapped."""
 
     def __init__(self, directory: Path, files: Mapping[str, bytes]) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class MountedSecret:
         self.write(files)
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Another content, all at once."""
+        """Replaces all files in one atomic step."""
         version = self.directory / f"..{next(self._numbers)}"
         version.mkdir()
         for name, content in files.items():
@@ -98,7 +98,7 @@ class MountedSecret:
 
 
 def tls_files(pair: Pair, ca: bytes | None = None) -> dict[str, bytes]:
-    """Returns a Secret's content, in cert-manager's shape."""
+    """Returns a Secret's data, with the keys that cert-manager uses."""
     return {"tls.crt": pair.certificate, "tls.key": pair.key, **({"ca.crt": ca} if ca else {})}
 
 

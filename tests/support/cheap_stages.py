@@ -1,11 +1,12 @@
-"""Stage servers as a process of their own, with engines that cost nothing: for memory, floods, signals.
+"""Stage servers in a process of their own with engines that do no work, for tests of memory, floods and signals.
 
     python tests/support/cheap_stages.py thinker.yaml talker.yaml ...     # several stages share a process
 
-One file: `run_stage`, as `python -m omni_stage serve` runs it, signals and exit codes included. Several: one event loop
-for all. Either way PORTS go to FILE.address.json, and /metrics has cheap_* gauges beside the product's own metrics.
+With one file, the process calls `run_stage` as `python -m omni_stage serve` does, with its signal handling and exit
+codes. With several, all stages share one event loop. Each stage's ports are written to FILE.address.json, and /metrics
+has cheap_* gauges besides the product's own metrics.
 
-The engine makes max_tokens steps, one each top_k milliseconds (0: at once); token2wav makes its audio after
+The engine makes max_tokens steps, one every top_k milliseconds (0: without a pause). token2wav returns its audio after
 num_inference_steps x 10 ms.
 """
 
@@ -38,12 +39,12 @@ from omni_stage.service.server.stage_server import StageServer, run_stage
 from support.scripted_component import Script, ScriptedComponent
 
 ROW = 3584
-"""Numbers of a row, as wide as Qwen2.5-Omni-7B's: 7 KiB."""
+"""Values in a row: the hidden size of Qwen2.5-Omni-7B's thinker, 7 KiB in bfloat16."""
 EDGE_A = TensorSchema("cheap/a2b", 1, (TensorSpec("x", "bfloat16", (ROW,)), TensorSpec("ids", "int64")))
 EDGE_B = TensorSchema("cheap/b2c", 1, (TensorSpec("codes", "int64"),))
 MAX_MODEL_LEN = 4096
 WORD = "w" * 1023 + " "
-"""What the thinker says in every step."""
+"""The thinker's text of each step."""
 
 
 async def _steps(request: StageRequest) -> AsyncIterator[int]:
@@ -54,7 +55,7 @@ async def _steps(request: StageRequest) -> AsyncIterator[int]:
 
 
 async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields a word of 1 KiB and a row a step."""
+    """Yields a word of 1 KiB and a row in each step."""
     async for number in _steps(request):
         tensors = {}
         if request.want_tensors:
@@ -65,21 +66,21 @@ async def think(request: StageRequest) -> AsyncIterator[StageStep]:
 
 
 async def talk(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields a code a step."""
+    """Yields a code in each step."""
     async for number in _steps(request):
         yield StageStep(token_ids=[number], tensors={"codes": np.array([number])} if request.want_tensors else {})
     yield StageStep(finish_reason=FinishReason.LENGTH)
 
 
 async def sound(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Silence, 8 samples for each code."""
+    """Yields 8 samples of silence for each code, in one step."""
     codes = request.source.tensors["codes"]  # type: ignore[union-attr]
     await asyncio.sleep((request.sampling.num_inference_steps or 0) / 100)
     yield StageStep(audio=np.zeros(8 * len(codes), np.float32), finish_reason=FinishReason.DIFFUSION_DONE)
 
 
 class CheapEngine:
-    """A StageEngine that plays a script and keeps numbers only, so that nothing of it grows."""
+    """A StageEngine that plays a script. It keeps only numbers, so its memory does not grow."""
 
     is_dead = False
     compiled_check_failed = False
@@ -119,7 +120,7 @@ class CheapEngine:
 
 
 def make_engine(config: StageConfig) -> CheapEngine:
-    """Returns the engine for a stage, by its name."""
+    """Returns the engine for a stage, chosen by the stage's name."""
     if config.stage == "token2wav":
         nothing = SamplingDefaults()
         component = ScriptedComponent(kind=EngineKind.DIFFUSION, input_schema=EDGE_B, default_sampling=nothing)
@@ -134,7 +135,7 @@ def make_engine(config: StageConfig) -> CheapEngine:
 
 
 def add_gauges(registry: CollectorRegistry, engine: CheapEngine) -> None:
-    """What must go back to where it was: tasks of the process, unfinished requests of the engine; and a count."""
+    """Adds gauges of executions, and of asyncio tasks and unfinished requests, which must not leak."""
     loop = asyncio.get_running_loop()
     gauges: dict[str, Callable[[], float]] = {
         "cheap_tasks": lambda: len(asyncio.all_tasks(loop)),
@@ -146,14 +147,14 @@ def add_gauges(registry: CollectorRegistry, engine: CheapEngine) -> None:
 
 
 async def serve_one(address_file: Path, config: StageConfig) -> int:
-    """As the product does. Its exit code."""
+    """Serves one stage as the product does. Returns the exit code."""
     engine = make_engine(config)
     add_gauges(prometheus_client.REGISTRY, engine)
     return int(await run_stage(config, lambda _: engine, address_file))
 
 
 async def serve_all(configs: dict[Path, StageConfig]) -> int:
-    """Until SIGTERM."""
+    """Serves all stages until SIGTERM. Returns the exit code 0."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with AsyncExitStack() as stack:

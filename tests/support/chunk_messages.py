@@ -1,4 +1,4 @@
-"""Messages with tensor chunks, built from protobuf's own classes and from raw bytes."""
+"""Tensor chunk messages, built with protobuf's own classes and from raw bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the public client sends for given arguments, and the first bytes of media files."""
+"""The messages that the public client sends for given arguments, and the first bytes of media files."""
 
 from __future__ import annotations
 

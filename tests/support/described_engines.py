@@ -1,4 +1,4 @@
-"""Engine arguments for a component that a test describes."""
+"""Engine arguments for a component whose facts a test chooses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omni_stage.models.manifest import describe
 
 @dataclass
 class Described:
-    """As much of a Component as the arguments are built from."""
+    """The part of a Component from which engine arguments are built."""
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     kind: EngineKind = EngineKind.AUTOREGRESSIVE

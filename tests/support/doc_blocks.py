@@ -1,4 +1,4 @@
-"""Every code block of README and docs, with the test that runs it or the reason why none can.
+"""Every code block of README and docs, with the test that runs the block or the reason why none does.
 
 `PYTHONPATH=tests python -m support.doc_blocks` prints the list.
 """
@@ -28,27 +28,27 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """What a console block shows behind a `$`; a `\\` continues in the next line."""
+        """Returns the commands that a console block shows after `$`. A `\\` continues a command on the next line."""
         return re.findall(r"^\$ ((?:.*\\\n)*.*)$", self.text, re.MULTILINE) if self.language == "console" else []
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Which blocks a test runs, or why none can."""
+    """A pattern of blocks, and the test that runs them or the reason why none does."""
 
     page: str
-    """A pattern of paths."""
+    """A glob pattern of paths."""
     language: str
     pattern: str
-    """What the block holds: a regular expression."""
+    """A regular expression that is found in the block."""
     test: str = ""
-    """The test that runs it from the page, as a path below tests/."""
+    """The test that reads the block from the page and runs it, as a path below tests/."""
     reason: str = ""
-    """Why no test runs it as it is."""
+    """Why no test runs the block word for word."""
 
 
 USES = (
-    # Run as the page shows them.
+    # Blocks that tests run word for word.
     Use("*", "yaml", r"^kind: OmniPipeline", "controlplane/test_crd_pages.py"),
     Use("docs/tls.md", "yaml", "", "unit/docs/test_security_page.py"),
     Use("docs/observability.md", "yaml", "^scrape_configs", "processes/test_scrape_labels.py"),
@@ -75,7 +75,7 @@ USES = (
     Use("docs/add-a-model.md", "toml", "", "unit/docs/test_add_a_model_page.py"),
     Use("docs/add-a-model.md", "dockerfile", "", reason="builds an image for minutes"),
     Use("docs/other-languages.md", "console", "", "processes/test_other_languages.py"),
-    # Not run as they are. test_code_blocks.py still checks options, make targets and files.
+    # Blocks that no test runs word for word. test_code_blocks.py still checks their options, make targets and files.
     Use("README.md", "mermaid", "", reason="a picture"),
     Use("README.md", "python", "OmniLLM", reason="starts engines; engine/test_omni_llm_qwen25.py makes such calls"),
     Use("README.md", "console", "make demo", reason="takes minutes; pipeline/test_cli_demo.py runs the demo"),
@@ -100,7 +100,7 @@ USES = (
     Use("docs/tls.md", "console", "", reason="needs cert-manager; cluster/test_e2e_tls.py does it with a Secret"),
     Use("docs/status.md", "", "omnipipe status", reason="an example of output"),
 )
-"""The first that fits counts."""
+"""The first match applies to a block."""
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -111,12 +111,12 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Returns those of README and of every page of docs."""
+    """Returns the blocks of README and of every page of docs."""
     return [block for page in PAGES for block in blocks_of(page)]
 
 
 def find_use(block: Block) -> Use | None:
-    """Returns the first use that fits a block."""
+    """Returns the first use that matches a block; None if there is none."""
     for use in USES:
         if (
             fnmatch(block.page, use.page)
@@ -128,7 +128,7 @@ def find_use(block: Block) -> Use | None:
 
 
 def render_list() -> str:
-    """Returns one line a block: where it is, what it is, and its test or reason."""
+    """Returns one line per block: its place, its language, and its test or reason."""
     lines = []
     for block in all_blocks():
         use = find_use(block)

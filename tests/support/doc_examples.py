@@ -1,4 +1,4 @@
-"""The pipelines in the pages of docs/, as people would copy them."""
+"""Pipelines, commands and programs in README and docs, as users would copy them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def pipelines_in(page: Path) -> dict[str, str]:
-    """Name -> YAML text of every OmniPipeline that the page shows in full."""
+    """Returns name -> YAML text of every complete OmniPipeline on the page."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     shown = [(block, yaml.safe_load(block)) for block in blocks]
     pipelines = [(document, block) for block, document in shown if is_pipeline(document)]
@@ -25,7 +25,7 @@ def is_pipeline(document: Any) -> bool:
 
 
 def sample_pipelines() -> dict[str, str]:
-    """Name -> YAML text of every sample manifest."""
+    """Returns name -> YAML text of every sample manifest."""
     return {path.stem: path.read_text() for path in sorted((ROOT / "manifests" / "samples").glob("*.yaml"))}
 
 
@@ -33,7 +33,10 @@ EXAMPLES = {name: text for page in PAGES for name, text in pipelines_in(page).it
 
 
 def console_commands(page: Path) -> dict[str, list[str]]:
-    """Heading -> the commands below it, as its console blocks show them after a `$`; `\\` goes on in the next line."""
+    """Returns heading -> the commands that the console blocks below it show after `$`.
+
+    A `\\` continues a command on the next line.
+    """
     found: dict[str, list[str]] = {}
     for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         blocks = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
@@ -44,7 +47,7 @@ def console_commands(page: Path) -> dict[str, list[str]]:
 
 
 def python_blocks(page: Path) -> dict[str, str]:
-    """Heading -> the Python program below it."""
+    """Returns heading -> the Python program below it, which may span several blocks."""
     sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = {
         section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S) for section in sections

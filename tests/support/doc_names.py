@@ -1,4 +1,4 @@
-"""What the pages of docs/ name in code spans, compared with the tests that exist."""
+"""Finds tests that pages of docs/ name in code spans but that do not exist."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def named_tests(page: Path) -> set[str]:
 
 
 def missing_tests(page: Path) -> list[str]:
-    """Returns those of them that no test file defines."""
+    """Returns the named test functions that no test file defines."""
     source = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     return sorted(name for name in named_tests(page) if f"def {name}(" not in source)

@@ -1,4 +1,4 @@
-"""Requests to an engine: sampled, pooled, with embeddings, with additional information."""
+"""Engine requests for sampling and for pooling, optionally with prompt embeddings or additional information."""
 
 from __future__ import annotations
 

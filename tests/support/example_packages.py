@@ -1,7 +1,6 @@
-"""Packages of examples/, put where an interpreter finds them as installed: the code and its metadata.
+"""Installs packages of examples/ into a folder without a build backend.
 
-No build backend is asked for; what is written is what an installer leaves behind: the package and its dist-info with
-the entry points of pyproject.toml.
+The folder then has what an installer would write: the package, and its dist-info with pyproject.toml's entry points.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def install_example(name: str, site: Path) -> Path:
-    """Install the package of examples/NAME into the directory `site`, to be put on PYTHONPATH; returns it."""
+    """Installs the package of examples/NAME into the directory `site`, which belongs on PYTHONPATH. Returns `site`."""
     project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())["project"]
     shutil.copytree(EXAMPLES / name / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"

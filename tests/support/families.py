@@ -1,4 +1,4 @@
-"""Manifests of model families that exist in tests alone, as entry points name them."""
+"""Manifests of model families that exist only in tests, in the form that entry points name."""
 
 from __future__ import annotations
 

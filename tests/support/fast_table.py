@@ -1,4 +1,4 @@
-"""A table of paced engines whose steps take next to no time, for tests of what is around them."""
+"""A table for paced engines with steps of almost no duration, for tests of the code around the engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ TABLE = "qwen2.5-omni-7b-h100"
 
 
 def write_fast_table(folder: Path, name: str = TABLE, step_ms: float = 0.5, **thinker: Any) -> Path:
-    """Writes a built-in table with one time for every step. Returns its directory. `thinker`: further fields of it."""
+    """Writes a built-in table in which every step takes `step_ms`. Returns its directory.
+
+    `thinker` adds or replaces fields of the thinker.
+    """
     data = json.loads((BUILT_IN / name / "config.json").read_text())
     for stage, curve in (("thinker", "stepMs"), ("talker", "stepMs"), ("decoder", "frameMs")):
         data[stage][curve] = {"1": step_ms if curve == "stepMs" else 0.001}

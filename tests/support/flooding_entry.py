@@ -1,4 +1,4 @@
-"""An entry stage that answers most requests with two words, and some with text without end, as fast as it is read."""
+"""An entry stage that answers most requests with two words, and some with endless text as fast as the client reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from omni_proto.stage.v1 import stage_service_pb2 as pb
 
 WORDS: Final = ("Hello", " there")
 ENDLESS: Final = "Never stop."
-"""What a request says to get text without end."""
+"""A request that contains this text gets an endless answer."""
 _PIECE: Final = "word " * 200
 STAGE: Final = "thinker"
 
 
 class FloodingEntry(stage_service_pb2_grpc.StageServiceServicer):
-    """The servicer; says how many answers without end there are."""
+    """The servicer. `endless` counts endless answers in progress, `endless_begun` those begun so far."""
 
     def __init__(self) -> None:
         self.endless = 0
@@ -41,7 +41,7 @@ class FloodingEntry(stage_service_pb2_grpc.StageServiceServicer):
             try:
                 while True:
                     yield _text(_PIECE)
-                    # A write that fits into buffers does not wait: others have their turn.
+                    # A write that fits into the buffers does not yield to the event loop.
                     await asyncio.sleep(0)
             finally:
                 self.endless -= 1
@@ -60,7 +60,7 @@ def _text(text: str) -> pb.GenerateResponse:
 
 @contextmanager
 def serve_flood() -> Iterator[tuple[int, FloodingEntry]]:
-    """Serves on 127.0.0.1, on a thread, inside the block; gives the port and the servicer."""
+    """Serves on 127.0.0.1 on a thread inside the block. Yields the port and the servicer."""
     entry = FloodingEntry()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -1,6 +1,6 @@
-"""Third-party clients, each in an environment of its own below the cache, with a program that uses it.
+"""Third-party clients, each in its own environment in the cache, with a program that uses the client.
 
-`tests/data/clients/NAME` holds the program `cases.*` and what it needs: package.json or requirements.txt.
+`tests/data/clients/NAME` has the program `cases.*` and its requirements in package.json or requirements.txt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ INSTALL_S = 550
 
 
 def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
-    """Returns what the program of a client prints: an object with an entry for each case. Fails if it fails."""
+    """Runs a client's program. Returns the object that it prints, with an entry for each case.
+
+    Raises AssertionError if the program fails.
+    """
     client = CLIENTS / name
     if (client / "package.json").exists():
         installed = _install(name, "package.json", [_find("npm"), "install", "--no-audit", "--no-fund"])
-        # Node looks for packages beside the program.
+        # Node looks for packages in the folder of the program.
         (folder / "node_modules").symlink_to(installed / "node_modules")
         shutil.copy(client / "package.json", folder)
         command = [_find("node"), str(shutil.copy(client / "cases.js", folder))]
@@ -41,7 +44,7 @@ def run_cases(name: str, folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _install(name: str, list_name: str, command: list[str]) -> Path:
-    """Returns the folder that holds what a client needs; installs it the first time."""
+    """Returns the folder with a client's requirements. Installs them the first time."""
     wanted = CLIENTS / name / list_name
     platform_key = f"{platform.machine()} {sys.version_info[:2]}".encode()
     digest = hashlib.sha256(platform_key + wanted.read_bytes()).hexdigest()

@@ -1,6 +1,6 @@
-"""A pipeline as forks of one server that has imported vLLM: a third of the CPU time that `omnipipe run` takes to start.
+"""A pipeline whose stage servers are forks of a server that has imported vLLM.
 
-The stage servers have the configurations that `omnipipe run` gives them, and are otherwise programs like any.
+It needs one third of the CPU time of `omnipipe run` to start. The stage servers get the same configurations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.stage_processes import StageProcess
 
 @contextmanager
 def fork_pipeline(file: Path, model_dir: Path, folder: Path) -> Iterator[RunningPipeline]:
-    """Serve a pipeline until the block ends; fails with a stage's log if it does not come up."""
+    """Serves a pipeline until the block ends. If a stage does not start, the error has the end of that stage's log."""
     pipeline = load_pipeline(file)
     names = [stage.name for stage in order_stages(pipeline)]
     ports = dict(zip(names, pick_ports(len(names)), strict=True))

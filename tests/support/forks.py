@@ -1,7 +1,7 @@
-"""Programs under test as forks of a server that has imported them: started in a moment, otherwise like any program.
+"""Programs under test as forks of a server that has imported them, so that they start in milliseconds.
 
-Importing vLLM takes a stage server eight seconds of CPU, and an operator's imports take it one. The fork has a session,
-a log and an environment of its own, and dies with the server. Its exit code and signals are those of the fork.
+Importing vLLM costs a stage server eight seconds of CPU; an operator's imports cost one second. A fork has its own
+session, log and environment, and dies with the server. Tests signal the fork and read its exit code as of any program.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _preloaded: list[str] = []
 
 
 def preload(module: str) -> None:
-    """Let the fork server import the module when it starts, which is with the first fork."""
+    """Makes the fork server import the module when the server starts, which is with the first fork."""
     _preloaded.append(module)
     _CONTEXT.set_forkserver_preload(_preloaded)
 
 
 class ForkedProgram:
-    """`main(arguments)` of a module in a fork, with the methods of subprocess.Popen that tests use."""
+    """Runs `main(arguments)` of a module in a fork. Has the methods of subprocess.Popen that tests use."""
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         work = (module, list(arguments), str(log), dict(environment))
@@ -46,7 +46,7 @@ class ForkedProgram:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired if it does not end in time."""
+        """Returns the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired(self._name, timeout or 0.0)
@@ -60,7 +60,7 @@ class ForkedProgram:
 
 
 def _start_server() -> None:
-    """Start the fork server, unless it runs. PYTHONPATH, because CPython 3.11 does not give it pytest's sys.path."""
+    """Starts the fork server, unless it runs. Sets PYTHONPATH: CPython 3.11 does not pass pytest's sys.path to it."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
@@ -81,7 +81,7 @@ def _live(module: str, arguments: list[str], log: str, environment: Mapping[str,
     for name in set(os.environ) - set(environment):
         del os.environ[name]
     os.environ.update(environment)
-    # A program of its own may have children, and they import its main module, not pytest's.
+    # A normally started program may have children, and these import its main module, not pytest's.
     multiprocessing.current_process().daemon = False
     program = sys.modules["__main__"] = importlib.import_module(module)
     main: Callable[[list[str]], int] = program.main

@@ -1,4 +1,4 @@
-"""A gateway on a thread of this process, or in a process of its own, on a free port of the loopback interface."""
+"""A gateway on a free loopback port, on a thread of this process or as a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_gateway.settings import GatewaySettings
 def serve_gateway(
     *pipelines: ServedPipeline, settings: GatewaySettings | None = None, tls_dir: Path | None = None
 ) -> Iterator[str]:
-    """Serves the pipelines inside the block; gives the gateway's URL."""
+    """Serves the pipelines inside the block, on a thread. Yields the gateway's URL."""
     settings = settings or GatewaySettings()
     app = create_app(StaticPipelines(pipelines), settings)
     server = make_server(app, settings, Listen(port=0, tls_dir=tls_dir))
@@ -45,20 +45,23 @@ def serve_gateway(
 
 @dataclass(frozen=True)
 class GatewayProcess:
-    """A gateway in a process of its own."""
+    """A gateway that runs as a separate process."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
 
     def rss_bytes(self) -> int:
-        """Returns the memory that it holds."""
+        """Returns the process's resident memory in bytes."""
         return psutil.Process(self.process.pid).memory_info().rss
 
 
 @contextmanager
 def run_gateway(folder: Path, endpoint: str, config: str = "") -> Iterator[GatewayProcess]:
-    """`python -m omni_gateway` with NAME=URL and the text of a config file, inside the block."""
+    """Runs `python -m omni_gateway` inside the block.
+
+    `endpoint` is NAME=URL of a pipeline, and `config` the text of the configuration file.
+    """
     settings, address, log = folder / "gateway.yaml", folder / "gateway.address.json", folder / "gateway.log"
     settings.write_text(config)
     command = [sys.executable, "-m", "omni_gateway", "--host", "127.0.0.1", "--port", "0", "--config", str(settings)]

@@ -1,7 +1,6 @@
 """A complete tiny text checkpoint for generic/llm: seeded weights, a real byte-level BPE tokenizer, a chat template.
 
-It writes noise. About 1 MB, in
-seconds.
+The model's output is random text. The checkpoint has about 1 MB and is written in seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TOOL_TEMPLATE: Final = (
     "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Qwen's, in short."""
+"""Qwen's template with tools, shortened."""
 _CORPUS: Final = (
     "A pipeline hands tensors from stage to stage.",
     "The thinker reads text and writes text; the talker speaks.",
@@ -35,10 +34,10 @@ _VOCABULARY: Final = 320
 
 
 def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int = 2, tools: bool = False) -> Path:
-    """Write the checkpoint (Qwen2 architecture, float32) into the directory and return it.
+    """Writes the checkpoint (Qwen2 architecture, float32) into the directory. Returns the directory.
 
-    The same seed gives the same bytes. kv_heads: 1, 2 or 4 for 4 query heads; below 4 is grouped-query attention.
-    tools: with Qwen's tokens for tool calls and reasoning, a template that shows tools, and room for them.
+    The same seed gives the same bytes. `kv_heads` is 1, 2 or 4 for 4 query heads; below 4 is grouped-query attention.
+    `tools` adds Qwen's tokens for tool calls and reasoning, a template that shows tools, and a longer context.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -46,7 +45,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer()
     if tools:
-        # Not special: parsers read them in the text.
+        # Not special tokens, because parsers read them in the text.
         tokenizer.add_tokens([*TOOL_CALL, *THINK])
         tokenizer.chat_template = TOOL_TEMPLATE
     tokenizer.save_pretrained(directory)
@@ -61,7 +60,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
         tie_word_embeddings=False,
-        # Large enough that greedy tokens differ by more than rounding.
+        # Large enough that the logits of greedy tokens differ by more than rounding errors.
         initializer_range=0.1,
         dtype="float32",
     )
@@ -74,7 +73,7 @@ def write_tiny_text_checkpoint(directory: Path, seed: int = 0, *, kv_heads: int 
 
 
 def train_tokenizer() -> Any:
-    """A byte-level BPE tokenizer of a few sentences, with the chat template."""
+    """Returns a byte-level BPE tokenizer that is trained on a few sentences and has the chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks` with a further case, `given`: its one ratio is the environment's GIVEN_VALUE."""
+"""`python -m benchmarks` with an additional case `given`, whose only ratio is the environment variable GIVEN_VALUE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def measure(options: Options) -> Report:
 
 
 def draw(result: Row, path: Path) -> None:
-    """No picture."""
+    """Draws nothing."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A process group as an engine's, and what the process listens on then, one address a line."""
+"""Opens a process group as an engine does, and prints the addresses that the process then listens on, one a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.sockets import list_listeners
 
 
 def main() -> None:
-    """With the argument `plain`: without the environment of engines."""
+    """With the argument `plain`, does not apply the engines' environment variables."""
     if "plain" not in sys.argv:
         apply_environment()
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Valid pipelines."""
+"""Valid pipelines, each as edits of a base pipeline."""
 
 from __future__ import annotations
 

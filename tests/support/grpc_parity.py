@@ -1,4 +1,4 @@
-"""Requests over gRPC whose answers are compared with transformers', each alone and all of them at once."""
+"""Compares answers over gRPC with transformers', for requests sent one at a time and all concurrently."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EXACT: dict[str, Any] = {
     "include_codec_tokens": True,
     "timeout": 120,
 }
-"""Options of a request whose answer is compared."""
+"""Options of a request whose answer is to be compared."""
 
 
 class Expected(Protocol):
-    """What every family's reference gives."""
+    """The parts of a reference answer that every model family has."""
 
     prompt_token_ids: list[int]
     thinker_token_ids: list[int]
@@ -35,13 +35,13 @@ class Expected(Protocol):
 
 
 def media_parts(prompt: ReferencePrompt) -> list[Any]:
-    """Returns the images, then the audio, of a prompt."""
+    """Returns the parts of a prompt's images, followed by those of its audio."""
     images = [image_part(encode_png(image)) for image in prompt.images]
     return [*images, *(audio_part(encode_wav(sound)) for sound in prompt.sounds)]
 
 
 def check_text_and_audio(result: Any, expected: Expected) -> None:
-    """Prompt, text and audio; codec tokens are the family's own to compare."""
+    """Checks prompt, text and audio. Each family's tests compare codec tokens themselves."""
     assert result.prompt_token_ids["thinker"] == expected.prompt_token_ids
     assert result.token_ids["thinker"] == expected.thinker_token_ids
     assert result.text == expected.text
@@ -56,7 +56,7 @@ async def check_each_alone_and_all_at_once(
     generate: Callable[[AsyncOmniClient, Case], Awaitable[Any]],
     check: Callable[[str, Any], None],
 ) -> None:
-    """Send each case alone, then all of them together; check(name, result) is called for every answer."""
+    """Sends each case by itself, then all cases concurrently. Calls check(name, result) for every answer."""
     async with AsyncOmniClient(endpoint) as client:
         for name, case in cases.items():
             check(name, await generate(client, case))

@@ -1,4 +1,4 @@
-"""Tensors that fit the schemas of a family's edges and make no sense, beside some that do."""
+"""Tensors that satisfy the schemas of a family's edges but make no sense, and valid ones that they are based on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _PROMPT, _ROWS = 4, 6
 
 @dataclass(frozen=True)
 class HostileFamily:
-    """What a family's talker and last stage are sent."""
+    """Inputs of a family's talker and of its last stage."""
 
     sound_stage: str
     talker: Callable[[Any], Tensors]
-    """The component -> tensors that it takes."""
+    """The talker's component -> valid input tensors."""
     hostile_talker: Callable[[Any], Mapping[str, Tensors]]
-    """The component -> what replaces some of them, by what is wrong."""
+    """The talker's component -> description of a fault -> tensors that replace valid ones."""
     codes: Callable[[Any, int], torch.Tensor]
-    """The last stage's component and a code -> codes of which one is that code."""
+    """The last stage's component and a code -> a sequence of codes that contains this code."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Of the last stage."""
+    """Sampling parameters of the last stage."""
 
 
 def _qwen25_talker(component: Any) -> Tensors:

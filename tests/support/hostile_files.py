@@ -1,4 +1,4 @@
-"""Makers of hostile and odd media files, from code alone."""
+"""Functions that make hostile and unusual media files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ FRAGMENTS = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
-    """Of a PNG, with its checksum."""
+    """Returns a chunk of a PNG, with its checksum."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def flat_png(
     width: int, height: int, *, bits: int = 1, colour: int = 0, before: bytes = b"", rows: int | None = None
 ) -> bytes:
-    """Returns a PNG of one colour: a deflate stream of zeros, however large it says it is."""
+    """Returns a PNG of one colour: a small deflate stream of zeros.
+
+    `rows` is the number of rows in the stream (default: `height`); the header always says `height`.
+    """
     line = 1 + -(-width * bits * {0: 1, 2: 3, 3: 1, 6: 4}[colour] // 8)
     packer = zlib.compressobj(9)
     packed = b"".join(packer.compress(bytes(line)) for _ in range(height if rows is None else rows)) + packer.flush()
@@ -41,14 +44,17 @@ def save(image: Image.Image, form: str, **options: object) -> bytes:
 
 
 def many_scans(scans: int, side: int = 2048) -> bytes:
-    """Returns a progressive JPEG whose scans refine nothing: about 20 bytes each, a pass over the picture each."""
+    """Returns a progressive JPEG with scans that refine nothing.
+
+    Each scan has 14 bytes, but makes the decoder pass over the whole picture.
+    """
     base = save(Image.new("L", (side, side)), "JPEG", progressive=True)
     scan = b"\xff\xda" + struct.pack(">HBBBBBB", 8, 1, 1, 0, 1, 5, 0) + b"\x00" * 4
     return base[:-2] + scan * scans + b"\xff\xd9"
 
 
 def resized_jpeg(width: int, height: int) -> bytes:
-    """Returns a JPEG of 8 x 8 pixels that says that it has others."""
+    """Returns a JPEG of 8 x 8 pixels whose header says `width` x `height`."""
     data = bytearray(save(Image.new("RGB", (8, 8)), "JPEG"))
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = struct.pack(">HH", height, width)
@@ -76,14 +82,14 @@ def wav(rate_hz: int, channels: int, data: bytes, *, tag: int = 1, bits: int = 1
 
 
 def flac(seconds: float, rate_hz: int = 48_000, channels: int = 1) -> bytes:
-    """Silence: 300 s are about 3 kB."""
+    """Returns a FLAC of silence. 300 s have about 3 kB."""
     buffer = io.BytesIO()
     soundfile.write(buffer, np.zeros((int(seconds * rate_hz), channels), np.int16), rate_hz, format="FLAC")
     return buffer.getvalue()
 
 
 def with_frames(data: bytes, frames: int) -> bytes:
-    """Returns a FLAC whose header says so many samples."""
+    """Returns a FLAC file with its header changed to say `frames` samples."""
     (packed,) = struct.unpack_from(">Q", data, 18)
     return data[:18] + struct.pack(">Q", packed >> 36 << 36 | frames) + data[26:]
 
@@ -118,13 +124,13 @@ def deep(colour: int, bits: int = 16) -> Callable[[], bytes]:
 
 
 def patched(data: bytes, mark: bytes, at: int, value: bytes) -> bytes:
-    """Returns a file with bytes written over it, `at` behind the first mark."""
+    """Returns a file with `value` written `at` bytes after the first `mark`."""
     place = data.index(mark) + len(mark) + at
     return data[:place] + value + data[place + len(value) :]
 
 
 def lasting(seconds: float, *, said: float) -> bytes:
-    """Returns an MP4 of another length than it says in all its clocks."""
+    """Returns an MP4 of `seconds` whose headers (mvhd, mdhd) say a duration of `said` seconds."""
     data = encode_video(frames=int(seconds * 10), sound=None)
     for mark in (b"mvhd", b"mdhd"):
         scale = int.from_bytes(data[data.index(mark) + 16 : data.index(mark) + 20], "big")
@@ -137,7 +143,7 @@ def many_boxes() -> bytes:
 
 
 def sized_mp4(width: int, height: int) -> bytes:
-    """Returns an MP4 of 160 x 120 whose sample description says otherwise."""
+    """Returns an MP4 of 160 x 120 whose sample description says `width` x `height`."""
     return patched(encode_video(sound=None), b"stsd", 40, struct.pack(">HH", width, height))
 
 

@@ -1,4 +1,7 @@
-"""Images, audio and video that a hostile client may send: bombs, lies, damage, odd forms. Each with its fate."""
+"""Images, audio and video that a hostile client may send, and whether each is rejected or accepted.
+
+Among them are decompression bombs, false headers, damaged files and unusual formats.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ PIXELS, RATE = "maxImagePixels", "maxAudioRateHz"
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """One medium."""
+    """One image, audio clip or video."""
 
     name: str
     kind: MediaKind
@@ -54,7 +57,7 @@ class Hostile:
     fate: str
     """REFUSED, UNDECODABLE or TAKEN."""
     says: str = ""
-    """A part of the error."""
+    """A part of the error message."""
 
 
 VIDEOS: tuple[Hostile, ...] = (
@@ -211,5 +214,5 @@ CORPUS: tuple[Hostile, ...] = (
 
 
 def taken() -> Iterator[Hostile]:
-    """Yields those that pass their header: what the decoder has to bear."""
+    """Returns an iterator over the media whose header is accepted, and which the decoder must handle."""
     return (medium for medium in CORPUS if medium.fate != REFUSED)

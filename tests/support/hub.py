@@ -1,4 +1,4 @@
-"""A model hub on this machine: the part of the hub's API that downloads use."""
+"""A model hub on this machine, with the part of the Hugging Face Hub's API that downloads use."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOKEN = "hf_" + "right"
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves some files as each of its repositories, at one commit that every branch means.
+    """Serves the same files as each of its repositories. Every branch points to the same commit.
 
-    repositories: name -> the token that it wants, None for one that is open to all.
+    repositories: name -> the token that it requires, None for a public repository.
     """
 
     daemon_threads = True
@@ -32,17 +32,17 @@ class Hub(ThreadingHTTPServer):
         self.commit = COMMIT
         self.url = f"http://{address}:{self.server_port}"
         self.stop_at: int | None = None
-        """The next longer transfer stops after that many bytes, once; then the connection is closed."""
+        """The next transfer that is longer than this stops after so many bytes and closes its connection. Used once."""
         self.hangs = False
-        """A transfer that stops keeps its connection open instead, until the other side closes it."""
+        """Whether a transfer that stops keeps its connection open until the client closes it."""
         self.stopped = threading.Event()
         self.sent: list[tuple[str, int]] = []
-        """(file, first byte) of every transfer."""
+        """(file, offset of the first byte) of every transfer."""
         self.refused: list[str] = []
-        """Paths that were asked for with a wrong token."""
+        """Paths that were requested with a wrong token or none."""
 
     def names_sent(self) -> list[str]:
-        """Returns the files that were asked for, HEAD requests not counted."""
+        """Returns the files that were requested with GET."""
         return [name for name, _ in self.sent]
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class Hub(ThreadingHTTPServer):
 
 
 def etag_of(data: bytes) -> str:
-    """As the hub has it for files of its large storage: the SHA-256."""
+    """Returns the SHA-256 of a file, which the hub uses as ETag for files in its large-file storage (LFS)."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_file(path.rsplit("/", 1)[-1], body)
 
     def _commit(self) -> str:
-        """Returns the one that the path names, else the branch's."""
+        """Returns the commit that the path names. Default: the commit of every branch."""
         named = re.search(r"/(?:revision|tree|resolve)/([0-9a-f]{40})\b", self.path)
         return named[1] if named else self.server.commit
 

@@ -1,4 +1,4 @@
-"""Programs that log to a file: waiting for them, and reading the end of the log."""
+"""Programs that log to a file: waits for them and reads the end of their log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ class LoggedProgram:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Returns whether the program was started and has not ended."""
         raise NotImplementedError
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Returns how the program ended, in words."""
         return "ended"
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        """Return once `ready()`; raise with the end of the log when it ends first or takes too long."""
+        """Waits until `ready()` is true. Errors have the end of the log.
+
+        Raises:
+            RuntimeError: the program ended first.
+            TimeoutError: `ready()` was not true within `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
@@ -34,5 +39,5 @@ class LoggedProgram:
             time.sleep(0.05)
 
     def log_tail(self, lines: int = 20) -> str:
-        """Returns the last lines of its output."""
+        """Returns the last lines of the program's output."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""

@@ -1,4 +1,4 @@
-"""Small images and audio clips, made from a seed."""
+"""Small images, audio clips and video frames, generated from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_image(seed: int = 0, width: int = 112, height: int = 84) -> Image.Image
 
 
 def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np.ndarray:
-    """float32 [samples]: two tones and a little noise, in steps of 16 bits so that a WAV file holds them exactly."""
+    """Returns two tones and a little noise, float32 [samples]. Values are 16-bit steps, so a WAV file is lossless."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * rate_hz)) / rate_hz
     tones = 0.2 * np.sin(2 * np.pi * (220 + 40 * seed) * time) + 0.1 * np.sin(2 * np.pi * 1330 * time)
@@ -27,21 +27,21 @@ def make_sound(seed: int = 0, seconds: float = 1.0, rate_hz: int = 16_000) -> np
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """Returns the image as a PNG file, without loss."""
+    """Returns the image as a lossless PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def encode_wav(samples: np.ndarray, rate_hz: int = 16_000) -> bytes:
-    """Returns the sound as a WAV file of 16 bits, without loss for what make_sound gives."""
+    """Returns the audio as a WAV file of 16 bits, which is lossless for audio from make_sound."""
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate_hz, format="WAV", subtype="PCM_16")
     return buffer.getvalue()
 
 
 def make_frames(seed: int = 0, frames: int = 4, width: int = 392, height: int = 280) -> np.ndarray:
-    """uint8 [frames, height, width, 3]: a bright square that moves over coloured noise."""
+    """Returns a bright square that moves over coloured noise, uint8 [frames, height, width, 3]."""
     generator = np.random.default_rng(seed)
     video = generator.integers(0, 128, (frames, height, width, 3)).astype(np.uint8)
     for index, frame in enumerate(video):

@@ -1,4 +1,4 @@
-"""A component's model as vLLM builds it, on the meta device: real classes and sizes, no memory and no weights."""
+"""A component's model as vLLM builds it, but on the meta device: real classes and sizes without memory or weights."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from support.published import read_added_tokens
 
 
 class AddedTokens:
-    """What is known of the published tokenizer."""
+    """The special tokens of the published tokenizer, with the only tokenizer method that the thinker needs."""
 
     def __init__(self) -> None:
         self._tokens = {token_id: token for token, token_id in read_added_tokens().items()}
 
     def convert_ids_to_tokens(self, token_id: int) -> str | None:
-        """Returns the text of a special token."""
+        """Returns the text of a special token; None for other tokens."""
         return self._tokens.get(token_id)
 
 
 def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omni") -> Component:
-    """Returns the component of a checkpoint without tokenizer, as the registry makes it of one with."""
+    """Returns the component that the registry would make if the checkpoint had a tokenizer."""
     if stage != "thinker":
         return installed_families().factory(f"{family}/{stage}")(stage_config(stage, checkpoint, family=family))
     facts = read_checkpoint(checkpoint)
@@ -65,7 +65,7 @@ def published_component(stage: str, checkpoint: Path, family: str = "qwen2_5_omn
 
 
 def create_vllm_config(stage: str, checkpoint: Path, component: Component, **engine_args: Any) -> VllmConfig:
-    """vLLM's configuration of the stage's engine, made as the product makes it."""
+    """Returns vLLM's configuration of the stage's engine, built as the product builds it."""
     args = build_engine_args(
         stage_config(stage, checkpoint, family=component.facts.id.split("/")[0], **engine_args), component, on_cpu=True
     )
@@ -74,7 +74,7 @@ def create_vllm_config(stage: str, checkpoint: Path, component: Component, **eng
 
 @contextmanager
 def one_rank(folder: Path) -> Iterator[None]:
-    """Yields the process groups that vLLM's layers ask for when they are built: of one process."""
+    """Sets up torch.distributed with a single process, which vLLM's layers need when they are built."""
     init_distributed_environment(1, 0, (folder / "rendezvous").as_uri(), 0, "gloo")
     try:
         yield
@@ -85,7 +85,7 @@ def one_rank(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def meta_model(config: VllmConfig) -> Iterator[nn.Module]:
-    """Yields the model of a configuration, on the meta device; load weights within the block. Needs `one_rank`."""
+    """Yields the model of a configuration on the meta device. Load weights inside the block. Needs `one_rank`."""
     with set_current_vllm_config(config):
         ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(config.model_config.dtype), torch.device("meta"):

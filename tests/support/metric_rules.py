@@ -1,4 +1,4 @@
-"""Rules for every metric: help, a unit in its name, labels that do not grow with the traffic."""
+"""Rules for every metric: help text, a unit in the name, and labels whose values do not grow with the traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACCEPT = {
 OURS = ("omni_stage", "omni_pipeline", "omni_operator")
 UNITS = ("seconds", "bytes", "ratio")
 COUNTED = ("requests", "pipelines")
-"""Last words of gauges that count things."""
+"""Last words in the names of gauges that count things."""
 LABELS = {
     "omni_stage": {"code", "reason", "peer", "direction", "component", "version", "entry"},
     "omni_pipeline": {"code", "reason", "continuous"},
@@ -30,31 +30,31 @@ OF_LIBRARIES = {
     *("engine", "model_name", "finished_reason", "reason", "source", "sleep_state", "position"),
     *("generation", "implementation", "major", "minor", "patchlevel", "version"),
 }
-"""Labels of vLLM's and the Python client's metrics; all from configuration or fixed lists."""
+"""Labels of vLLM's and the Python client's metrics. All their values come from configuration or fixed lists."""
 MOST_SERIES = 300
-"""Of one family; a histogram has about 20 for each set of labels."""
+"""Maximum of series in one metric family. A histogram has about 20 for each set of labels."""
 _ID = re.compile(r"[0-9a-f]{16,}|[0-9a-f]{8}-[0-9a-f]{4}-")
 
 
 def scrape(url: str) -> list[Metric]:
-    """Families of a /metrics, asked for as Prometheus does: OpenMetrics first."""
+    """Returns the metric families at a /metrics URL. Requests them as Prometheus does: OpenMetrics preferred."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=ACCEPT), timeout=10) as answer:  # noqa: S310 - ours
         return parse_metrics(answer.read().decode(), answer.headers["Content-Type"])
 
 
 def parse_metrics(text: str, content_type: str) -> list[Metric]:
-    """Families of the text, which is of either format."""
+    """Returns the metric families of a text in OpenMetrics or the older text format."""
     is_openmetrics = content_type.startswith("application/openmetrics-text")
     return list(openmetrics_families(text) if is_openmetrics else text_families(text))
 
 
 def find_bad_metrics(families: Iterable[Metric]) -> list[str]:
-    """Returns what is against the rules. vLLM's names are vLLM's; its help and labels are looked at all the same."""
+    """Returns the violations of the rules. Of vLLM's metrics only help and labels are checked, not the names."""
     return [f"{family.name}: {problem}" for family in families for problem in _look(family)]
 
 
 def find_bad_units(families: Iterable[Metric]) -> list[str]:
-    """Families of ours that do not tell the unit of their name; the older text format tells none."""
+    """Returns our families whose declared unit is not the unit in their name. Needs OpenMetrics, which has units."""
     ours = [family for family in families if family.name.startswith(OURS)]
     units = {family.name: (family.name.rpartition("_")[2], family.unit) for family in ours}
     return [f"{name}: {unit!r}" for name, (last, unit) in units.items() if unit != (last if last in UNITS else "")]
@@ -70,7 +70,7 @@ def _look(family: Metric) -> list[str]:
     if prefix is not None:
         problems += _look_at_ours(family)
     if family.name == "vllm:cache_config_info":
-        return problems  # all of the cache's configuration as labels, once
+        return problems  # a single series with the cache's whole configuration as labels
     allowed = LABELS[prefix] if prefix else OF_LIBRARIES
     for sample in family.samples:
         unknown = sample.labels.keys() - allowed - {"le"}
@@ -98,5 +98,5 @@ def _look_at_ours(family: Metric) -> list[str]:
 
 
 def series_of(families: Iterable[Metric]) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Returns names and labels of all samples."""
+    """Returns the name and labels of each sample."""
     return {(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples}

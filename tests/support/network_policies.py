@@ -1,8 +1,8 @@
-"""What a set of NetworkPolicies lets through: the meaning of networking.k8s.io/v1, evaluated without a cluster.
+"""Evaluates which connections a set of NetworkPolicies (networking.k8s.io/v1) allows, without a cluster.
 
-A pod that some policy selects for a direction may do in it only what at least one of these policies allows; a pod that
-none selects may do everything. A connection needs its source's egress and its destination's ingress. Answers to an
-allowed connection need no rule.
+If any policy selects a pod for a direction (ingress or egress), only traffic that at least one such policy allows may
+pass. If none does, all traffic of this direction may pass. A connection needs the source's egress and the destination's
+ingress. Responses on an allowed connection need no rule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from omni_kube.objects import Manifest
 
 NAMESPACE_NAME_LABEL = "kubernetes.io/metadata.name"
-"""Label that every namespace carries."""
+"""A label that every namespace has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PodPeer:
 
 @dataclass(frozen=True, slots=True)
 class AddressPeer:
-    """What is not a pod: a host outside the cluster, or a node with its kubelet."""
+    """A peer that is not a pod: a host outside the cluster, or a node with its kubelet."""
 
     address: str
 
@@ -50,7 +50,7 @@ def _passes(policies: Sequence[Manifest], direction: str, pod: Peer, other: Peer
     if not isinstance(pod, PodPeer):
         return True
     selecting = [policy for policy in policies if _selects(policy, direction, pod)]
-    # The port is always the destination's.
+    # The port always belongs to the destination.
     target = other if direction == "Egress" else pod
     names = target.ports if isinstance(target, PodPeer) else {}
     return not selecting or any(
@@ -111,7 +111,7 @@ def _in_block(block: Manifest, address: str) -> bool:
 
 
 def matches_selector(selector: Manifest, labels: Mapping[str, str]) -> bool:
-    """Returns whether labels satisfy a label selector; the empty one is satisfied by all."""
+    """Returns whether labels satisfy a label selector. All labels satisfy an empty selector."""
     exact: Mapping[str, str] = selector.get("matchLabels", {})
     return all(labels.get(key) == value for key, value in exact.items()) and all(
         _satisfies(expression, labels) for expression in selector.get("matchExpressions", [])

@@ -1,5 +1,4 @@
-"""Pipelines whose stages do not fit together, or that use a component in ways that it does not support; and some
-that only look so."""
+"""Pipelines whose stages do not fit together or that use a component in unsupported ways, and valid look-alikes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _EDGES = "qwen2_5_omni/talker reads qwen2_5_omni/thinker; qwen2_5_omni/token2wav
 
 
 def _chain(*components: str) -> Edit:
-    """Returns stages a, b, c of these components, each of which reads the one before."""
+    """Returns an edit that sets the stages a, b, c with these components. Each stage reads the one before it."""
     names = "abc"[: len(components)]
     made: list[dict[str, Any]] = [
         {"name": name, "component": component, "inputs": [{"from": above}] if above else []}
@@ -156,7 +155,7 @@ ODD_COMPONENTS_BAD: Final[dict[str, Bad]] = {
         f"queue 60 of component {THINKER}: only a stage that generates in one step limits the wait in its queue",
     ),
 }
-"""Refused by rules that are compiled from the components' facts."""
+"""Case -> a pipeline that a rule compiled from the components' facts rejects."""
 
 ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "an llm": (_chain(LLM),),
@@ -181,4 +180,4 @@ ODD_COMPONENTS_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     ),
     "a misspelt component, which may be one's own": (_chain("qwen2_5_omni/thinkr"),),
 }
-"""What looks odd and is right."""
+"""Case -> edits to a valid pipeline that looks odd."""

@@ -1,7 +1,7 @@
-"""Odd pipelines: common mistakes, and specs that look odd but are valid.
+"""Unusual pipelines: common mistakes, and specs that look odd but are valid.
 
-Wrong ones name the field, and say what was found, what is allowed and what to do, by a rule in the same words at every
-door: the API server and `omnipipe validate`.
+The error of an invalid pipeline names the field, what was found, what is allowed and what to do. The API server and
+`omnipipe validate` use the same message if a rule rejects the pipeline.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ ODD_BAD: Final[dict[str, Bad]] = {
         "quantization awq computes in float16 or bfloat16, not in float32; give one of these",
     ),
 }
-"""Refused by rules."""
+"""Case -> a pipeline that a rule rejects."""
 
 ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
     "sequences of one token": Bad(
@@ -120,7 +120,7 @@ ODD_BAD_FIELDS: Final[dict[str, Bad]] = {
         'the GPU count is the tensor parallel size: resources.limits["nvidia.com/gpu"]',
     ),
 }
-"""Refused by the type of one field, with a hint offline."""
+"""Case -> a pipeline that the type of a single field rejects. `omnipipe validate` adds a hint."""
 
 ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "gpus of AMD": (_limits(**{"amd.com/gpu": 2}),),
@@ -144,4 +144,4 @@ ODD_GOOD: Final[dict[str, tuple[Edit, ...]]] = {
     "weights that are random": (first(engineArgs={"loadFormat": "dummy"}),),
     "an image by its name alone": (first(image="omni"),),
 }
-"""What looks odd and is right."""
+"""Case -> edits to a valid pipeline that looks odd."""

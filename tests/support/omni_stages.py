@@ -1,4 +1,4 @@
-"""The three stages of a tiny Qwen2.5-Omni checkpoint in this process, and requests to them."""
+"""Engines for the stages of a tiny Qwen-Omni checkpoint, built in the test process, and requests to them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stage_config(
     family: str = "qwen2_5_omni",
     **engine_args: Any,
 ) -> StageConfig:
-    """Returns the configuration of one stage of the pipeline, small and eager."""
+    """Returns the configuration of one stage: a small engine in eager mode."""
     settings: dict[str, Any] = {"max_num_seqs": 8, "enforce_eager": True}
     sound_stage = SOUND_STAGES[family]
     if stage != sound_stage:
@@ -67,7 +67,7 @@ def stage_config(
 
 @dataclass
 class Collected:
-    """All that a stage gave for one request."""
+    """Everything that a stage returned for one request."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Collected:
     finish_reason: FinishReason | None = None
 
     def add(self, step: StageStep) -> None:
-        """Append one step."""
+        """Adds the output of one step."""
         self.text += step.text
         self.token_ids += step.token_ids
         self.prompt_token_ids = self.prompt_token_ids or step.prompt_token_ids
@@ -96,7 +96,7 @@ class OmniStages:
     engines: dict[str, StageEngine]
 
     async def run_chain(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> dict[str, Collected]:
-        """Returns one prompt through all three stages, greedy, as the reference is."""
+        """Runs one prompt through all three stages with greedy sampling, like the reference. Returns each output."""
         voice = settings.voice
         greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
         thinker = await self.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
@@ -120,7 +120,7 @@ class OmniStages:
         want_tensors: bool = True,
         **sampling: Any,
     ) -> Collected:
-        """Run one request on one stage; defaults are the component's."""
+        """Runs one request on one stage. Returns its output. Default for sampling: the component's."""
         engine = self.engines[stage]
         resolved = resolve_sampling(
             SamplingDefaults(**sampling),
@@ -150,11 +150,11 @@ async def run_omni_stages(
     family: str = "qwen2_5_omni",
     **engine_args: Any,
 ) -> AsyncIterator[OmniStages]:
-    """Start the named stages, all three if none is named; end them with the block."""
+    """Starts the named stages (default: all three) and shuts them down after the block."""
     async with AsyncExitStack() as stack:
         engines: dict[str, StageEngine] = {}
         for stage in stages or ("thinker", "talker", SOUND_STAGES[family]):
-            # Only text and codec stages have tokens to batch.
+            # The last stage has no tokens to batch, so these arguments are not for it.
             arguments = {} if stage == SOUND_STAGES[family] else engine_args
             config = stage_config(stage, checkpoint, max_media, family=family, **arguments)
             engine = build_stage_engine(config, in_process=in_process)
@@ -169,7 +169,7 @@ SOUND_TOLERANCE = 1e-5
 
 
 def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
-    """Every stage's output against the reference: tokens equal, rows and sound within the tolerances."""
+    """Compares every stage's output with the reference: tokens exactly, rows and audio within the tolerances."""
     thinker, talker, token2wav = ours["thinker"], ours["talker"], ours["token2wav"]
     assert thinker.prompt_token_ids == reference.prompt_token_ids
     assert thinker.token_ids == reference.thinker_token_ids
@@ -185,7 +185,7 @@ def check_parity(ours: Mapping[str, Collected], reference: Reference) -> None:
 
 
 class StartedEngine:
-    """An engine that is started already, and outlives the server that is given it."""
+    """An engine that has been started already, and that a server neither starts nor shuts down."""
 
     def __init__(self, engine: StageEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Pipelines and their children for tests of the operator's pure parts."""
+"""Pipelines and their children, for tests of the operator's pure functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Spec = dict[str, Any]
 
 
 def make_stages() -> list[Spec]:
-    """thinker -> talker -> token2wav."""
+    """Returns the stages thinker -> talker -> token2wav."""
     return [
         {"name": "thinker", "component": "qwen2_5_omni/thinker", "outputs": ["Text"]},
         {"name": "talker", "component": "qwen2_5_omni/talker", "inputs": [{"from": "thinker", "mode": "Stream"}]},
@@ -38,7 +38,7 @@ def make_stages() -> list[Spec]:
 def make_pipeline(
     stages: Sequence[Spec] | None = None, *, name: str = OWNER.name, generation: int = 1, **spec: Any
 ) -> OmniPipeline:
-    """Returns a valid pipeline; spec fields are laid over a file:// model and three stages."""
+    """Returns a valid pipeline with a file:// model and three stages. `spec` adds or replaces fields of its spec."""
     document = {
         "apiVersion": "omnipipeline.io/v1alpha1",
         "kind": "OmniPipeline",
@@ -49,7 +49,7 @@ def make_pipeline(
 
 
 def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
-    """Returns a pipeline of one stage `llm`; `spec` holds what is not the stage's."""
+    """Returns a pipeline with one stage `llm`. The argument `spec` has the fields outside of the stage."""
     spec = stage.pop("spec", {})
     return make_pipeline([{"name": "llm", "component": "generic/llm", "outputs": ["Text"], **stage}], name=name, **spec)
 
@@ -57,21 +57,21 @@ def make_single(name: str = OWNER.name, **stage: Any) -> OmniPipeline:
 def build_set(
     pipeline: OmniPipeline, settings: BuildSettings = SETTINGS, replicas: Mapping[str, int] | None = None
 ) -> list[Manifest]:
-    """Returns the children of the pipeline's own revision; replicas: by default as nothing of it exists yet."""
+    """Returns the children of the pipeline's revision. Default for `replicas`: those of a revision that is new."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
     return build_revision_set(pipeline, revision, replicas or first_replicas(pipeline), owner, settings)
 
 
 def build_all(pipeline: OmniPipeline, settings: BuildSettings = SETTINGS) -> list[Manifest]:
-    """Returns every child once the pipeline's revision serves."""
+    """Returns all children of a pipeline whose revision serves."""
     owner = Owner(pipeline.metadata.name, OWNER.namespace, OWNER.uid)
     revision = compute_revision(pipeline, settings.default_image)
     return [*build_shared(owner, revision), *build_set(pipeline, settings)]
 
 
 def pick(children: Sequence[Manifest], kind: str, stage: str | None = None) -> Manifest:
-    """Returns the one child of a kind, and of a stage if one is named."""
+    """Returns the only child of a kind, and of a stage if one is named. Raises LookupError."""
     found = [
         child
         for child in children

@@ -1,4 +1,4 @@
-"""OpenTelemetry's own collector, built from its Go modules: OTLP in, lines of JSON out."""
+"""OpenTelemetry's own collector, built from its Go modules. It receives OTLP and writes lines of JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.controlplane.process import ChildProcess, listening
 
 @dataclass(frozen=True)
 class CollectedSpan:
-    """A span, as the collector wrote it."""
+    """A span that the collector wrote."""
 
     service: str
     name: str
@@ -32,13 +32,13 @@ class CollectedSpan:
 
 @dataclass(frozen=True)
 class OtelCollector:
-    """A collector that runs."""
+    """A running collector."""
 
     endpoint: str
     written: Path
 
     def spans(self) -> list[CollectedSpan]:
-        """All spans that it has written so far; a line that it is still writing is left out."""
+        """Returns all spans that the collector has written so far, without an incomplete last line."""
         if not self.written.exists():
             return []
         lines = self.written.read_text().split("\n")[:-1]

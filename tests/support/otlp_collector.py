@@ -14,7 +14,7 @@ from omni_proto.otlp import ENDPOINTS
 
 
 class Collector:
-    """An OTLP/gRPC receiver that keeps what it gets."""
+    """An OTLP/gRPC receiver that keeps the received spans as (service name, span)."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
@@ -37,7 +37,7 @@ class Collector:
 
 @contextmanager
 def collecting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """Yields a receiver that this process's environment names while the block runs."""
+    """Yields a receiver. In the block, this process's environment variables make it the destination of spans."""
     collector = Collector()
     monkeypatch.setenv(ENDPOINTS[1], f"http://127.0.0.1:{collector.port}")
     try:

@@ -1,4 +1,4 @@
-"""Starts `omnipipe run` as a user would, and finds anything that it left behind."""
+"""Starts `omnipipe run` as a user would, and finds processes that it left behind."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ START_TIMEOUT_S = 400.0
 
 @dataclass(frozen=True)
 class RunningPipeline:
-    """A pipeline whose stages are processes of this machine."""
+    """A pipeline whose stages are processes on this machine."""
 
     endpoint: str
     stages: dict[str, dict[str, int]]
     """Stage -> {"grpc", "health", "metrics"} ports."""
     servers: dict[str, int]
-    """Stage -> process id of its stage server."""
+    """Stage -> process ID of its stage server."""
     log_dir: Path
 
     def engine_core(self, stage: str) -> int:
-        """Process id of vLLM's engine core of a stage."""
+        """Returns the process ID of a stage's vLLM engine core."""
         return find_engine_core(self.servers[stage])
 
     def list_processes(self) -> set[ProcessId]:
-        """Returns the stage servers and all that descends from them."""
+        """Returns the stage servers and all their descendants."""
         return {one for server in self.servers.values() for one in list_tree(server)}
 
     def logs(self) -> str:
-        """Everything that the stages logged."""
+        """Returns the logs of all stages."""
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.log_dir.glob("*.log")))
 
 
@@ -50,11 +50,11 @@ class OmnipipeRun(RunningPipeline):
     """A pipeline that `omnipipe run` started."""
 
     process: subprocess.Popen[bytes]
-    """`omnipipe` itself."""
+    """The `omnipipe` process."""
 
 
 def find_engine_core(server: int) -> int:
-    """Process id of vLLM's engine core below a stage server, which leads a session."""
+    """Returns the process ID of vLLM's engine core below a stage server. `server` must lead a session."""
     (engine,) = [one.pid for one in list_tree(server) if b"EngineCore" in _command_line(one.pid)]
     return engine
 
@@ -70,13 +70,13 @@ def _command_line(pid: int) -> bytes:
 def run_pipeline(
     pipeline: Path, model_dir: Path, folder: Path, environment: dict[str, str] | None = None
 ) -> Iterator[OmnipipeRun]:
-    """`omnipipe run` a pipeline until the block ends; fails with the stages' logs if it does not come up."""
+    """Runs `omnipipe run` until the block ends. Raises RuntimeError with the log's end if it does not become ready."""
     address_file, log_dir = folder / "address.json", folder / "logs"
     command = [OMNIPIPE, "run", str(pipeline), "--model-dir", str(model_dir)]
     command += ["--address-file", str(address_file), "--log-dir", str(log_dir)]
     with (folder / "run.log").open("wb") as log:
-        # A session of its own, so that its tree can be told from those of other pipelines. It ends with a test process
-        # that is killed, and its guard then ends the stages.
+        # A new session separates this pipeline's processes from those of other pipelines. If the test process is
+        # killed, the kernel kills `omnipipe`, and its guard then ends the stages.
         process = subprocess.Popen(
             [*ENDS_WITH_PARENT, *command],
             stdout=log,
@@ -98,7 +98,10 @@ def run_pipeline(
 
 
 def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_dir: Path, run_log: Path) -> OmnipipeRun:
-    """Wait until every stage is ready."""
+    """Waits until every stage is ready. Returns the pipeline.
+
+    Raises RuntimeError if `omnipipe run` ends first or START_TIMEOUT_S has passed.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while not address_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -114,7 +117,7 @@ def wait_for_address(process: subprocess.Popen[bytes], address_file: Path, log_d
 
 
 def processes_with(text: str) -> list[int]:
-    """Ids of live processes whose environment or command line holds the text."""
+    """Returns the IDs of live processes whose environment or command line contains the text."""
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit() or int(folder.name) == os.getpid():

@@ -1,4 +1,4 @@
-"""A gRPC server on plain generated stubs that answers by a script, and both clients to call it."""
+"""A gRPC server on plain generated stubs that plays a script, and both of our clients to call it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Script = Callable[["Call"], Awaitable[None]]
 
 @dataclass
 class Call:
-    """One call as the server sees it."""
+    """One call, as the server receives it."""
 
     attempt: int
     requests: AsyncIterator[GenerateRequest]

@@ -1,4 +1,4 @@
-"""Pods that do not run, and the cause that the operator reports of each."""
+"""Pods that do not run, and the cause that the operator reports for each."""
 
 from __future__ import annotations
 
@@ -261,3 +261,4 @@ POD_CASES: dict[str, tuple[Json, Reason, list[str], bool]] = {
         True,
     ),
 }
+"""Case -> (pod, expected Cause.reason, parts of Cause.message, Cause.hard)."""

@@ -1,4 +1,4 @@
-"""Statuses of pods and Deployments as kubelet, scheduler and controllers write them."""
+"""Statuses of pods and Deployments, as the kubelet, the scheduler and controllers write them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pod(
     name: str = "demo-talker-1a2b3c4-6d8f7c-x2x7p",
     **status: Any,
 ) -> Json:
-    """Returns a pod of stage talker."""
+    """Returns a pod of the stage `talker`."""
     stage = {
         "name": "stage",
         "image": IMAGE,

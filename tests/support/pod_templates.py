@@ -1,4 +1,4 @@
-"""Readers of pod templates, and the sources of a model that tests use."""
+"""Functions that read pod templates, and model sources for tests."""
 
 from __future__ import annotations
 

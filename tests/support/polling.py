@@ -1,4 +1,4 @@
-"""Waits for states that no event announces: tables, counters, files, other processes."""
+"""Waits by polling for states without an event: tables, counters, files, other processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EVERY_S = 0.02
 
 
 async def until(holds: Callable[[], object], timeout_s: float = 60.0, why: Callable[[], object] = str) -> None:
-    """Return once `holds()` is true. Raises TimeoutError with what `why()` says, after timeout_s."""
+    """Waits until `holds()` is true. After `timeout_s`, raises TimeoutError with the result of `why()`."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         _check(deadline, timeout_s, why)
@@ -18,7 +18,7 @@ async def until(holds: Callable[[], object], timeout_s: float = 60.0, why: Calla
 
 
 def wait_until(holds: Callable[[], object], timeout_s: float = 60.0, why: Callable[[], object] = str) -> None:
-    """As `until`, for tests that block."""
+    """Does the same as `until`, for synchronous tests."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         _check(deadline, timeout_s, why)

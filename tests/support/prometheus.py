@@ -1,7 +1,7 @@
-"""A real Prometheus, and every query of the dashboards and alerts against one.
+"""A real Prometheus server, and functions that run all queries of the dashboards, alerts and runbooks against it.
 
-PrometheusApi asks any server by its URL, that of a cluster too; PrometheusProcess is Debian's, on this machine;
-scrape_config relabels as our PodMonitor does.
+PrometheusApi queries any server by its URL. PrometheusProcess runs Debian's Prometheus on this machine. scrape_config
+relabels targets as our PodMonitor does.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ START_TIMEOUT_S = 60.0
 
 @cache
 def prometheus_program(name: str) -> str:
-    """Path of `prometheus` or `promtool`; fetches them, or fails saying what to install."""
+    """Returns the path of `prometheus` or `promtool`, and downloads them if needed.
+
+    Raises AssertionError with what to install if that fails.
+    """
     done = subprocess.run(["sh", str(ROOT / "scripts" / "prometheus.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return str(Path(done.stdout.strip()) / name)
 
 
 def run_promtool(*arguments: str | Path) -> str:
-    """Returns what promtool says; fails if it fails."""
+    """Runs promtool. Returns its output. Raises AssertionError if it fails."""
     command = [prometheus_program("promtool"), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}{done.stderr}"
@@ -54,31 +57,34 @@ class PrometheusApi:
         self.url = url
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Returns the samples of an instant query, now. Raises ValueError with the server's words."""
+        """Returns the samples of an instant query. Raises ValueError with the server's message."""
         found: list[dict[str, Any]] = self._get("query", query=expr)["result"]
         return found
 
     def query_range(self, expr: str, start: float, end: float, step: float) -> list[dict[str, Any]]:
-        """Series of a range query; times in seconds since the epoch. Raises ValueError with the server's words."""
+        """Returns the series of a range query. Times are in seconds since the epoch.
+
+        Raises ValueError with the server's message.
+        """
         times = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step:g}"}
         found: list[dict[str, Any]] = self._get("query_range", query=expr, **times)["result"]
         return found
 
     def label_values(self, label: str, series: str) -> list[str]:
-        """Returns the values of a label of the series that match."""
+        """Returns the values of a label in the matching series."""
         return list(self._get(f"label/{label}/values", **{"match[]": series}))
 
     def targets(self) -> list[dict[str, Any]]:
-        """Active targets."""
+        """Returns the active targets."""
         found: list[dict[str, Any]] = self._get("targets", state="active")["activeTargets"]
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """Rules of every group, as evaluated last."""
+        """Returns the rules of all groups, with the state of their last evaluation."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def is_ready(self) -> bool:
-        """Returns whether it answers queries."""
+        """Returns whether the server is ready to answer queries."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=5) as answer:  # noqa: S310 - http, ours
                 return bool(answer.status == 200)
@@ -95,7 +101,7 @@ class PrometheusApi:
 
 
 class PrometheusProcess(PrometheusApi):
-    """A Prometheus of this machine that scrapes every second. A context manager that ends it."""
+    """A Prometheus on this machine that scrapes every second. The context manager starts and stops it."""
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class PrometheusProcess(PrometheusApi):
         host: str = "127.0.0.1",
         network: Path | None = None,
     ) -> None:
-        """It listens on `host`; with `network`, the file of a network namespace, it runs in that."""
+        """The server listens on `host`. `network` is the path of a network namespace to run in."""
         (port,) = pick_ports(1)
         super().__init__(f"http://{host}:{port}")
         configuration = {
@@ -133,12 +139,12 @@ class PrometheusProcess(PrometheusApi):
         self._child.stop(timeout_s=20)
 
 
-# Targets as Kubernetes describes them, relabelled as the PodMonitor says.
+# Targets as Kubernetes service discovery describes them, relabelled by the PodMonitor
 
 
 @dataclass(frozen=True)
 class PodTarget:
-    """A port of a pod: where, and what Kubernetes' service discovery says about it. Debian's Prometheus has none."""
+    """A pod's port, with the metadata of Kubernetes service discovery, which Debian's Prometheus does not have."""
 
     address: str
     namespace: str
@@ -147,7 +153,7 @@ class PodTarget:
     port: str = "metrics"
 
     def static_config(self) -> dict[str, Any]:
-        """For static_configs: the target with the labels that discovery gives it."""
+        """Returns an entry of static_configs: the target with the labels that service discovery would add."""
         meta = {"namespace": self.namespace, "pod_name": self.pod, "pod_container_port_name": self.port}
         meta |= {f"pod_label_{re.sub('[^a-zA-Z0-9]', '_', name)}": value for name, value in self.labels.items()}
         return {
@@ -159,7 +165,10 @@ class PodTarget:
 def list_targets(
     stages: Mapping[str, Mapping[str, int]], pod_labels: Mapping[str, Mapping[str, str]]
 ) -> list[PodTarget]:
-    """Returns the metrics ports of a local pipeline's stages (stage -> its ports) as pods of the namespace models."""
+    """Returns the metrics ports of a local pipeline's stages as if they were pods in the namespace `models`.
+
+    stages: stage -> its ports.
+    """
     return [
         PodTarget(f"127.0.0.1:{ports['metrics']}", "models", f"{stage}-0", pod_labels[stage])
         for stage, ports in stages.items()
@@ -167,7 +176,7 @@ def list_targets(
 
 
 def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the Prometheus operator makes of a PodMonitor, for targets that are known already."""
+    """Returns the scrape configuration that the Prometheus operator makes of a PodMonitor, with these targets."""
     (endpoint,) = pod_monitor["spec"]["podMetricsEndpoints"]
     own = [
         {"source_labels": rule["sourceLabels"], "target_label": rule["targetLabel"], "action": rule["action"]}
@@ -189,12 +198,12 @@ def scrape_config(job: str, targets: Iterable[PodTarget], pod_monitor: Mapping[s
     }
 
 
-# Every query.
+# The queries of dashboards, alerts and runbooks
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A query and where it comes from."""
+    """A query and its origin."""
 
     origin: str
     expr: str
@@ -205,13 +214,13 @@ _OPERATOR_SERIES = re.compile(r"\bomni_operator_")
 
 
 def expand(expr: str, variables: Mapping[str, str] | None = None) -> str:
-    """Returns the query with Grafana's variables filled in, as `All` where nothing is given."""
+    """Returns the query with Grafana's variables filled in. Default for a variable: `All`."""
     chosen = {**_FIXED, **(variables or {})}
     return re.sub(r"\$(\w+)", lambda found: chosen.get(found[1], ".*"), expr)
 
 
 def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = None) -> list[Asked]:
-    """Queries of every panel of a page."""
+    """Returns the queries of every panel of a dashboard."""
     return [
         Asked(f"{dashboard.title}: {panel.title}", expand(query.expr, variables))
         for panel in dashboard.panels()
@@ -220,8 +229,10 @@ def panel_queries(dashboard: Dashboard, variables: Mapping[str, str] | None = No
 
 
 def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[Asked]:
-    """Returns what alerts look at, without their comparisons; alerts about what the targets do not have are left
-    out."""
+    """Returns the alerts' queries without their comparisons.
+
+    An alert that needs a feature which the targets do not have (`have`) is left out.
+    """
     return [
         Asked(f"alert {alert.name}", alert.signal)
         for alert in alerts
@@ -230,7 +241,7 @@ def alert_signals(alerts: Iterable[Alert], *, have: Iterable[str] = ()) -> list[
 
 
 def runbook_queries(**places: str) -> list[Asked]:
-    """Returns the queries that runbooks show, with their capital placeholders filled in (NAMESPACE="models")."""
+    """Returns the queries of the runbooks, with capitalized placeholders filled in (NAMESPACE="models")."""
     pages = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
     found = [
         (page, expr) for page in pages for expr in re.findall(r"^```promql\n(.*?)^```$", page.read_text(), re.M | re.S)
@@ -242,12 +253,12 @@ def runbook_queries(**places: str) -> list[Asked]:
 
 
 def is_about_operator(expr: str) -> bool:
-    """Returns whether the operator's metrics answer it, rather than a stage's."""
+    """Returns whether a query uses the operator's metrics rather than a stage's."""
     return _OPERATOR_SERIES.search(expr) is not None
 
 
 def find_unanswered(prometheus: PrometheusApi, questions: Iterable[Asked]) -> list[str]:
-    """Returns what is wrong with the answers: errors, no series, or nothing but NaN. Empty if all is well."""
+    """Returns the queries that fail, have no series or have only NaN values; empty if all are answered."""
     problems = []
     for asked in questions:
         try:
@@ -263,7 +274,7 @@ def find_unanswered(prometheus: PrometheusApi, questions: Iterable[Asked]) -> li
 
 
 def find_empty_variables(prometheus: PrometheusApi, dashboard: Dashboard) -> list[str]:
-    """Choices of a page that have nothing to choose from."""
+    """Returns the variables of a dashboard that have no values to choose from."""
     problems = []
     for variable in dashboard.variables:
         found = re.fullmatch(r"label_values\((.+), (\w+)\)", variable.query)
@@ -274,11 +285,11 @@ def find_empty_variables(prometheus: PrometheusApi, dashboard: Dashboard) -> lis
 
 
 TOO_SLOW = frozenset({"OmniPipelineFirstAudioSlow", "OmniPipelineSlowerThanPlayback", "OmniPipelineAudioInterrupted"})
-"""They may wait to fire, since they are right: a pipeline on a CPU can be slower than playback."""
+"""Alerts that may be pending: a pipeline on a CPU can really be slower than playback."""
 
 
 def find_broken_rules(prometheus: PrometheusApi, alerts: Sequence[Alert]) -> list[str]:
-    """Alerts that the server does not have or cannot evaluate, and those that fire or are about to."""
+    """Returns the alerts that the server does not have or cannot evaluate, and those that fire or are pending."""
     rules = {rule["name"]: rule for rule in prometheus.rules()}
     problems = [f"{alert.name}: no such rule" for alert in alerts if alert.name not in rules]
     for alert in alerts:

@@ -1,8 +1,8 @@
-"""The published Qwen-Omni checkpoints as far as they are known without their weights: tests/data/published.
+"""The published Qwen-Omni checkpoints without their weights, from the files in tests/data/published.
 
-Names, shapes and dtypes of every tensor, the sizes of the shards, and config.json byte for byte. From these a
-checkpoint directory can be made whose shards are files of zeros with the published headers, and the tensors of its
-weights on the meta device.
+Those files have the name, shape and dtype of every tensor, the sizes of the shards, and config.json byte for byte. From
+them this module makes a checkpoint directory whose shards are sparse files of zeros with the published tensors, and the
+weights' tensors on the meta device.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import torch
 
 DATA = Path(__file__).parents[1] / "data" / "published"
 SIZES = ("7b", "3b")
-"""Of Qwen2.5-Omni."""
+"""Sizes of Qwen2.5-Omni."""
 QWEN3 = "30b-a3b"
 """Qwen3-Omni-30B-A3B-Instruct."""
 _FILES = {"7b": "qwen25_omni_7b", "3b": "qwen25_omni_3b", QWEN3: "qwen3_omni_30b_a3b"}
 VOICES = {"Chelsie": 151872, "Ethan": 151870}
-"""Start tokens by speaker, in the order of spk_dict.pt."""
+"""Speaker -> start token, in the order of spk_dict.pt."""
 INDEX = "model.safetensors.index.json"
 DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 _BYTES = {"BF16": 2, "F32": 4}
@@ -41,35 +41,35 @@ class PublishedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it: BF16 or F32."""
+    """The name in safetensors: BF16 or F32."""
 
     @property
     def elements(self) -> int:
-        """How many numbers."""
+        """Returns the number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in a shard."""
+        """Returns the number of bytes in a shard."""
         return self.elements * _BYTES[self.dtype]
 
 
 def read_table(size: str) -> dict[str, Any]:
-    """Returns all that is known of the checkpoint's shards; see the README beside the files."""
+    """Returns the table of the checkpoint's shards and tensors. tests/data/published/README.md describes it."""
     table: dict[str, Any] = json.loads((DATA / f"{_FILES[size]}_tensors.json").read_text())
     return table
 
 
 def read_added_tokens() -> dict[str, int]:
-    """Ids of the special tokens."""
+    """Returns special token -> ID."""
     tokens: dict[str, int] = json.loads((DATA / "qwen25_omni.added_tokens.json").read_text())
     return tokens
 
 
 def published_tensors(size: str) -> list[PublishedTensor]:
-    """Returns every tensor of the checkpoint, in the order of its modules, which is that of the shards."""
+    """Returns every tensor of the checkpoint, in the order of its modules. The shards have the same order."""
     rows = read_table(size)["tensors"]
-    # Neighbouring rows with the same beginning are those of one kind of layer: all of layer 0, all of layer 1 ...
+    # Neighbouring rows with the same prefix belong to one kind of layer: they become all of layer 0, then layer 1 ...
     return [
         PublishedTensor(name, tuple(shape), dtype)
         for _, group in groupby(rows, key=lambda row: row[0].partition("{")[0])
@@ -78,13 +78,16 @@ def published_tensors(size: str) -> list[PublishedTensor]:
 
 
 def meta_weights(size: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields names and tensors of the whole checkpoint, on the meta device: they take no memory."""
+    """Yields the name and tensor of every weight, on the meta device, which needs no memory."""
     for tensor in published_tensors(size):
         yield tensor.name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device="meta")
 
 
 def write_published(directory: Path, size: str) -> Path:
-    """Returns the published config.json, generation_config.json and speakers of the published shapes; no weights."""
+    """Writes the published configuration files of Qwen2.5-Omni, and speakers of zeros with the published shapes.
+
+    Writes no weights. Returns the directory.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copy(DATA / f"qwen25_omni_{size}.config.json", directory / "config.json")
     shutil.copy(DATA / "qwen25_omni.generation_config.json", directory / "generation_config.json")
@@ -98,8 +101,10 @@ def write_published(directory: Path, size: str) -> Path:
 
 
 def write_published_qwen3(directory: Path) -> Path:
-    """Returns the published config.json, generation_config.json and preprocessor_config.json of Qwen3-Omni; no
-    weights."""
+    """Writes the published config.json, generation_config.json and preprocessor_config.json of Qwen3-Omni.
+
+    Writes no weights. Returns the directory.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("config", "generation_config", "preprocessor_config"):
         shutil.copy(DATA / f"{_FILES[QWEN3]}.{name}.json", directory / f"{name}.json")
@@ -107,9 +112,9 @@ def write_published_qwen3(directory: Path) -> Path:
 
 
 def write_sparse_shards(directory: Path, size: str) -> dict[str, list[PublishedTensor]]:
-    """Shards of the published sizes whose data are holes in the file, and their index; tensors by shard.
+    """Writes sparse shards of the published sizes, whose data are holes, and their index. Returns shard -> tensors.
 
-    The order of tensors within a shard is not known, and differs.
+    The published order of tensors within a shard is not known, so the written order may differ.
     """
     table = read_table(size)
     remaining = published_tensors(size)
@@ -147,7 +152,7 @@ def _by_layer(rows: list[list[Any]]) -> Iterator[tuple[str, list[int], str]]:
 
 
 def write_header(file: Path, tensors: list[PublishedTensor], metadata: dict[str, str] | None) -> None:
-    """A shard whose data are a hole in the file."""
+    """Writes a shard with a real header, whose data are a hole in the file."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for tensor in sorted(tensors, key=lambda item: (-_BYTES[item.dtype], item.name)):

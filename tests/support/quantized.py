@@ -1,7 +1,7 @@
 """Tiny checkpoints in the layouts of AWQ and GPTQ: linear layers of the thinker's decoder in 4 bits, the rest dense.
 
-As AutoAWQ (version "gemm") and AutoGPTQ write them. Each number is (q - zero) * scale, with a scale and a zero for each
-group of inputs; eight q are packed into an int32.
+The layouts are those of AutoAWQ (version "gemm") and AutoGPTQ. A weight is (q - zero) * scale. Each group of inputs has
+its own scale and zero, and eight values q are packed into an int32.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BITS = 4
 _LEVELS = 1 << _BITS
 _PACKED = 32 // _BITS
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight columns is in which four bits, from the lowest."""
+"""The column, of eight, that each group of four bits contains, from the lowest bits up."""
 _LINEAR = re.compile(r"(thinker\.model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))\.weight\Z")
 INDEX = "model.safetensors.index.json"
 
 AWQ_CONFIG: dict[str, Any] = {
     "bits": _BITS,
     "group_size": GROUP,
-    # As published: the list leaves out all that is dense beside the vision encoder.
+    # As in published checkpoints: of the dense modules, the list names only the vision encoder.
     "modules_to_not_convert": ["visual"],
     "quant_method": "awq",
     "version": "gemm",
@@ -45,7 +45,10 @@ GPTQ_CONFIG: dict[str, Any] = {
 
 
 def write_quantized(dense: Path, directory: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Returns a quantized copy of a tiny checkpoint; what its quantized weights mean, float32 [out, in] by name."""
+    """Writes a quantized copy of a tiny checkpoint to `directory`.
+
+    Returns name -> dequantized weight, float32 [out, in], of the quantized weights.
+    """
     shutil.copytree(dense, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     settings = json.loads((directory / "config.json").read_text())
     _name_dtype(settings, "float16")
@@ -70,7 +73,7 @@ def write_quantized(dense: Path, directory: Path, config: dict[str, Any]) -> dic
 
 
 def quantize(weight: torch.Tensor, config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Returns the stored tensors of a float32 weight [out, in], and the weight that they mean."""
+    """Quantizes a float32 weight [out, in]. Returns the tensors to store, and the dequantized weight."""
     outputs, inputs = weight.shape
     groups = weight.T.reshape(inputs // GROUP, GROUP, outputs)
     if config["quant_method"] == "gptq":
@@ -86,7 +89,7 @@ def quantize(weight: torch.Tensor, config: dict[str, Any]) -> tuple[dict[str, to
     if config["quant_method"] == "gptq":
         return {
             "qweight": _pack(levels.T.contiguous()).T.contiguous(),
-            "qzeros": _pack(zero - 1),  # the format's first version stores zeros less one
+            "qzeros": _pack(zero - 1),  # version 1 of the format stores zero - 1
             "scales": scale,
             "g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
         }, meaning
@@ -98,7 +101,7 @@ def quantize(weight: torch.Tensor, config: dict[str, Any]) -> tuple[dict[str, to
 
 
 def _pack(values: torch.Tensor) -> torch.Tensor:
-    """int32 [rows, columns / 8] of int32 [rows, columns], the first column lowest."""
+    """Packs int32 [rows, columns] into int32 [rows, columns / 8], with the first column in the lowest bits."""
     rows, columns = values.shape
     shifts = torch.arange(0, 32, _BITS, dtype=torch.int32)
     return (values.reshape(rows, columns // _PACKED, _PACKED) << shifts).sum(-1, dtype=torch.int32)

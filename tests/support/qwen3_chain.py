@@ -1,4 +1,4 @@
-"""One prompt through the three stages of Qwen3-Omni, whole or streamed, and its answer against transformers'."""
+"""Runs a prompt through the three stages of Qwen3-Omni, with Full or streamed edges, and compares with transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.streams import stage_request
 
 
 async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """Returns one prompt through all three stages, each complete before the next."""
+    """Runs a prompt through all three stages, one after the other. Returns each stage's output."""
     greedy = {"temperature": 0.0, "repetition_penalty": 1.0}
     thinker = await stages.ask("thinker", prompt.to_user_prompt(), **greedy, max_tokens=settings.thinker_tokens)
     talker = await stages.ask("talker", thinker.tensors, settings.voice, **talking(settings))
@@ -26,7 +26,7 @@ async def run_chain(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3
 
 
 async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qwen3Settings) -> dict[str, Collected]:
-    """Returns the same with both edges streamed: the stages run side by side."""
+    """Does the same with both edges streamed, so that the stages run concurrently."""
     edges = {"thinker": EdgeStream(), "talker": EdgeStream()}
     sampling = {
         "thinker": {"temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": settings.thinker_tokens},
@@ -52,7 +52,7 @@ async def run_streamed(stages: OmniStages, prompt: ReferencePrompt, settings: Qw
 
 
 def talking(settings: Qwen3Settings) -> dict[str, Any]:
-    """Returns the talker's sampling: greedy."""
+    """Returns greedy sampling parameters for the talker."""
     return {
         "temperature": 0.0,
         "repetition_penalty": settings.repetition_penalty,
@@ -61,7 +61,7 @@ def talking(settings: Qwen3Settings) -> dict[str, Any]:
 
 
 def check_parity(ours: Mapping[str, Collected], reference: Qwen3Reference) -> None:
-    """Text and every code equal, sound within the tolerance."""
+    """Compares with the reference: text and all codes exactly, audio within the tolerance."""
     thinker, talker, code2wav = ours["thinker"], ours["talker"], ours["code2wav"]
     assert thinker.prompt_token_ids == reference.prompt_token_ids
     assert thinker.token_ids == reference.thinker_token_ids

@@ -1,6 +1,7 @@
-"""HTTP/2 by hand, as a hostile peer speaks it: connections and gRPC calls that are begun and never ended.
+"""A minimal HTTP/2 client that can misbehave: it opens connections and gRPC calls and never finishes them.
 
-gRPC's own clients send a message whole or not at all. Only what such tests need: no Huffman, no priorities, no padding.
+gRPC's own clients cannot do this, because they send complete messages only. This client has only what its tests need,
+without Huffman coding, priorities or padding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ _FRAME = 16_384
 
 
 def grpc_message(body: bytes, announced: int | None = None, *, compressed: bool = False) -> bytes:
-    """Returns a message with gRPC's prefix, which may announce more than there is, and that the body is compressed."""
+    """Returns a message with gRPC's prefix.
+
+    `announced` is the length in the prefix (default: that of the body). `compressed` sets only the prefix's flag.
+    """
     return struct.pack(">BI", compressed, len(body) if announced is None else announced) + body
 
 
@@ -28,15 +32,15 @@ def _literal(name: str, value: str) -> bytes:
 
 @dataclass
 class RawConnection:
-    """One connection; blocking, with a timeout. Frames that come are read while there is something to wait for."""
+    """One blocking connection with a timeout. It reads the server's frames only while a method waits for something."""
 
     port: int
     peer: str = "127.0.0.1"
     ended: dict[int, str] = field(default_factory=dict)
-    """Streams that the server ended, and how: `trailers` or `reset`."""
+    """Stream -> how the server ended it: `trailers` or `reset`."""
     alive: bool = True
     going_away: bool = False
-    """Whether the server said that it ends the connection."""
+    """Whether the server announced that it closes the connection (GOAWAY)."""
 
     def __post_init__(self) -> None:
         self._windows: dict[int, int] = {}
@@ -50,7 +54,7 @@ class RawConnection:
     _settled = False
 
     def call(self, method: str, *headers: tuple[str, str]) -> int:
-        """Begin a call, with more headers. Its stream."""
+        """Begins a call, with additional headers. Returns the number of its stream."""
         self._stream += 2
         self._windows[self._stream] = self._initial
         block = b"".join(
@@ -69,7 +73,7 @@ class RawConnection:
         return self._stream
 
     def send(self, stream: int, data: bytes, *, end: bool = False) -> int:
-        """Send as much of data as the server's windows allow within a second. Bytes sent."""
+        """Sends data until the flow-control windows stay closed for a second. Returns the number of bytes sent."""
         sent = 0
         while sent < len(data) and self.alive and stream not in self.ended:
             if not self.read(lambda: self._window > 0 and self._windows[stream] > 0, 1.0):
@@ -83,11 +87,11 @@ class RawConnection:
         return sent
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
+        """Sends a PING frame."""
         self._send(self._frame(PING, 0, 0, bytes(8)))
 
     def read(self, until: object, timeout_s: float = 10.0) -> bool:
-        """Take frames in until the condition holds. Whether it does."""
+        """Reads frames until `until()` is true or no frame arrives for `timeout_s`. Returns the value of `until()`."""
         assert callable(until)
         self._socket.settimeout(timeout_s)
         while not until():

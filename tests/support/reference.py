@@ -1,8 +1,9 @@
-"""What transformers' own Qwen2.5-Omni makes of a prompt: the reference that our stages are compared with.
+"""The output of transformers' own Qwen2.5-Omni for a prompt: the reference that our stages are compared with.
 
-Greedy, one request, float32, on the path that the model's code intends: the talker gets its attention mask. Its
-generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon the talker's forward
-leaves out the codec padding and start tokens and its M-RoPE positions; so the talker is stepped here by hand.
+It is computed for one request at a time, in float32, with greedy sampling. The talker is stepped by hand instead of by
+generate(), which turns an attention mask of ones into None (generation/utils.py, transformers 5.19). Without a mask,
+the talker's forward omits the codec padding token, the start token and its M-RoPE positions, which its code does not
+intend.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ SPEECH_SYSTEM_PROMPT = (
 )
 """Copied from the model card, not from our code."""
 PLAIN_SYSTEM_PROMPT = "You are a helpful assistant."
-"""The chat template's: seven tokens where the other has a hundred."""
+"""The chat template's default: seven tokens, where SPEECH_SYSTEM_PROMPT has about a hundred."""
 
 
 @dataclass(frozen=True)
 class ReferencePrompt:
-    """A user's question, as a chat of one message: media first, then text."""
+    """A prompt of one user message: media first, then text. May have a system message."""
 
     text: str
     images: Sequence[Image] = ()
     sounds: Sequence[np.ndarray] = ()
     """float32 [samples] at 16 kHz each."""
     videos: Sequence[np.ndarray] = ()
-    """uint8 [frames, height, width, 3] each, two frames a second, in a size that the processor does not change."""
+    """uint8 [frames, height, width, 3] each, at two frames a second, in a size that the processor does not change."""
     heard: Sequence[np.ndarray] = ()
-    """The videos' sounds, float32 [samples] at 16 kHz; of all of them or of none."""
+    """The videos' audio, float32 [samples] at 16 kHz each; either for all videos or for none."""
     system: str | None = None
-    """None: the user sends no system message, and gets the one that speech needs."""
+    """None: the prompt has no system message, and the one that speech needs is added."""
 
     def to_user_prompt(self) -> UserPrompt:
-        """Returns the same question as our stages take it."""
+        """Returns the same prompt in the form that our stages accept."""
         parts: list[Any] = [ImagePart(image) for image in self.images]
         parts += [AudioPart(sound, SOUND_RATE_HZ) for sound in self.sounds]
         for index, frames in enumerate(self.videos):
@@ -62,27 +63,27 @@ class ReferencePrompt:
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers made of a prompt."""
+    """The output of transformers for a prompt."""
 
     prompt_token_ids: list[int]
     thinker_token_ids: list[int]
-    """The end of text included, if it came."""
+    """Includes the end-of-text token if it was generated."""
     text: str
     rows: torch.Tensor
-    """float32 [T, H]: hidden state plus embedding by position; media: hidden state only."""
+    """float32 [T, H]: hidden state plus embedding of each position; for media only the hidden state."""
     codec_token_ids: list[int]
-    """The end of the stream included, if it came."""
+    """Includes the end-of-stream token if it was generated."""
     codes: list[int]
-    """Without it."""
+    """The codec tokens without end-of-stream and padding."""
     waveform: torch.Tensor
     """float32 [samples]; empty if there are no codes."""
     mrope_positions: torch.Tensor = field(repr=False)
-    """int64 [P, 3]."""
+    """int64 [P, 3], of the prompt's P tokens."""
 
 
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """How much to write, and the sound's seed."""
+    """Lengths, voice and seed of an answer."""
 
     thinker_tokens: int = 12
     talker_tokens: int = 24
@@ -91,7 +92,7 @@ class ReferenceSettings:
     steps: int = 10
     guidance: float = 0.5
     repetition_penalty: float = 1.0
-    """Of the talker."""
+    """Repetition penalty of the talker."""
 
 
 class ReferenceModel:
@@ -104,7 +105,7 @@ class ReferenceModel:
 
     @torch.no_grad()
     def run(self, prompt: ReferencePrompt, settings: ReferenceSettings) -> Reference:
-        """Think, talk, sound."""
+        """Runs thinker, talker and token2wav. Returns their outputs."""
         inputs = self.encode(prompt)
         prompt_ids = inputs["input_ids"][0].tolist()
         tokens, hidden, embeddings = self._think(inputs, prompt, settings)
@@ -138,7 +139,7 @@ class ReferenceModel:
 
     @torch.no_grad()
     def speak(self, codes: Sequence[int], settings: ReferenceSettings) -> torch.Tensor:
-        """Returns the sound of codec tokens, with torch.manual_seed just before."""
+        """Returns the audio of codec tokens. Calls torch.manual_seed immediately before token2wav."""
         if not codes:
             return torch.empty(0)
         speaker = self.model.speaker_map[settings.voice]
@@ -178,7 +179,7 @@ class ReferenceModel:
     def _talk(
         self, inputs: dict[str, Any], heard: bool, tokens: list[int], rows: torch.Tensor, settings: ReferenceSettings
     ) -> tuple[list[int], torch.Tensor]:
-        """Codec tokens, and the M-RoPE positions [P, 3] of the prompt."""
+        """Returns the codec tokens, and the M-RoPE positions [P, 3] of the prompt."""
         talker, prompt_ids = self.model.talker, inputs["input_ids"]
         prompt_length = prompt_ids.shape[1]
         bos = self.model.speaker_map[settings.voice]["bos_token"]
@@ -216,7 +217,7 @@ class ReferenceModel:
                 **media,
             )
             cache, reply = output.past_key_values, output.thinker_reply_part
-            # As generate() continues: one by one after the prompt's last position, which need not be the largest.
+            # As in generate(), positions continue from that of the prompt's last token, which need not be the largest.
             talker.rope_deltas = positions[:, :, -1].max()[None, None] + 1 - text_ids.shape[1]
             logits = penalize(torch.tensor([codec_prompt + written]), output.logits[:, -1].clone())[0]
             logits[talker.codec_bos_token] = -torch.inf
@@ -232,7 +233,7 @@ class ReferenceModel:
 
 
 def describe_media(prompt: ReferencePrompt) -> dict[str, Any]:
-    """Returns what a processor takes of a prompt's media."""
+    """Returns the processor's arguments for a prompt's media."""
     media: dict[str, Any] = {}
     if prompt.images:
         media["images"] = list(prompt.images)
@@ -244,7 +245,7 @@ def describe_media(prompt: ReferencePrompt) -> dict[str, Any]:
 
 
 def _rope_names(media: dict[str, Any]) -> dict[str, Any]:
-    """get_rope_index's names for what forward calls otherwise."""
+    """Returns forward's arguments under the names that get_rope_index uses for them."""
     return {
         "image_grid_thw": media["image_grid_thw"],
         "video_grid_thw": media["video_grid_thw"],
@@ -256,5 +257,5 @@ def _rope_names(media: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def load_reference(checkpoint: Path) -> ReferenceModel:
-    """transformers' model of a checkpoint, loaded once a process."""
+    """Returns transformers' model of a checkpoint, which is loaded once per process."""
     return ReferenceModel(checkpoint)

@@ -1,10 +1,13 @@
-"""What transformers' own Qwen3-Omni makes of a prompt: the reference that our stages are compared with.
+"""The output of transformers' own Qwen3-Omni for a prompt: the reference that our stages are compared with.
 
-Greedy, one request, float32, by generate() itself. Three things are made to be as the model's code intends. Its talker
-gets its attention mask: generate() turns a mask of ones into None (generation/utils.py, transformers 5.19), whereupon
-the talker leaves out the M-RoPE positions of media. It gets use_audio_in_video, which its get_rope_index has and
-generate() passes to the thinker alone, so that the talker would count a heard video as text. And the codes are sounded
-by one forward of code2wav: its chunked_decode drops 555 samples every 300 frames.
+It is computed by generate() for one request at a time, in float32, with greedy sampling. Three deviations make it work
+as the model's code intends:
+
+- The talker gets its attention mask. generate() turns a mask of ones into None (generation/utils.py, transformers
+  5.19), and without a mask the talker omits the M-RoPE positions of media.
+- The talker gets use_audio_in_video, which its get_rope_index accepts. generate() passes this argument only to the
+  thinker, so the talker would treat a video with audio as text.
+- A single forward of code2wav makes the audio, because code2wav's chunked_decode drops 555 samples every 300 frames.
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ from support.reference import ReferencePrompt, describe_media
 
 @dataclass(frozen=True)
 class Qwen3Settings:
-    """How much to write."""
+    """Lengths and voice of an answer."""
 
     thinker_tokens: int = 12
     frames: int = 10
     voice: str = "Ethan"
     repetition_penalty: float = 1.0
-    """Of the talker."""
+    """Repetition penalty of the talker."""
 
 
 @dataclass(frozen=True)
 class Qwen3Reference:
-    """What transformers made of a prompt."""
+    """The output of transformers for a prompt."""
 
     prompt_token_ids: list[int]
     thinker_token_ids: list[int]
-    """The end of text included, if it came."""
+    """Includes the end-of-text token if it was generated."""
     text: str
     codes: torch.Tensor
     """int64 [frames, groups]."""
@@ -55,7 +58,7 @@ class Qwen3ReferenceModel:
         self._codes: list[torch.Tensor] = []
         self._heard = False
         self.model.code2wav.chunked_decode = self._decode
-        # Which its get_rope_index asks for, of sounds.
+        # The talker's get_rope_index reads this for audio.
         self.model.talker.config.audio_config = self.model.config.thinker_config.audio_config
         place = self.model.talker._prepare_position_ids_for_generation
 
@@ -68,7 +71,7 @@ class Qwen3ReferenceModel:
 
     @torch.no_grad()
     def run(self, prompt: ReferencePrompt, settings: Qwen3Settings) -> Qwen3Reference:
-        """Think, talk, sound."""
+        """Runs thinker, talker and code2wav. Returns their outputs."""
         inputs = self.encode(prompt)
         self._codes.clear()
         self._heard = bool(prompt.heard)
@@ -78,7 +81,7 @@ class Qwen3ReferenceModel:
             speaker=settings.voice,
             thinker_max_new_tokens=settings.thinker_tokens,
             thinker_eos_token_id=self.model.config.im_end_token_id,
-            # A frame's other codes come with the token behind its first.
+            # One token more than frames: a frame's other codes are computed with the token after its first code.
             talker_max_new_tokens=settings.frames + 1,
             talker_do_sample=False,
             talker_repetition_penalty=settings.repetition_penalty,
@@ -116,5 +119,5 @@ class Qwen3ReferenceModel:
 
 @lru_cache(maxsize=8)
 def load_qwen3_reference(checkpoint: Path) -> Qwen3ReferenceModel:
-    """transformers' model of a checkpoint, loaded once a process."""
+    """Returns transformers' model of a checkpoint, which is loaded once per process."""
     return Qwen3ReferenceModel(checkpoint)

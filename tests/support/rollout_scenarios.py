@@ -1,4 +1,4 @@
-"""Steps and questions of scenarios over the simulated cluster."""
+"""Sets up, steps and inspects scenarios on the simulated cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def settled(capacity: int | None = None, **spec: Any) -> SimulatedCluster:
 
 
 def step(cluster: SimulatedCluster, *without: str) -> None:
-    """One round of the operator and of everybody else, except those named."""
+    """Reconciles once and runs each step of the simulated cluster once, except the named steps."""
     cluster.reconcile()
     for name in cluster.STEPS:
         if name not in without:
@@ -50,7 +50,7 @@ def replicas_of(cluster: SimulatedCluster, revision: str) -> dict[str, int]:
 
 
 def protocols_of(cluster: SimulatedCluster) -> dict[str, str]:
-    """Service -> what it tells meshes."""
+    """Returns Service -> the appProtocol of its port."""
     return {
         key.name: child["spec"]["ports"][0]["appProtocol"]
         for key, child in cluster.children.items()

@@ -1,4 +1,4 @@
-"""A component that describes a stage and is asked for nothing else. Needs no torch."""
+"""A component that only describes a stage. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[StageRequest], AsyncIterator[StageStep]]
 
 @dataclass
 class ScriptedComponent:
-    """Describes a stage; the scripted engine never asks it to prepare anything."""
+    """Describes a stage. Scripted engines never call `prepare`, `emitter` or `warmup_request`."""
 
     id: str = "test/stage"
     kind: EngineKind = EngineKind.AUTOREGRESSIVE

@@ -16,7 +16,7 @@ from support.scripted_component import Script, ScriptedComponent
 
 @dataclass
 class ScriptedEngine:
-    """A StageEngine that plays a script for every request and notes what was asked and what was aborted."""
+    """A StageEngine that plays a script for every request, and records requests and aborts."""
 
     component: ScriptedComponent
     script: Script
@@ -31,7 +31,7 @@ class ScriptedEngine:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     read: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the server has dealt with the first step and asks for the next."""
+    """Set when the server has handled the first step and requests the next one."""
     was_shut_down: bool = False
 
     def open_tensors(self, received: Any) -> Any:

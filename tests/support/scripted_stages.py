@@ -1,6 +1,6 @@
-"""A stage server under test, real in everything but the engine: scripted steps instead of a model.
+"""Stage servers under test with a scripted engine instead of a model.
 
-The ports, gRPC, the codec, admission, downstream calls and metrics are the product's own.
+Everything else is the product's own: ports, gRPC, codec, admission, downstream calls and metrics.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Stage:
         return self.registry.get_sample_value(name, labels)
 
     async def wait_for_metric(self, name: str, value: float, **labels: str) -> None:
-        """Return once a sample has that value: a server counts a call after its caller has the status."""
+        """Waits until a sample has that value. A server counts a call only after the client has received the status."""
         await until(lambda: self.metric(name, **labels) == value, 20)
 
 
 @dataclass
 class Answer:
-    """What a call brought."""
+    """The responses of a call, and the status that it ended with."""
 
     responses: list[pb.GenerateResponse]
     code: grpc.StatusCode
@@ -103,7 +103,7 @@ END = pb.GenerateRequest(end=pb.End())
 async def ask(
     stage: Any, messages: Iterable[Any] | None = None, *, timeout_s: float | None = 20, metadata: Any = None
 ) -> Answer:
-    """Send messages through a plain generated stub and collect everything."""
+    """Sends messages through a plain generated stub. Returns the answer."""
     call = stage.stub.Generate(
         iter(messages if messages is not None else [start(), END]), timeout=timeout_s, metadata=metadata
     )
@@ -111,7 +111,7 @@ async def ask(
 
 
 async def collect(call: Any) -> Answer:
-    """Returns all that a call brings, and what it truly ended with."""
+    """Returns all responses of a call, and its real final status (see StatusKeeper)."""
     responses: list[pb.GenerateResponse] = []
     keeper = StatusKeeper(call)
     try:
@@ -137,7 +137,7 @@ def rows(count: int, offset: int = 0) -> torch.Tensor:
 
 
 async def say_hello(request: StageRequest) -> AsyncIterator[StageStep]:
-    """Yields three prompt tokens, two words, and rows if somebody reads them."""
+    """Yields three prompt tokens, two pieces of text, and rows if the request wants tensors."""
 
     def tensors(count: int, offset: int) -> dict[str, torch.Tensor]:
         if not request.want_tensors:
@@ -183,7 +183,7 @@ def failing(error: Exception, *, after: int = 1) -> Script:
 
 
 class Kit:
-    """Starts stage servers; everything is stopped after the test."""
+    """Starts stage servers, which `stack` stops after the test."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
@@ -237,8 +237,11 @@ class Kit:
         mode: EdgeMode = EdgeMode.FULL,
         **config: Any,
     ) -> tuple[Stage, Stage, Stage]:
-        """Returns three stages, started from the last to the first. config goes to the thinker; via(stage, target)
-        gives the target by which the stage above reaches a stage; mode is that of the edge from thinker to talker."""
+        """Starts three stages, the last one first. Returns them from the entry down.
+
+        `config` is the thinker's. `mode` is that of the edge from thinker to talker. `via(stage, target)` returns the
+        target that the upstream stage calls instead of `target`, such as a proxy.
+        """
         sampling = SamplingDefaults(max_tokens=max_tokens)
         last = await self.serve(
             token2wav,

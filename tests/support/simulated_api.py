@@ -1,4 +1,4 @@
-"""The API server of the simulated cluster: objects in memory, and queries on them."""
+"""The API server of the simulated cluster: objects in memory, and queries of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def format_time(time: datetime) -> str:
 
 @dataclass
 class SimulatedApi:
-    """Objects in the form in which the real API server writes them, as far as decisions read it."""
+    """Objects in the form of the real API server, as far as the operator's decisions read them."""
 
     pipeline: Manifest
     now: datetime = START
@@ -31,12 +31,12 @@ class SimulatedApi:
     pods: dict[str, Manifest] = field(default_factory=dict)
     counter: int = 0
     writes: int = 0
-    """Writes of the operator to children."""
+    """Number of the operator's writes to children."""
     before_write: list[Callable[[Manifest | Prune], None]] = field(default_factory=list)
-    """Called with each write before it happens."""
+    """Called with each write before the write is made."""
 
     def edit(self, **spec: Any) -> None:
-        """A person edits the spec: None removes a field."""
+        """Edits the spec as a user would. None removes a field."""
         new = {key: value for key, value in {**self.pipeline["spec"], **spec}.items() if value is not None}
         if new != self.pipeline["spec"]:
             self.pipeline["spec"] = copy.deepcopy(new)
@@ -47,7 +47,10 @@ class SimulatedApi:
         return self.counter
 
     def apply(self, manifest: Manifest) -> None:
-        """Server-side apply by the one manager that there is."""
+        """Applies a manifest as server-side apply does with a single field manager.
+
+        Raises ValueError if immutable data would change.
+        """
         for hook in self.before_write:
             hook(manifest)
         self.writes += 1
@@ -69,7 +72,7 @@ class SimulatedApi:
         self.children[key] = new
 
     def prune(self, prune: Prune) -> None:
-        """A DELETE with preconditions, in the background."""
+        """Deletes a child, unless its uid or resourceVersion has changed."""
         for hook in self.before_write:
             hook(prune)
         self.writes += 1
@@ -78,11 +81,11 @@ class SimulatedApi:
             self.delete(prune.key)
 
     def delete(self, key: ChildKey) -> None:
-        """A child goes; what it owns is for collect_garbage."""
+        """Deletes a child. collect_garbage deletes the objects that it owns."""
         del self.children[key]
 
     def endpoints(self) -> dict[str, int]:
-        """Ready endpoints by Service, as the EndpointSlice controller has them when it is done."""
+        """Returns Service -> number of ready endpoints, as if the EndpointSlice controller were up to date."""
         return {
             key.name: sum(is_ready(pod) and _selects(child["spec"]["selector"], pod) for pod in self.pods.values())
             for key, child in self.children.items()
@@ -90,11 +93,11 @@ class SimulatedApi:
         }
 
     def revision_pods(self, revision: str, stage: str) -> list[Manifest]:
-        """Pods of a stage of a revision, terminating ones included."""
+        """Returns the pods of a stage in a revision, including terminating ones."""
         return [pod for pod in self.pods.values() if member_of(pod) == (stage, revision)]
 
     def condition(self, kind: str) -> tuple[str, str]:
-        """Status and reason of a condition."""
+        """Returns the status and reason of a condition of the pipeline."""
         found = next(item for item in self.pipeline["status"]["conditions"] if item["type"] == kind)
         return found["status"], found["reason"]
 
@@ -104,7 +107,7 @@ class SimulatedApi:
         return None if service is None else service["spec"]["selector"][REVISION_LABEL]
 
     def revisions(self) -> set[str]:
-        """Revisions that have a Deployment."""
+        """Returns the revisions that have a Deployment."""
         return {
             child["metadata"]["labels"][REVISION_LABEL]
             for key, child in self.children.items()
@@ -113,13 +116,13 @@ class SimulatedApi:
 
 
 def member_of(manifest: Manifest) -> tuple[str, str]:
-    """Returns stage and revision by label."""
+    """Returns the stage and the revision from an object's labels."""
     labels = manifest["metadata"]["labels"]
     return labels[STAGE_LABEL], labels[REVISION_LABEL]
 
 
 def owner_of(manifest: Manifest) -> str:
-    """Uid of the controller."""
+    """Returns the uid of the object's controller."""
     return str(manifest["metadata"]["ownerReferences"][0]["uid"])
 
 
@@ -139,7 +142,7 @@ def _selects(selector: dict[str, str], pod: Manifest) -> bool:
 
 
 def _default(manifest: Manifest) -> Manifest:
-    """Returns a few of the values that the API server fills in."""
+    """Returns the manifest with a few of the defaults that the API server fills in."""
     if manifest["kind"] == "Service":
         manifest["spec"].setdefault("sessionAffinity", "None")
         for port in manifest["spec"]["ports"]:

@@ -1,8 +1,8 @@
-"""A small cluster in memory: enough of the API server, the Deployment and ReplicaSet controllers, the garbage
-collector, the scheduler and kubelet to drive the operator's decisions through whole rollouts.
+"""A small simulated cluster in memory, which drives the operator's decisions through complete rollouts.
 
-Every transition is one small step that a test may put anywhere. Objects have the form in which the real ones write
-them, as far as decisions read it. Tests on a real control plane check that the real ones behave alike.
+It simulates the API server, the Deployment and ReplicaSet controllers, the garbage collector, the scheduler and the
+kubelet. Every transition is one small step, so a test can choose their order. Objects have the same form as in a real
+cluster, as far as the operator's decisions read them. Other tests check the operator on a real control plane.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from support.simulated_workloads import SimulatedWorkloads
 
 @dataclass
 class SimulatedCluster(SimulatedWorkloads):
-    """The simulated cluster with the operator at work in it."""
+    """The simulated cluster, and the operator in it."""
 
     status_writes: int = 0
     events: list[EventData] = field(default_factory=list)
     before_reconcile: list[Callable[[], None]] = field(default_factory=list)
-    """Called before each decision of a round."""
+    """Called at the start of each reconcile, before the decision."""
 
     def observe(self) -> Observed:
-        """Returns what the operator sees: as much of the objects as its store keeps.
+        """Returns what the operator sees: the parts of the objects that its store keeps.
 
-        No copies: decisions change nothing.
+        Objects are not copied, because decisions do not change them.
         """
         return Observed(
             pipeline=self.pipeline,
@@ -49,11 +49,11 @@ class SimulatedCluster(SimulatedWorkloads):
         )
 
     def decide(self, settings: BuildSettings = BuildSettings()) -> Decision:  # noqa: B008 - frozen
-        """Returns the operator's decision on the present state."""
+        """Returns the operator's decision for the present state."""
         return decide(parse_live_pipeline(self.pipeline), self.observe(), settings, self.now)
 
     def reconcile(self, most_writes: int | None = None) -> int:
-        """One round of the operator, which dies after most_writes writes. Returns the writes."""
+        """Reconciles once. The operator dies after `most_writes` writes, if given. Returns the number of writes."""
         for hook in self.before_reconcile:
             hook()
         decision = self.decide()
@@ -70,7 +70,7 @@ class SimulatedCluster(SimulatedWorkloads):
         return len(writes)
 
     def report(self, decision: Decision) -> None:
-        """The operator writes the status of what is there now, if it differs."""
+        """Writes the status of the present state to the pipeline, if it differs."""
         status = compute_status(decision.pipeline, self.observe(), decision.rollout, decision.plan, self.now)
         PipelineStatus.model_validate(status)
         if status != self.pipeline.get("status"):
@@ -79,7 +79,7 @@ class SimulatedCluster(SimulatedWorkloads):
             self.status_writes += 1
 
     def settle(self, rounds: int = 200) -> None:
-        """Everybody works until nobody has anything to do. Raises RuntimeError if that does not happen."""
+        """Runs the operator and all steps until nothing changes. Raises RuntimeError after `rounds` rounds."""
         for _ in range(rounds):
             self.now += timedelta(seconds=1)
             before = (self.writes, self.status_writes)

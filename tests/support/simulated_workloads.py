@@ -1,4 +1,4 @@
-"""The controllers, the scheduler and kubelet of the simulated cluster: each method is one small step of one of them."""
+"""The controllers, the scheduler and the kubelet of the simulated cluster. Each STEPS method is one small step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from support.simulated_api import SimulatedApi, format_time, is_ready, owner_of,
 
 GRACE = timedelta(seconds=330)
 BAD_IMAGE = "broken:1"
-"""Pods with it never become ready."""
+"""Pods with this image never become ready."""
 
 
 @dataclass
 class SimulatedWorkloads(SimulatedApi):
-    """The steps of everybody but the operator; each returns whether it changed anything."""
+    """The steps of all components except the operator. Each step returns whether it changed anything."""
 
     capacity: int | None = None
-    """Pods that fit; None: any number."""
+    """Number of pods that fit on the node; None: unlimited."""
 
     STEPS = ("run_deployments", "run_replica_sets", "collect_garbage", "schedule", "start_pods", "end_pods")
 
     def run_deployments(self) -> bool:
-        """Each Deployment moves one step. Returns whether anything changed."""
+        """Advances each Deployment by one step. Returns whether anything changed."""
         deployments = [child for key, child in self.children.items() if key.kind == "Deployment"]
         return sum(self._run_deployment(child) for child in deployments) > 0
 
@@ -75,7 +75,7 @@ class SimulatedWorkloads(SimulatedApi):
         metadata, spec = deployment["metadata"], copy.deepcopy(deployment["spec"])
         labels = {**spec["template"]["metadata"]["labels"], "pod-template-hash": template}
         name = f"{metadata['name']}-{template}"
-        if name in self.replica_sets:  # of a Deployment of that name that is being collected
+        if name in self.replica_sets:  # from a deleted Deployment of the same name, not garbage-collected yet
             name = f"{name}-{self.next_id()}"
         replica_set = {
             "apiVersion": "apps/v1",
@@ -99,7 +99,7 @@ class SimulatedWorkloads(SimulatedApi):
         return replica_set
 
     def run_replica_sets(self) -> bool:
-        """Let each ReplicaSet make the pods that it lacks, and end those that it has too many."""
+        """Makes each ReplicaSet create missing pods and terminate surplus ones. Returns whether anything changed."""
         return sum(self._run_replica_set(item) for item in list(self.replica_sets.values())) > 0
 
     def _run_replica_set(self, replica_set: Manifest) -> bool:
@@ -148,7 +148,7 @@ class SimulatedWorkloads(SimulatedApi):
         }
 
     def terminate(self, pod: Manifest) -> None:
-        """A pod is told to end."""
+        """Begins a pod's termination. A pod without a node is removed immediately."""
         if "nodeName" not in pod["spec"]:
             self.pods.pop(pod["metadata"]["name"], None)
             return
@@ -156,7 +156,7 @@ class SimulatedWorkloads(SimulatedApi):
         set_ready(pod, False)
 
     def collect_garbage(self) -> bool:
-        """Remove what has lost its owner: ReplicaSets at once; pods are asked to end."""
+        """Removes ReplicaSets and terminates pods whose owner is gone. Returns whether anything changed."""
         deployments = {child["metadata"]["uid"] for key, child in self.children.items() if key.kind == "Deployment"}
         orphans = [name for name, item in self.replica_sets.items() if owner_of(item) not in deployments]
         for name in orphans:
@@ -172,7 +172,7 @@ class SimulatedWorkloads(SimulatedApi):
         return bool(orphans or lost)
 
     def schedule(self) -> bool:
-        """Pods get nodes as long as there is room; the rest is told so."""
+        """Binds pods up to the capacity, and marks the others Unschedulable. Returns whether anything changed."""
         changed = False
         for pod in list(self.pods.values()):
             if "nodeName" in pod["spec"]:
@@ -195,7 +195,7 @@ class SimulatedWorkloads(SimulatedApi):
         return changed
 
     def start_pods(self) -> bool:
-        """Pods with a node become ready, one of a ReplicaSet at a time, except those with the bad image."""
+        """Makes one bound pod of each ReplicaSet ready. A pod with the bad image fails to pull it instead."""
         changed = False
         begun: set[str] = set()
         for pod in self.pods.values():
@@ -220,7 +220,7 @@ class SimulatedWorkloads(SimulatedApi):
         return changed
 
     def end_pods(self) -> bool:
-        """Terminating pods have drained."""
+        """Removes terminating pods, which have drained. Returns whether there were any."""
         ended = [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]
         for name in ended:
             del self.pods[name]
@@ -232,7 +232,7 @@ def _count(replica_set: Manifest, name: str) -> int:
 
 
 def _roll(spec: Manifest, current: Manifest, old: list[Manifest]) -> bool:
-    """A rolling update's next step, by the Deployment controller's arithmetic. Returns whether it changed anything."""
+    """Makes the next step of a rolling update, as the Deployment controller does. Returns whether anything changed."""
     before = [item["spec"]["replicas"] for item in (current, *old)]
     wanted, rolling = spec["replicas"], spec["strategy"]["rollingUpdate"]
     surge, unavailable = rolling["maxSurge"], rolling["maxUnavailable"]
@@ -244,7 +244,7 @@ def _roll(spec: Manifest, current: Manifest, old: list[Manifest]) -> bool:
     total = sum(item["spec"]["replicas"] for item in (current, *old))
     missing = current["spec"]["replicas"] - _count(current, "availableReplicas")
     room = total - (wanted - unavailable) - max(missing, 0)
-    for item in old:  # those that do not work first
+    for item in old:  # scale down unavailable pods first
         broken = item["spec"]["replicas"] - _count(item, "availableReplicas")
         cut = max(0, min(broken, room))
         item["spec"]["replicas"] -= cut

@@ -1,4 +1,4 @@
-"""A volume that gets full: a small real tmpfs, which disappears with the process that holds it."""
+"""A small tmpfs that a test can fill up. It disappears with the process that holds it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 
 
 class VolumeNotMountedError(RuntimeError):
-    """This machine lets us make neither mount nor user namespaces."""
+    """This machine does not allow the namespaces that a mount needs."""
 
 
 @contextmanager
 def small_volume(place: Path, mib: int) -> Iterator[Path]:
-    """Yields a tmpfs of so many MiB over an empty directory, in a mount namespace of its own. Where this process finds
-    it.
+    """Mounts a tmpfs of `mib` MiB on an empty directory, in a new mount namespace.
 
-    Raises VolumeNotMountedError.
+    Yields the path at which this process finds the tmpfs. Raises VolumeNotMountedError if the mount fails.
     """
     user = () if os.geteuid() == 0 else ("--user", "--map-root-user")
     script = f'mount -t tmpfs -o size={mib}m tmpfs "$0" && echo mounted && exec cat'
@@ -41,7 +40,7 @@ def small_volume(place: Path, mib: int) -> Iterator[Path]:
 
 
 def fill(volume: Path, *, leave: int = 0) -> Path:
-    """Fill a volume but for so many bytes. The file that does, to be removed for room."""
+    """Fills a volume except for `leave` bytes. Returns the file to remove in order to free the space."""
     ballast = volume / "ballast"
     free = os.statvfs(volume)
     with ballast.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Which TCP and UDP ports processes hold open to others, as the kernel reports."""
+"""The TCP and UDP ports that processes have open, as the kernel reports them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTEN, _UDP_OPEN = "0A", "07"
 
 @dataclass(frozen=True, order=True)
 class Listener:
-    """A TCP socket that listens, or a UDP socket that takes datagrams from anyone."""
+    """A listening TCP socket, or a UDP socket that accepts datagrams from any peer."""
 
     protocol: str
     address: str
@@ -24,13 +24,13 @@ class Listener:
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody outside of the pod reaches it."""
+        """Returns whether the address is loopback, so that nothing outside the pod can reach the socket."""
         address = ipaddress.ip_address(self.address)
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def list_listeners(pids: Iterable[int]) -> set[Listener]:
-    """Returns what the processes listen on; a socket that several of them share counts once, for the first."""
+    """Returns the processes' listeners. A socket shared by several processes is listed once, for the lowest PID."""
     found: dict[str, Listener] = {}
     for pid in sorted(pids):
         sockets = _socket_inodes(pid)
@@ -57,7 +57,7 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _decode(text: str) -> tuple[str, int]:
-    """Address and port of the kernel's tables: words in the machine's byte order."""
+    """Returns address and port from an entry of /proc/net, whose words have the machine's byte order."""
     host, _, port = text.partition(":")
     words = bytes.fromhex(host)
     packed = b"".join(struct.pack(">I", word) for (word,) in struct.iter_unpack("=I", words))

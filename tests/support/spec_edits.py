@@ -1,4 +1,4 @@
-"""The parts of spec_table.py's cases: a valid pipeline, and edits of it."""
+"""The parts from which spec_table.py's cases are made: a valid pipeline, and edits of it."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ BASE: Document = {
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A document that must be refused."""
+    """A pipeline that must be rejected."""
 
     edits: tuple[Edit, ...]
     field: str
-    """The path that is to blame."""
+    """Path of the wrong field."""
     message: str
-    """Words about it, of the API server and, unless `offline` is given, of `omnipipe validate`."""
+    """A part of the API server's error message."""
     offline: str = ""
+    """A part of `omnipipe validate`'s error message; empty if that also contains `message`."""
 
 
 def edit(path: str, value: Any) -> Edit:
-    """Set the value at a path such as spec/stages/0/name; None removes it."""
+    """Returns an edit that sets the value at a path such as spec/stages/0/name. The value None removes the field."""
 
     def apply(document: Document) -> None:
         *parents, last = path.split("/")
@@ -61,7 +62,7 @@ def edit(path: str, value: Any) -> Edit:
 
 
 def make(*edits: Edit) -> Document:
-    """Returns the base with these edits."""
+    """Returns the base pipeline with these edits."""
     document = copy.deepcopy(BASE)
     for change in edits:
         change(document)
@@ -69,24 +70,24 @@ def make(*edits: Edit) -> Document:
 
 
 def first(**fields: Any) -> Edit:
-    """Set fields of the first stage, the entry."""
+    """Returns an edit that sets fields of the first stage, which is the entry."""
     return lambda document: document["spec"]["stages"][0].update(fields)
 
 
 def second(**fields: Any) -> Edit:
-    """Set fields of the second stage, which reads the first."""
+    """Returns an edit that sets fields of the second stage, which reads from the first."""
     return lambda document: document["spec"]["stages"][1].update(fields)
 
 
 def third(**fields: Any) -> Edit:
-    """Set fields of the third stage, which reads the second."""
+    """Returns an edit that sets fields of the third stage, which reads from the second."""
     return lambda document: document["spec"]["stages"][2].update(fields)
 
 
 def stages(*chains: str) -> Edit:
-    """Other stages, as chains such as "a b c": b reads a, c reads b; the last one returns audio.
+    """Returns an edit that replaces the stages by chains. In "a b c", b reads from a, c from b, and c returns audio.
 
-    Their component is not built in, so that nothing is known of it.
+    Their component is not built in, so validation has no facts about it.
     """
 
     def apply(document: Document) -> None:
@@ -104,14 +105,14 @@ def stages(*chains: str) -> Edit:
 
 
 def node_affinity(term: Document) -> Edit:
-    """Returns a node selector term that pods of every stage need."""
+    """Returns an edit that requires this node selector term for the pods of every stage."""
     required = {"nodeSelectorTerms": [term]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return edit("spec/defaults/affinity", affinity)
 
 
 def pod_anti_affinity(selector: Document) -> Edit:
-    """Pods of the first stage are far from those that the selector finds."""
+    """Returns an edit that keeps the first stage's pods away from nodes with pods that the selector matches."""
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
     return first(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}})
 
@@ -138,10 +139,10 @@ YAML_WORDS: dict[str, Any] = {
     ".5": 0.5,
     "+.5e-3": 0.0005,
 }
-"""What kubectl makes of a plain word."""
+"""Plain YAML scalar -> the value that kubectl reads."""
 
 LETTERS = "abcdefghijklmnopq"
-"""17 names of stages."""
+"""17 stage names."""
 TERM = (
     "spec.defaults.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
     ".matchExpressions[0].values"

@@ -1,4 +1,4 @@
-"""Random edits of right pipelines, for holding two verdicts against one another."""
+"""Random edits of valid pipelines, to compare the verdicts of two validators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutated(seed: int, count: int) -> Iterator[Document]:
-    """Right pipelines with one or two places changed, removed, doubled or replaced; the same ones for a seed."""
+    """Yields valid pipelines with one or two random edits. The same seed gives the same pipelines."""
     choose = random.Random(seed)
     right = [make(*edits) for edits in GOOD.values()]
     others = _fields([*right, *(make(*bad.edits) for bad in BAD.values())])
@@ -36,7 +36,7 @@ def _mutate(spec: Any, choose: random.Random, others: list[tuple[Any, Any]]) -> 
     if not places:
         return
     parent, key = choose.choice(places)
-    # Values of the same key elsewhere in the tables are the likelier ones to be right.
+    # Values that the tables use for the same key elsewhere are more likely to be valid.
     same = [value for name, value in others if name == key]
     kind = choose.choices(("remove", "repeat", "replace", "add", "any"), (3, 1, 6, 1, 2))[0]
     if kind == "remove":
@@ -53,7 +53,7 @@ def _mutate(spec: Any, choose: random.Random, others: list[tuple[Any, Any]]) -> 
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields every container with every key in it, from the top down."""
+    """Yields (container, key) for every key of every mapping and every index of every list, from the top down."""
     if isinstance(node, dict | list):
         for key in list(node) if isinstance(node, dict) else range(len(node)):
             yield node, key

@@ -1,7 +1,7 @@
-"""Wrong and right pipelines: one table for the API server with our CRD and for `omnipipe validate`.
+"""Invalid and valid pipelines: one table of cases for the API server with our CRD and for `omnipipe validate`.
 
-Each case is one right pipeline with some fields set. A wrong one tells the field and the words that both must say;
-where the API server's own words are for programmers, `offline` has those of `omnipipe validate`.
+Each case is a list of edits to one valid pipeline. An invalid case also has the field that both must report, and a part
+of their error message.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ from support.spec_edits import Bad, make
 __all__ = ["BAD", "BAD_FIELDS", "BAD_RULES", "GOOD", "Bad", "make"]
 
 BAD_FIELDS: Final[dict[str, Bad]] = {**COMMON_BAD_FIELDS, **ODD_BAD_FIELDS}
-"""Refused by the type of one field."""
+"""Case -> a pipeline that the type of a single field rejects."""
 BAD: Final[dict[str, Bad]] = {**BAD_FIELDS, **BAD_RULES, **ODD_BAD, **ODD_COMPONENTS_BAD}
 GOOD: Final = {**COMMON_GOOD, **ODD_GOOD, **ODD_COMPONENTS_GOOD}

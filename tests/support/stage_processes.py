@@ -1,6 +1,6 @@
-"""Stage servers as processes that a test starts, stops and kills one by one, on ports that it picks before.
+"""Stage servers as processes that a test starts, stops and kills individually, on ports that it picks beforehand.
 
-`omnipipe run` ends when a stage ends; here a stage can die and come back on its port while the others stay.
+`omnipipe run` ends when a stage ends. Here a stage can die and restart on its port while the others keep running.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ def chain_configs(
     family: str = "qwen2_5_omni",
     **settings: object,
 ) -> dict[str, StageConfig]:
-    """Configurations of a family's three stages on this machine; targets overrides how a stage is reached. settings
-    goes to every stage, engineArgs as far as it has them."""
+    """Returns configurations of a family's three stages on this machine.
+
+    targets: stage -> the address at which its upstream stage calls it, if that is not its own port. `settings` apply to
+    every stage, but the last stage does not get the engineArgs of _TOKENS_ONLY.
+    """
     configs = {}
     stages = STAGES[family]
     for index, stage in enumerate(stages):
@@ -80,16 +83,16 @@ def pick_chain_ports(family: str = "qwen2_5_omni") -> dict[str, int]:
 
 @dataclass
 class StageProcess:
-    """A process with one stage, or with several that share it. A context manager that kills it at the end."""
+    """A process with one stage, or with several stages that share it. The context manager kills it at the end."""
 
     configs: Sequence[StageConfig]
     folder: Path
     command: Sequence[str] = REAL
     environment: Mapping[str, str] = field(default_factory=dict)
     fork: bool = False
-    """The same program as a fork of a server that has imported vLLM: for tests that start it again and again."""
+    """Whether to run the program as a fork of a server that has imported vLLM, for tests that start it many times."""
     ports: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Stage -> ports, once ready."""
+    """Stage -> its ports. Filled when the stage is ready."""
 
     def __post_init__(self) -> None:
         self._process: Running | None = None
@@ -104,7 +107,7 @@ class StageProcess:
 
     @property
     def termination(self) -> Path:
-        """What kubelet would read."""
+        """Returns the path of the termination message, which the kubelet would read."""
         return self.folder / f"{self.name}.termination.json"
 
     @property
@@ -113,7 +116,7 @@ class StageProcess:
         return self._process.pid
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start it, after an earlier run with a new log appended; wait until all its stages are ready."""
+        """Starts the process, which appends to the log of earlier runs. With `wait`, waits until it is ready."""
         self.ports = {}
         files = []
         for config in self.configs:
@@ -145,7 +148,10 @@ class StageProcess:
         return self
 
     def wait_ready(self) -> None:
-        """Wait for the ports of every stage."""
+        """Waits until every stage is ready.
+
+        Raises RuntimeError with the log's end if the process ends first or START_TIMEOUT_S has passed.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         for config in self.configs:
             address = self._address(config)
@@ -159,16 +165,16 @@ class StageProcess:
         return self._process.poll() if self._process else None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the stage server alone."""
+        """Sends a signal to the stage server only, not to its engine."""
         os.kill(self.pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """Returns its exit code."""
+        """Waits for the process to end. Returns its exit code."""
         assert self._process is not None
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to all of it: server, engine and helpers."""
+        """Kills the whole process tree (SIGKILL): server, engine and helpers."""
         if self._process is not None:
             end_tree(self._process.pid)
             self._process.wait()
@@ -177,41 +183,41 @@ class StageProcess:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def rss_bytes(self) -> int:
-        """Resident memory of the stage server's process."""
+        """Returns the resident memory of the stage server's process, in bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise RuntimeError("no VmRSS")
 
     def threads(self) -> int:
-        """Threads of the stage server's process."""
+        """Returns the number of threads of the stage server's process."""
         return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
 
     def metrics(self, stage: str) -> str:
-        """/metrics as text."""
+        """Returns a stage's /metrics as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[stage]['metrics']}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
     def metric(self, stage: str, name: str) -> float:
-        """Returns the first sample of a metric."""
+        """Returns the value of a metric's first sample. Raises KeyError if there is none."""
         for line in self.metrics(stage).splitlines():
             if line.startswith((f"{name} ", f"{name}{{")):
                 return float(line.rsplit(" ", 1)[1])
         raise KeyError(name)
 
     def health(self, stage: str, service: str) -> str:
-        """SERVING or NOT_SERVING, of the health-only port."""
+        """Returns SERVING or NOT_SERVING, as the health port reports for a service."""
         with grpc.insecure_channel(f"127.0.0.1:{self.ports[stage]['health']}") as channel:
             request = health_pb2.HealthCheckRequest(service=service)
             answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def list_tree(self) -> set[ProcessId]:
-        """Returns the process and all that descends from it."""
+        """Returns the process and all its descendants."""
         return list_tree(self.pid)
 
     def engine_core(self) -> int:
-        """Process id of vLLM's engine core."""
+        """Returns the process ID of vLLM's engine core."""
         return find_engine_core(self.pid)
 
     def __enter__(self) -> Self:

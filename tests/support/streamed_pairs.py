@@ -1,4 +1,4 @@
-"""Two stages joined by a Stream edge, whose scripted engines a test lets go step by step."""
+"""Two stages joined by a Stream edge, whose scripted engines a test advances step by step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support import scripted_stages as lab
 
 @dataclass
 class Pair:
-    """A thinker that streams to a talker; what each of them saw."""
+    """A thinker that streams to a talker, and what the talker read."""
 
     thinker: Any
     talker: Any
@@ -23,13 +23,13 @@ class Pair:
 
     @property
     def rows(self) -> list[int]:
-        """The ids that the talker read, one for each row."""
+        """Returns the ids that the talker has read, one per row."""
         return [i for read in self.reads if "ids" in read.tensors for i in read.tensors["ids"].tolist()]
 
 
 @dataclass
 class Gates:
-    """What the scripts wait for: nothing here depends on time."""
+    """Events that the scripts wait for, so that tests do not depend on timing."""
 
     talker_has: dict[int, asyncio.Event] = field(default_factory=dict)
     talker_ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -39,6 +39,6 @@ class Gates:
 
 
 def step(begin: int, end: int, **more: Any) -> StageStep:
-    """Returns rows [begin, end) and a word."""
+    """Returns a step with the rows [begin, end) and one word."""
     tensors = {"x": lab.rows(end - begin, begin), "ids": torch.arange(begin, end)}
     return StageStep(text=f"{begin} ", token_ids=[begin], tensors=tensors, **more)

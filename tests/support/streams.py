@@ -1,4 +1,4 @@
-"""Feeds a stage's engine row by row, as a stage server does, and looks into the tables of engines."""
+"""Feeds a stage's engine row by row, as a stage server does, and reads the internal tables of engines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = ("mrope_positions", "mrope_delta")
 def stage_request(
     engine: StageEngine, source: UserPrompt | EdgeStream, voice: str = "", **sampling: Any
 ) -> StageRequest:
-    """Returns a request with the component's defaults."""
+    """Returns a request. Default for sampling: the component's."""
     resolved = resolve_sampling(
         SamplingDefaults(**sampling),
         seed=None,
@@ -36,7 +36,7 @@ def stage_request(
 
 
 async def collect(engine: StageEngine, request: StageRequest) -> Collected:
-    """Returns all that a stage gives for one request."""
+    """Runs one request on a stage. Returns everything that the stage returned."""
     collected = Collected()
     async with aclosing(engine.generate(request)) as steps:
         async for step in steps:
@@ -51,7 +51,7 @@ async def run_live(
     thinker_sampling: Mapping[str, Any],
     talker_sampling: Mapping[str, Any],
 ) -> tuple[Collected, Collected, list[str]]:
-    """Thinker and talker side by side; what each gave, and the order in which they gave tokens."""
+    """Runs thinker and talker concurrently. Returns the output of each, and the order in which they made tokens."""
     stream, order, wrote = EdgeStream(), [], Collected()
 
     async def think() -> None:
@@ -75,7 +75,7 @@ async def run_live(
 
 
 def put_cut(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], cuts: Sequence[int]) -> None:
-    """Put a thinker's tensors with x cut at these rows, all at once, and end."""
+    """Puts a thinker's tensors into the stream without waiting, with `x` cut at these rows, and ends the stream."""
     stream.put({name: tensors[name] for name in HEAD}, HEAD)
     for begin, end in pairwise([0, *cuts, len(tensors["x"])]):
         stream.put({"x": tensors["x"][begin:end]})
@@ -83,7 +83,10 @@ def put_cut(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], cuts: Seque
 
 
 async def feed_slowly(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], sizes: Sequence[int]) -> None:
-    """Put a thinker's tensors in pieces of x of these sizes, in turns, giving the consumer time between them."""
+    """Puts a thinker's tensors into the stream, with pauses between pieces of `x`, and ends the stream.
+
+    The sizes of the pieces, in rows, cycle through `sizes`.
+    """
     stream.put({name: tensors[name] for name in HEAD}, HEAD)
     begin, turn = 0, 0
     while begin < len(tensors["x"]):
@@ -95,7 +98,7 @@ async def feed_slowly(stream: EdgeStream, tensors: Mapping[str, torch.Tensor], s
 
 
 def table_sizes(engine: Any) -> dict[str, int]:
-    """Entries that belong to requests in every table of an in-process engine."""
+    """Returns table -> number of its entries that belong to requests, for every table of an in-process engine."""
     llm = engine._core.llm
     core = llm.engine_core.engine_core
     scheduler, runner = core.scheduler, core.model_executor.driver_worker.worker.model_runner
@@ -117,7 +120,7 @@ def table_sizes(engine: Any) -> dict[str, int]:
 
 
 async def until_empty(engine: Any) -> dict[str, int]:
-    """Returns what is left in the tables once the requests have ended; {} if nothing is."""
+    """Waits up to 5 s until the tables are empty. Returns the tables that still have entries; {} if none has."""
 
     def left() -> dict[str, int]:
         return {name: number for name, number in table_sizes(engine).items() if number}
@@ -128,7 +131,7 @@ async def until_empty(engine: Any) -> dict[str, int]:
 
 
 def count_preemptions(engine: Any) -> list[str]:
-    """Ids of the requests that the engine preempts from now on."""
+    """Returns a list that gets the ID of each request that the engine preempts from now on."""
     scheduler = engine._core.llm.engine_core.engine_core.scheduler
     preempt, seen = scheduler._preempt_request, []
 

@@ -1,11 +1,11 @@
-"""A TCP proxy that simulates a bad network: slow, narrow, fragmented, cut, half-open, stuck. On a thread of its own.
+"""A TCP proxy, on its own thread, that simulates a bad network: slow, fragmented, interrupted, half-open or stuck.
 
     with TcpProxy("127.0.0.1:50051") as proxy:
         client = AsyncOmniClient(proxy.target)
-        proxy.toxics = Toxics(latency_s=0.2)   # from now on, connections that exist included
+        proxy.toxics = Toxics(latency_s=0.2)   # from now on, also for existing connections
         proxy.heal()
 
-Byte counts of `stop_after` and `reset_after` are of one connection and both directions, from the moment they are set.
+`stop_after` and `reset_after` count the bytes of one connection in both directions, from when they are set.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Toxics:
-    """What is wrong with the network. The default is nothing."""
+    """Faults of the network. The default has none."""
 
     latency_s: float = 0.0
-    """Added to every piece, in both directions."""
+    """Delay of every piece, in both directions."""
     bytes_per_s: float | None = None
-    """Bandwidth of each direction of a connection."""
+    """Bandwidth of a connection, separately in each direction."""
     slice_bytes: int | None = None
-    """Largest piece that is passed on at once, with a pause between pieces."""
+    """Largest piece that is forwarded in one write, with a pause between pieces."""
     stop_after: int | None = None
-    """Bytes that pass before everything is swallowed silently; the connections stay open. 0: at once."""
+    """Bytes that pass before all further bytes are dropped silently. The connections stay open. 0: drop immediately."""
     reset_after: int | None = None
-    """Bytes that pass before both ends get a reset (RST). 0: with the next byte."""
+    """Bytes that pass before both ends get a reset (RST). 0: at the next byte."""
     paused: bool = False
-    """Nothing passes, nothing is lost: it waits until the pause ends."""
+    """Whether bytes are held back until the pause ends. None are lost."""
     refuse: bool = False
-    """New connections are reset at once."""
+    """Whether new connections are reset immediately."""
     half_open: bool = False
-    """The server's end is closed; the client's end stays open, takes bytes and never answers."""
+    """Whether the server's end is closed while the client's end stays open, accepts bytes and never answers."""
 
 
 HEALTHY = Toxics()
 
 
 class TcpProxy:
-    """Listens on a free loopback port and forwards to backend ("host:port", which may change)."""
+    """Listens on a free loopback port and forwards to `backend` ("host:port"), which may be changed."""
 
     def __init__(self, backend: str) -> None:
         self.backend = backend
         self.connections = 0
-        """Connections taken so far."""
+        """Number of connections accepted so far."""
         self._toxics = HEALTHY
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[object] | None] = set()
@@ -67,17 +67,17 @@ class TcpProxy:
 
     @property
     def target(self) -> str:
-        """Where clients connect to."""
+        """Returns the address that clients connect to."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def dead_connections(self) -> int:
-        """Open connections that swallowed something."""
+        """Returns the number of open connections that have lost bytes."""
         return sum(link.dead for link in list(self._links))
 
     @property
     def toxics(self) -> Toxics:
-        """What is wrong now."""
+        """Returns the present faults. Setting them also affects existing connections."""
         return self._toxics
 
     @toxics.setter
@@ -90,8 +90,11 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(apply)
 
     def heal(self, *, reset_dead: bool = True) -> None:
-        """A good network from now on. A connection that lost bytes stays dead: it is reset at once, as by a firewall
-        that knows it no more, or (reset_dead False) stays open and silent."""
+        """Removes all faults. A connection that has lost bytes never works again.
+
+        With `reset_dead` such a connection is reset immediately, as by a firewall that no longer knows it. Otherwise it
+        stays open and silent.
+        """
         self.toxics = HEALTHY
 
         def reset() -> None:
@@ -102,7 +105,7 @@ class TcpProxy:
             self._loop.call_soon_threadsafe(reset)
 
     def cut(self) -> None:
-        """Reset every connection that exists."""
+        """Resets every existing connection."""
 
         def reset() -> None:
             for link in list(self._links):
@@ -111,7 +114,7 @@ class TcpProxy:
         self._loop.call_soon_threadsafe(reset)
 
     def close(self) -> None:
-        """End every connection and the thread."""
+        """Ends every connection and the thread."""
 
         async def stop() -> None:
             self._server.close()
@@ -154,7 +157,7 @@ class TcpProxy:
             return
         link = _Link(self, writer, up_writer)
         self._links.add(link)
-        # asyncio keeps only weak references to the tasks of connections that are lost.
+        # asyncio has only weak references to the tasks of lost connections, so this set keeps them alive.
         task = asyncio.current_task()
         self._tasks.add(task)
         link.on_change()
@@ -167,7 +170,7 @@ class TcpProxy:
 
 
 class _Link:
-    """One client connection and the connection behind it."""
+    """A client's connection and the matching connection to the backend."""
 
     def __init__(self, proxy: TcpProxy, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -175,10 +178,10 @@ class _Link:
         self._passed = 0
         self._changed = asyncio.Event()
         self.dead = False
-        """Whether it swallowed something: it never passes a byte again."""
+        """Whether bytes were lost. No further byte is forwarded then."""
 
     def on_change(self) -> None:
-        """The toxics are others now: byte counts begin anew, waits are looked at again."""
+        """Handles changed toxics: restarts the byte counts and wakes paused directions."""
         self._passed = 0
         self._changed.set()
         self._changed = asyncio.Event()
@@ -187,12 +190,12 @@ class _Link:
             self._server.close()
 
     def reset(self) -> None:
-        """RST to both ends."""
+        """Sends RST to both ends."""
         for writer in (self._client, self._server):
             _reset(writer)
 
     async def pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one direction until it ends."""
+        """Forwards one direction until it ends."""
         from_server = writer is self._client
         with contextlib.suppress(OSError):
             while data := await reader.read(READ_BYTES):
@@ -205,7 +208,7 @@ class _Link:
                 writer.write_eof()
 
     async def _pass_on(self, data: bytes, writer: asyncio.StreamWriter) -> bool:
-        """Send data as the toxics say. False: the connection is to be reset."""
+        """Forwards data with the toxics applied. Returns False if the connection must be reset."""
         while data:
             toxics = self._proxy.toxics
             if toxics.paused:
@@ -234,7 +237,7 @@ class _Link:
 def _reset(writer: asyncio.StreamWriter) -> None:
     sock: socket.socket | None = writer.get_extra_info("socket")
     if sock is not None:
-        # The peer sees a reset, not an orderly end.
+        # With SO_LINGER 0 the peer gets RST instead of FIN.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport = writer.transport

@@ -1,4 +1,4 @@
-"""Chunks of tensors as a sender would make them, and their reassembly."""
+"""Tensor chunks as a sender would make them, and their reassembly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I16 = TensorSpec("x", "int16", (2,))
 
 
 def chunk(offset: int, values: list[int], *, last: bool = False, name: str = "x") -> TensorChunkView:
-    """Returns the rows of int16 [2], each filled with one value."""
+    """Returns a chunk of int16 rows with two elements. Both elements of row i are values[i]."""
     data = np.repeat(np.array(values, dtype="<i2"), 2).tobytes()
     return TensorChunkView(name, offset, len(values), crc32c(data), last, memoryview(data))
 

@@ -1,4 +1,4 @@
-"""A tiny Qwen2 text model, its transformers reference, and engines of this process that run it with our runners."""
+"""A tiny Qwen2 text model, its reference in transformers, and in-process engines that run it with our runners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BLOCK_TOKENS = 32
 
 
 def write_text_checkpoint(directory: Path, seed: int = 0, architecture: str = "Qwen2ForCausalLM") -> Path:
-    """Returns a Qwen2 checkpoint (grouped-query attention, 2 layers, 512 tokens) that vLLM loads as `architecture`."""
+    """Writes a Qwen2 checkpoint (grouped-query attention, 2 layers, vocabulary and context of 512).
+
+    vLLM loads the checkpoint as `architecture`. Returns the directory.
+    """
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=512,
@@ -37,7 +40,7 @@ def write_text_checkpoint(directory: Path, seed: int = 0, architecture: str = "Q
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
-        # Wide enough that greedy choices do not hang on rounding.
+        # Large enough that greedy choices do not depend on rounding.
         initializer_range=0.2,
     )
     Qwen2ForCausalLM(config).float().save_pretrained(directory)
@@ -48,7 +51,7 @@ def write_text_checkpoint(directory: Path, seed: int = 0, architecture: str = "Q
 
 
 class Reference:
-    """transformers' own model of the checkpoint."""
+    """transformers' model of the checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.model = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -56,7 +59,10 @@ class Reference:
 
     @torch.no_grad()
     def hidden(self, token_ids: Sequence[int], rows: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normed hidden states [T, H] and logits [T, V]; `rows` are added to the input, the last one held."""
+        """Returns normed hidden states [T, H] and logits [T, V].
+
+        `rows` are added to the input embeddings. The last row is repeated for later positions.
+        """
         embeds = self.embedding[torch.tensor(token_ids)]
         if rows is not None:
             embeds = embeds + rows[torch.arange(len(token_ids)).clamp(max=len(rows) - 1)]
@@ -64,7 +70,7 @@ class Reference:
         return output.hidden_states[-1][0], output.logits[0]
 
     def generate(self, prompt: Sequence[int], count: int, rows: torch.Tensor | None = None) -> list[int]:
-        """Greedy tokens."""
+        """Returns `count` greedily sampled tokens."""
         token_ids = list(prompt)
         for _ in range(count):
             token_ids.append(int(self.hidden(token_ids, rows)[1][-1].argmax()))
@@ -78,7 +84,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 @dataclass
 class Run:
-    """What one request gave."""
+    """The output of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     tensors: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -98,7 +104,7 @@ class Job:
     payload: dict[str, Any] | None = None
 
     def params(self) -> SamplingParams:
-        """Greedy, as deltas, with our keys in extra_args."""
+        """Returns greedy sampling parameters with output as deltas, and our keys in extra_args."""
         extra: dict[str, Any] = {OMNI_ROWS_KEY: True} if self.want_rows else {}
         if self.payload is not None:
             extra[OMNI_PAYLOAD_KEY] = AdditionalInformationPayload.from_mapping(self.payload).to_bytes()
@@ -113,7 +119,7 @@ class Job:
 
 
 class TextEngine:
-    """An engine of this process with our autoregressive worker and scheduler."""
+    """An in-process engine with our autoregressive worker and scheduler."""
 
     def __init__(self, checkpoint: Path, omni: dict[str, Any] | None = None, **overrides: Any) -> None:
         arguments: dict[str, Any] = {
@@ -138,16 +144,16 @@ class TextEngine:
 
     @property
     def runner(self) -> Any:
-        """The model runner in the worker."""
+        """Returns the worker's model runner."""
         return self._engine_core.model_executor.driver_worker.worker.model_runner
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler."""
+        """Returns the engine's scheduler."""
         return self._engine_core.scheduler
 
     def watch_preemptions(self) -> list[str]:
-        """Ids of requests that are preempted from now on."""
+        """Returns a list that gets the ID of each request that is preempted from now on."""
         preempted: list[str] = []
         scheduler, preempt = self.scheduler, self.scheduler._preempt_request
 
@@ -163,7 +169,10 @@ class TextEngine:
         return self.core.llm.engine_core.engine_core
 
     def run(self, jobs: dict[str, Job], on_output: Callable[[str, Run], bool] | None = None) -> dict[str, Any]:
-        """Run requests side by side: Run by name, or the exception. `on_output` returning True aborts a request."""
+        """Runs requests concurrently. Returns name -> Run or exception.
+
+        `on_output` is called after each output, and aborts the request by returning True.
+        """
 
         async def one(name: str, job: Job) -> Run:
             run = Run()
@@ -183,5 +192,5 @@ class TextEngine:
         return dict(zip(jobs, asyncio.run(all_of_them()), strict=True))
 
     def close(self) -> None:
-        """Free the engine."""
+        """Shuts the engine down."""
         asyncio.run(self.core.shutdown())

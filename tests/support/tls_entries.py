@@ -1,4 +1,4 @@
-"""Certificates of an entry, damaged ones too, and clients that connect with them."""
+"""Valid and damaged certificates of an entry stage, and clients that connect to the entry."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def connect(stage: Any, trust: grpc.ChannelCredentials | None) -> Any:
 
 
 async def ask(stage: Any, trust: grpc.ChannelCredentials | None) -> str:
-    """Returns the stage's name, over a connection of its own."""
+    """Returns the stage's name, requested over a new connection."""
     async with connect(stage, trust) as stub:
         answer = await stub.GetStage(pb.GetStageRequest(), timeout=10)
     return str(answer.stage)

@@ -1,4 +1,4 @@
-"""Toy vLLM model classes for the runners' contracts: hooks around a step, M-RoPE, one-shot generation."""
+"""Toy vLLM model classes that use the runners' interfaces: hooks around a step, M-RoPE, one-shot generation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tiny_text import HIDDEN
 
 
 class ToyConditioned(Qwen2ForCausalLM):
-    """Qwen2 with one row added to its input embedding at every position."""
+    """Qwen2 that adds an input row to its input embedding at every position."""
 
     input_row_size = HIDDEN
 
@@ -36,7 +36,7 @@ class ToyConditioned(Qwen2ForCausalLM):
 
 
 class ToyEmbeddings(Qwen2ForCausalLM):
-    """Qwen2 that publishes hidden state plus input embedding, the hidden state alone for placeholders."""
+    """Qwen2 that publishes hidden state plus input embedding; for placeholder tokens only the hidden state."""
 
     placeholder_token_ids = (17, 500, 511)
 
@@ -47,7 +47,7 @@ class ToyEmbeddings(Qwen2ForCausalLM):
 
 
 class ToyLayers(Qwen2ForCausalLM):
-    """Qwen2 that publishes the first layer's output at every second position of the reply, and the tokens there."""
+    """Qwen2 that publishes the first layer's output and the token at every second position of the reply."""
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         kept: list[torch.Tensor] = []
@@ -67,7 +67,7 @@ class ToyLayers(Qwen2ForCausalLM):
 
 
 class ToyPredictor(Qwen2ForCausalLM):
-    """Qwen2 that makes two codes of each sampled token and of the hidden state that it was sampled from."""
+    """Qwen2 that returns two codes for each sampled token, and the hidden state that the token was sampled from."""
 
     def after_sampling(self, sampled: SampledTokens) -> dict[str, torch.Tensor]:
         acted = self.__dict__.setdefault("acted", [])
@@ -77,7 +77,7 @@ class ToyPredictor(Qwen2ForCausalLM):
 
 
 class ToyMiscompiled(Qwen2ForCausalLM):
-    """Qwen2 that computes something else wherever it is compiled."""
+    """Qwen2 whose compiled code computes another result than its eager code."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = super().forward(*args, **kwargs)
@@ -86,7 +86,7 @@ class ToyMiscompiled(Qwen2ForCausalLM):
 
 
 class ToyMrope(Qwen2ForCausalLM, SupportsMRoPE):
-    """Qwen2 whose three position rows are those of text, unless a request brings its own."""
+    """Qwen2 with M-RoPE, whose default positions are those of text. A request may bring its own."""
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Any) -> tuple[torch.Tensor, int]:
         return torch.arange(len(input_tokens)).repeat(3, 1), 0
@@ -114,7 +114,7 @@ class _ToyGenerator(nn.Module, IsAttentionFree):
 
 
 class ToyDiffusion(_ToyGenerator):
-    """Scales the request's `x`; what it returns, or how it fails, is what the request's `shape` says."""
+    """Scales the request's `x`. The request's `shape` chooses the kind of output or of failure."""
 
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> list[Any]:
         self.batches.append(len(requests))
@@ -139,18 +139,18 @@ class ToyDiffusion(_ToyGenerator):
 
 
 class ToyWithoutGenerate(_ToyGenerator):
-    """No diffusion model: it offers no generate."""
+    """Not a diffusion model: it has no `generate`."""
 
 
 def use_architecture(checkpoint: Path, architecture: str) -> Path:
-    """Let vLLM load the checkpoint as another class; returns it."""
+    """Makes vLLM load the checkpoint as another class. Returns the checkpoint."""
     file = checkpoint / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"architectures": [architecture]}))
     return checkpoint
 
 
 def register_toy_models() -> None:
-    """Make the classes known to vLLM, in this process."""
+    """Registers the classes with vLLM in this process."""
     autoregressive = (ToyConditioned, ToyEmbeddings, ToyLayers, ToyMiscompiled, ToyMrope, ToyPredictor)
     for model in (*autoregressive, ToyDiffusion, ToyWithoutGenerate):
         ModelRegistry.register_model(model.__name__, model)

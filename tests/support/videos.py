@@ -1,4 +1,4 @@
-"""Small videos, written by FFmpeg's own encoders and muxers through PyAV."""
+"""Small videos, encoded by FFmpeg through PyAV."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def encode_video(
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """Returns a video of a square that moves, with a tone of 440 Hz as long as the picture.
+    """Returns a video of a moving square, with a tone of 440 Hz that lasts as long as the picture.
 
-    times: of each frame in milliseconds, instead of a steady rate.
+    times: the time of each frame in milliseconds, instead of a constant rate.
     """
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=form, options=options or {}) as container:
@@ -50,7 +50,7 @@ def encode_video(
 
 
 def encode_tracks(count: int) -> bytes:
-    """Returns a Matroska file of so many sound tracks, and no picture."""
+    """Returns a Matroska file of `count` audio tracks without a picture."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="matroska") as container:
         tracks: list[Any] = [container.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(count)]

@@ -1,5 +1,5 @@
-/* LD_PRELOAD: the wall clock of a process and its children, moved by what the file TEST_CLOCK_OFFSET holds just now: seconds as
- * a native int64. The monotonic clock is left alone, as by an administrator who sets the time. */
+/* For LD_PRELOAD: shifts the wall clock of a process and its children by the present content of the file TEST_CLOCK_OFFSET,
+ * which is a number of seconds as a native int64. The monotonic clock is unchanged, as when an administrator sets the time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-"""Programs whose wall clock a test sets while they run: wall_clock.c, compiled and preloaded."""
+"""Lets a test set the wall clock of programs while they run. Compiles wall_clock.c, which the programs preload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class WallClock:
-    """The wall clock of the programs that get its environment. Needs a C compiler (`cc`), as vLLM on a CPU does."""
+    """The wall clock of programs that run with `environment`. Needs a C compiler (`cc`), as vLLM on a CPU does."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "offset"
@@ -19,7 +19,7 @@ class WallClock:
         self._file.write_bytes(bytes(8))
 
     def set(self, offset_s: int) -> None:
-        """Seconds ahead of the true time, from now on."""
-        # In place: programs have the file mapped.
+        """Sets the clock to `offset_s` seconds ahead of the true time."""
+        # Written in place, because programs have the file mapped.
         with self._file.open("r+b") as file:
             file.write(struct.pack("=q", offset_s))

@@ -1,4 +1,4 @@
-"""What a stage server imports before its engine starts, for support.forks to import once. Starts no thread."""
+"""Imports everything that a stage server imports before its engine starts, once for all forks. Starts no thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import setproctitle
 from omni_stage.vllm_adapter.process.env import apply_environment
 
 apply_environment()
-# Processes can be renamed only by who looked at the environment before anything changed it.
+# setproctitle must find the original environment, or forks cannot rename themselves later.
 setproctitle.getproctitle()
 gc.disable()
 

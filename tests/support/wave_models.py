@@ -1,4 +1,4 @@
-"""token2wav models of transformers with random weights, and voices for them: small widths, real structure."""
+"""transformers' token2wav models with random weights, small widths and the real structure, and voices for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALL: dict[str, Any] = {
     "enc_se_channels": 16,
 }
 DIT_SHAPES: dict[str, dict[str, Any]] = {
-    # The published structure: transformers' defaults, which the release's config.json repeats. Small widths.
+    # The published structure, with small widths: transformers' defaults, which the release's config.json repeats.
     "published depth": _SMALL,
     "small blocks": {**_SMALL, "num_hidden_layers": 3, "block_size": 8, "look_ahead_layers": [1]}
     | {"look_backward_layers": [0, 2]},
@@ -41,11 +41,11 @@ _VOCODER: dict[str, Any] = {
 }
 
 _VOCODER_STRENGTH = 0.7
-"""Its residual branches add up stage by stage: at full strength its output would be clipped noise."""
+"""Scale of the vocoder's weights. Its residual branches add up: with a scale of 1 its output would be clipped noise."""
 
 
 def make_wave_model(shape: str = "published depth", seed: int = 0) -> Qwen2_5OmniToken2WavModel:
-    """transformers' model, float32 on the CPU, with weights that carry a signal through every layer."""
+    """Returns transformers' model, float32 on the CPU, with weights that carry a signal through every layer."""
     config = Qwen2_5OmniToken2WavConfig(dit_config=DIT_SHAPES[shape], bigvgan_config=_VOCODER)
     model = Qwen2_5OmniToken2WavModel(config).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -56,12 +56,12 @@ def make_wave_model(shape: str = "published depth", seed: int = 0) -> Qwen2_5Omn
 
 
 def strength(parameter: str) -> float:
-    """By how much a random parameter of this name is weaker than one that keeps its input's size."""
+    """Returns the scale of a random parameter, relative to one that preserves the magnitude of its input."""
     return _VOCODER_STRENGTH if "bigvgan" in parameter else 1.0
 
 
 def make_wave_voices(model: Qwen2_5OmniToken2WavModel, *names: str) -> dict[str, Voice]:
-    """Voices whose reference mels differ in length."""
+    """Returns name -> voice. The voices' reference mels differ in length."""
     config = model.config.dit_config
     generator = torch.Generator().manual_seed(1)
     return {
@@ -75,17 +75,17 @@ def make_wave_voices(model: Qwen2_5OmniToken2WavModel, *names: str) -> dict[str,
 
 
 def make_utterance(count: int, seed: int = 0, voice: str = "a", **settings: Any) -> Utterance:
-    """Random codes."""
+    """Returns an utterance of `count` random codes."""
     codes = torch.randint(129, (count,), generator=torch.Generator().manual_seed(100 + seed))
     return Utterance(codes=codes, voice=voice, seed=seed, **{"steps": 10, "guidance": 0.5, **settings})
 
 
 WAITS = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.equal.default", "aten.item.default"}
-"""Operators that need a value on the host, and so wait for the device."""
+"""Operators that need a value on the host, and therefore wait for the device."""
 
 
 class Operators(TorchDispatchMode):
-    """Notes every operator that runs: its name, and the largest output in bytes."""
+    """Records the names of all operators that run, and the operator with the largest output in bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,6 +97,6 @@ class Operators(TorchDispatchMode):
         self.names.add(str(func))
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, torch.Tensor):
-                # What an operator makes, not what it looks at: views of a broadcast hold no memory of their own.
+                # The memory of an output, not its logical size: a broadcast view has no memory of its own.
                 self.largest = max(self.largest, (min(tensor.nbytes, tensor.untyped_storage().nbytes()), str(func)))
         return result

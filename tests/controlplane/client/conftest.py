@@ -18,7 +18,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def space(api_server: ApiServer) -> Iterator[Api]:
-    """The administrator in a fresh namespace."""
+    """Yields the administrator's client in a fresh namespace."""
     return api_server.create_namespace(f"client-{next(_numbers)}")
 
 
@@ -37,7 +37,7 @@ async def client(api_server: ApiServer) -> AsyncIterator[ApiClient]:
 
 @pytest.fixture
 async def faulty_client(api_server: ApiServer, space: Api, faulty: FaultProxy) -> AsyncIterator[ApiClient]:
-    """A client behind the proxy that may do everything in the namespace."""
+    """Yields a client that goes through the proxy and may do everything in the namespace."""
     grant(space)
     made = await make_client(api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url))
     yield made

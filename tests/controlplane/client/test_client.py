@@ -1,4 +1,4 @@
-"""The API client against a real API server: writes, reads, refusals."""
+"""The API client against a real API server: writes, reads and rejected calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API client when the API server refuses it, fails or falls silent: each fault has its error class."""
+"""The API client when the API server rejects a call, fails or does not answer: each fault has its error class."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_faults_have_classes(
 async def test_a_write_takes_no_longer_than_the_gate_allows(
     api_server: ApiServer, faulty: FaultProxy, space: Api
 ) -> None:
-    """Else it might take effect when another operator leads already."""
+    """A write that takes longer fails, because it might take effect after another operator has become the leader."""
     grant(space)
     kubeconfig = api_server.kubeconfig_for_service_account(space.namespace, "robot", server=faulty.url)
     client = await make_client(kubeconfig, lambda: 0.5)

@@ -1,4 +1,4 @@
-"""Election by a Lease on a real API server: never two leaders, and a leader that is cut off stops in time."""
+"""Leader election by a Lease on a real API server: never two leaders, and a leader without a network stops in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = LeaseTimes(duration_s=1, renew_deadline_s=0.6, retry_s=0.1)
 
 
 class Candidate:
-    """One that takes part, and what it was told."""
+    """A candidate in the election, and the leadership changes that it was notified of."""
 
     def __init__(self, client: ApiClient, space: Api, identity: str) -> None:
         self.told: list[bool] = []
@@ -51,7 +51,7 @@ async def test_never_two_leaders(client: ApiClient, space: Api) -> None:
     for _ in range(3):
         (leader,) = (candidate for candidate in candidates if candidate.leads)
         leader.leadership.ensure()
-        await leader.stop()  # without giving it up
+        await leader.stop()  # without releasing the lease
         candidates.remove(leader)
         await until(lambda: not leader.leads, "its time runs out")  # noqa: B023
         with pytest.raises(NotLeaderError, match="does not hold the lease"):
@@ -101,4 +101,4 @@ async def test_a_leader_that_is_cut_off_stops_in_time(faulty_client: ApiClient, 
     await until(lambda: candidate.leads, "and goes on")
     await candidate.stop()
     faulty.go_away()
-    await candidate.leadership.release()  # nobody hears it: no error
+    await candidate.leadership.release()  # no error, although the API server is away

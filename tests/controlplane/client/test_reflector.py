@@ -22,7 +22,7 @@ pytestmark = pytest.mark.controlplane
 
 
 class Watched:
-    """A reflector of ConfigMaps and what it told."""
+    """A reflector of ConfigMaps, and the pipelines whose changes it reported."""
 
     def __init__(self, client: ApiClient, space: Api, **options: object) -> None:
         self.store = Store(Root("OmniPipeline", PIPELINE_LABEL))

@@ -1,7 +1,7 @@
-"""Runs where the pipeline can be reached (a pod, or this machine): the client and the standard library alone.
+"""Sends requests to a pipeline from a pod or from this machine. Needs only our client and the standard library.
 
-Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON (media in base64), writes a list of
-answers. Videos are heard, too.
+Reads {"target", "requests": [{"text", "image", "audio", "video", "seed"}]} as JSON from stdin, with media in base64.
+Writes a JSON list of answers to stdout. The model also hears the videos' audio (use_audio_in_video).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMEOUT_S = 120.0
 
 
 def main() -> None:
-    """One request after the other."""
+    """Sends the requests one after the other."""
     asked = json.load(sys.stdin)
     with OmniClient(asked["target"]) as client:
         answers = [describe(answer(client, request)) for request in asked["requests"]]
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
-    """Returns what the pipeline makes of one prompt."""
+    """Returns the pipeline's answer to one request."""
     parts: list[Any] = []
     if "image" in request:
         parts.append(image_part(base64.b64decode(request["image"])))
@@ -45,7 +45,7 @@ def answer(client: OmniClient, request: dict[str, Any]) -> GenerationResult:
 
 
 def describe(result: GenerationResult) -> dict[str, Any]:
-    """Returns an answer as JSON."""
+    """Returns an answer as a mapping that JSON can hold."""
     return {
         "texts": dict(result.texts),
         "token_ids": {stage: list(ids) for stage, ids in result.token_ids.items()},

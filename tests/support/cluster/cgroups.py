@@ -1,6 +1,6 @@
-"""The node's cgroup, in every hierarchy of version 1 or in version 2: daemons in one half, pods in the other.
+"""The node's cgroup, in cgroup v2 or in each hierarchy of v1: daemons in one child, pods in the other.
 
-Whatever the node starts stays in it: ending the node is ending what lies here.
+Every process that the node starts stays in this cgroup, so killing its processes ends the node.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _VERSION_2 = (_MOUNT / "cgroup.controllers").exists()
 
 
 def create() -> None:
-    """Make the node's cgroup in each hierarchy."""
+    """Makes the node's cgroup in each hierarchy."""
     for root in _roots():
         for folder in (root, root / "daemons"):
             folder.mkdir(exist_ok=True)
-    # A child of cpuset has no CPUs and no memory until it is told.
+    # In v1 a child of cpuset has neither CPUs nor memory nodes until they are written to it.
     cpuset = _MOUNT / "cpuset"
     for folder in (cpuset / CGROUP, cpuset / CGROUP / "daemons") if cpuset.is_dir() and not _VERSION_2 else ():
         for name in ("cpuset.cpus", "cpuset.mems"):
@@ -32,13 +32,13 @@ def create() -> None:
 
 
 def enter_daemons() -> None:
-    """Move the calling process into the cgroup of the daemons."""
+    """Moves the calling process into the daemons' cgroup."""
     for root in _roots():
         (root / "daemons" / "cgroup.procs").write_text("0")
 
 
 def pod_processes(uid: str) -> dict[int, str]:
-    """Returns the processes of a pod: id -> command line."""
+    """Returns a pod's processes: process ID -> command line."""
     found = {}
     for folder, _, _ in os.walk(_roots()[0] / "kubepods"):
         if f"pod{uid}" in folder:
@@ -49,17 +49,17 @@ def pod_processes(uid: str) -> dict[int, str]:
 
 
 def end_pods(timeout_s: float = 20.0) -> None:
-    """SIGKILL what runs in pods."""
+    """Kills all processes of pods (SIGKILL). Raises TimeoutError if one does not end."""
     _end("kubepods", timeout_s)
 
 
 def end_daemons(timeout_s: float = 20.0) -> None:
-    """SIGKILL what is left of the daemons, such as containerd's shims."""
+    """Kills all processes left by daemons, such as containerd's shims. Raises TimeoutError if one does not end."""
     _end("daemons", timeout_s)
 
 
 def remove() -> None:
-    """Remove the empty cgroup, where runc made it beside version 1 as well."""
+    """Removes the empty cgroup, also from hierarchies in which only runc made it."""
     for root in {*_roots(), *_MOUNT.glob(f"*/{CGROUP}")}:
         for folder, _, _ in sorted(os.walk(root), reverse=True):
             with contextlib.suppress(OSError):
@@ -85,7 +85,7 @@ def _processes(half: str) -> Iterator[int]:
 
 
 def _roots() -> list[Path]:
-    """Returns the node's cgroup in each hierarchy; the first is one that every process is in."""
+    """Returns the node's cgroup in each hierarchy. The first one contains every process of the node."""
     if _VERSION_2:
         return [_MOUNT / CGROUP]
     names = ("pids", "cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "hugetlb", "systemd")

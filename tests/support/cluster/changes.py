@@ -1,4 +1,4 @@
-"""Changes of a pipeline under load: `tests/cluster` shows each once, `make soak-cluster` ten times."""
+"""Changes of a pipeline under load: `tests/cluster` makes each once, `make soak-cluster` ten times."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _BEFORE_S, _AFTER_S = 3, 5
 
 @dataclass
 class Outcome:
-    """What a change took, and what callers saw from before it until after it."""
+    """How long a change took, and how requests fared from just before it until just after it."""
 
     seconds: float = 0.0
-    """From the edit until the pipeline was ready and not progressing."""
+    """Seconds from the edit until the pipeline was Ready and not Progressing."""
     traffic_s: float | None = None
-    """From then until each new replica had answered a call."""
+    """Seconds from then until each replica had answered a call. None unless the change added replicas."""
     answered: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     longest_s: float = 0.0
-    """The longest call."""
+    """How long the slowest answered call took, in seconds."""
 
 
 class Changes:
-    """Changes of the sample, each under load from a pod. AssertionError if one does not come to what it should."""
+    """Changes the sample pipeline under load. A change raises AssertionError if its result is not the expected one."""
 
     def __init__(
         self, cluster: Cluster, api: Api, client: ClientPod, make_load: Callable[[int], Load] | None = None
     ) -> None:
-        """make_load: the load, by its number of callers; by default calls of the pipeline by our own client."""
+        """`make_load` makes the load for a number of concurrent callers. Default: our own client calls the pipeline."""
         self._cluster = cluster
         self._api = api
         self._client = client
         self._make_load = make_load or (lambda streams: Load(client, TARGET, streams=streams))
 
     def roll(self, stage: str) -> Outcome:
-        """New pods of one stage within its revision."""
+        """Replaces the pods of one stage within its revision."""
         before, revision = self._uids(stage), serving_revision(self._api, NAME)
         with self._load() as outcome:
             self._edit(stage, podAnnotations={"example.com/edited": str(time.time_ns())})
@@ -59,7 +59,7 @@ class Changes:
         return outcome
 
     def switch_revision(self) -> Outcome:
-        """Let a second set of all stages take over: the same image under its other name."""
+        """Switches the pipeline to a new revision of all stages, which has the same image under another name."""
         self._cluster.containerd.ctr("images", "tag", "--force", STAGE_IMAGE, OTHER_IMAGE)
         revision = serving_revision(self._api, NAME)
         pipeline = self._api.get("OmniPipeline", NAME)
@@ -72,7 +72,7 @@ class Changes:
         return outcome
 
     def scale(self, stage: str, replicas: int) -> Outcome:
-        """From one replica to some, until each has answered calls, and back to one."""
+        """Scales a stage from one replica to `replicas`, waits until each has answered a call, and scales back."""
         with self._load(streams=4) as outcome:
             self._edit(stage, replicas=replicas)
             outcome.seconds = self._settle()
@@ -92,7 +92,7 @@ class Changes:
 
     @contextmanager
     def _load(self, *, streams: int = 2) -> Iterator[Outcome]:
-        """Calls around the block; the outcome has them once it is left."""
+        """Runs load during the `with` block. The outcome is complete after the block."""
         outcome = Outcome()
         with self._make_load(streams) as load:
             time.sleep(_BEFORE_S)
@@ -106,13 +106,13 @@ class Changes:
         self._api.replace_spec(pipeline)
 
     def _settle(self) -> float:
-        """Wait until the pipeline serves as it is now written; seconds."""
+        """Waits until the pipeline serves its present spec. Returns how many seconds that took."""
         began = time.monotonic()
         wait_settled(self._api, NAME, timeout_s=SETTLED_WITHIN_S)
         return time.monotonic() - began
 
     def _pods(self, stage: str) -> list[Manifest]:
-        """Pods of a stage that are not on their way out."""
+        """Returns the pods of a stage that are not being deleted."""
         pods = self._api.list("Pod", f"omnipipeline.io/pipeline={NAME},omnipipeline.io/stage={stage}")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
@@ -120,7 +120,7 @@ class Changes:
         return {pod["metadata"]["uid"] for pod in self._pods(stage)}
 
     def _has_answered(self, pod: Manifest) -> bool:
-        """Returns whether a stage's pod has answered calls, by its metrics."""
+        """Returns whether the pod's metrics count any answered call."""
         address = f"http://{pod['status']['podIP']}:9090/metrics"
         text = self._client.run(
             "python", "-c", f"from urllib.request import urlopen; print(urlopen({address!r}).read().decode())"

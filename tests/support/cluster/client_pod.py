@@ -1,4 +1,4 @@
-"""A pod from which tests call pipelines: our client (the operator's image has it) and grpcurl."""
+"""A pod from which tests call pipelines, with grpcurl and our client, which is in the operator's image."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from support.controlplane.pipelines import condition_of
 
 TOOLS = "tools"
 TARGET = "dns:///tiny-omni-headless.speech.svc.cluster.local.:50051"
-"""The sample of three stages, as pods call it: a connection to each pod of the entry."""
+"""The address of the three-stage sample inside the cluster. Clients connect to each pod of the entry stage."""
 _SUPPORT = Path(__file__).parent
 
 
 def start_client(cluster: Cluster, namespace: str) -> ClientPod:
-    """Returns a client's pod, with the claim that it needs; it runs."""
+    """Returns a running client pod. Also makes the claim `tools`, which the pod mounts."""
     tools = cluster.layout.run / "tools"
     tools.mkdir(exist_ok=True)
     grpcurl = subprocess.run([ROOT / "scripts/grpcurl.sh"], capture_output=True, text=True, check=True).stdout.strip()
@@ -34,7 +34,7 @@ def start_client(cluster: Cluster, namespace: str) -> ClientPod:
 
 
 class ClientPod:
-    """Runs programs in a pod that fits Pod Security `restricted`. The claim `tools` holds grpcurl."""
+    """Runs programs in a pod that satisfies Pod Security `restricted`. The claim `tools` has grpcurl."""
 
     def __init__(self, cluster: Cluster, namespace: str, name: str = "client") -> None:
         self._cluster = cluster
@@ -42,7 +42,7 @@ class ClientPod:
         self._name = name
 
     def start(self) -> None:
-        """Make the pod and wait until it runs."""
+        """Makes the pod and waits until it is Ready."""
         api = self._cluster.admin.in_namespace(self._namespace)
         api.apply(self._manifest())
         eventually(
@@ -52,29 +52,29 @@ class ClientPod:
         )
 
     def ask(self, target: str, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Answers of the pipeline, one request at a time (ask.py)."""
+        """Returns the pipeline's answers. ask.py sends the requests one at a time."""
         answers: list[dict[str, Any]] = json.loads(
             self.python("ask.py", {"target": target, "requests": requests}, timeout_s=300)
         )
         return answers
 
     def python(self, script: str, stdin: object, *, timeout_s: float) -> str:
-        """Run a script of this folder with `stdin` as JSON; what it prints."""
+        """Runs a script of this folder with `stdin` as JSON. Returns its output."""
         code = (_SUPPORT / script).read_text()
         return self.run("python", "-c", code, stdin=json.dumps(stdin), timeout_s=timeout_s)
 
     def grpcurl(self, *arguments: str, stdin: str = "") -> str:
-        """Run grpcurl; what it prints."""
+        """Runs grpcurl. Returns its output."""
         return self.run("/tools/grpcurl", "-plaintext", *arguments, stdin=stdin, timeout_s=120)
 
     def run(self, *command: str, stdin: str = "", timeout_s: float = 60) -> str:
-        """Run a program; what it prints. Raises AssertionError if it fails."""
+        """Runs a program. Returns its output. Raises AssertionError if the program fails."""
         return self._cluster.kubectl(
             "exec", "--stdin", self._name, "--", *command, stdin=stdin, namespace=self._namespace, timeout_s=timeout_s
         ).stdout
 
     def start_python(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Start a script of this folder that reads JSON from its first argument; it ends when its stdin is closed."""
+        """Returns a started script of this folder: its argument is JSON, and it ends when its stdin is closed."""
         code = (_SUPPORT / script).read_text()
         command = [str(self._cluster.binaries["kubectl"]), "--kubeconfig", str(self._cluster.kubeconfig)]
         command += ["--namespace", self._namespace, "exec", "--stdin", self._name, "--"]
@@ -87,7 +87,7 @@ class ClientPod:
         )
 
     def start_python_on_node(self, script: str, arguments: object) -> subprocess.Popen[str]:
-        """Returns the same on the node, beside the pods: what runs in a pod is cut off when the kubelet restarts."""
+        """Starts the script on the node instead: `kubectl exec` loses its connection when the kubelet restarts."""
         code = (_SUPPORT / script).read_text()
         return subprocess.Popen(
             ["nsenter", f"--net={self._cluster.layout.network}", sys.executable, "-c", code, json.dumps(arguments)],
@@ -131,7 +131,10 @@ class ClientPod:
 
 
 class Load:
-    """Callers in the client's pod, from entering the block to leaving it; then `answered` and `failures` are known."""
+    """Concurrent callers in the client pod, or with `on_node` on the node, for as long as the `with` block runs.
+
+    `answered`, `failures` and `longest_s` are set after the block.
+    """
 
     script = "load.py"
 
@@ -169,11 +172,11 @@ class Load:
 
 
 class OpenAiLoad(Load):
-    """Callers with OpenAI's own client on the node."""
+    """Concurrent callers that use OpenAI's own client on the node."""
 
     script = "openai_load.py"
 
     def __init__(self, client: ClientPod, url: str, model: str, *, streams: int = 3, timeout_s: float = 60) -> None:
-        """url: of the gateway, with /v1."""
+        """`url` is the gateway's, including /v1."""
         super().__init__(client, url, streams=streams, timeout_s=timeout_s, on_node=True)
         self._settings = {"url": url, "model": model, "streams": streams, "timeout_s": timeout_s}

@@ -4,8 +4,8 @@ with Cluster() as cluster:
     cluster.images.build()
     cluster.kubectl("apply", "-f", ...)
 
-Everything runs in one network namespace and one cgroup, below one folder; `down` removes them all. Daemons outlive who
-starts them: a node that is up already is taken as it is, and left up.
+Everything runs in one network namespace and one cgroup, with its files in one folder; `down` removes all three. Daemons
+outlive the process that starts them. If a node is already up, Cluster uses that node and leaves it up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from support.controlplane.api_server import ApiServer
 from support.controlplane.pki import Pki
 
 _GPU = "nvidia.com~1gpu"
-# Reverse order of their start: the ones that talk end before those that are talked to.
+# In the order in which `down` stops them: clients before the servers that they call.
 _DAEMONS = (
     "kubelet",
     "kube-proxy",
@@ -41,7 +41,7 @@ _DAEMONS = (
 
 
 class Cluster(ApiServer):
-    """One node; clients, kubectl and CRDs as ApiServer has them."""
+    """One node. API clients, kubectl and CRDs come from ApiServer."""
 
     disabled_admission = ()
 
@@ -62,7 +62,7 @@ class Cluster(ApiServer):
 
     @property
     def kubeconfig(self) -> Path:
-        """Kubeconfig of the administrator (system:masters)."""
+        """Returns the path of the administrator's kubeconfig (system:masters)."""
         return self.layout.kubeconfig
 
     def __exit__(self, *_: object) -> None:
@@ -70,15 +70,15 @@ class Cluster(ApiServer):
             self.close()
 
     def close(self) -> None:
-        """End and remove everything."""
+        """Stops the node and removes everything except the image cache."""
         down(self.layout)
 
     def daemon(self, name: str) -> Daemon:
-        """Returns a daemon of the node by its name, for faults (`kill`, `stop`, `start`)."""
+        """Returns a daemon of the node, so that tests can inject faults (`kill`, `stop`, `start`)."""
         return self._daemons[name]
 
     def set_gpus(self, gpus: int) -> None:
-        """What the node advertises as nvidia.com/gpu."""
+        """Sets how many nvidia.com/gpu the node advertises, and waits until they are allocatable."""
         change = [{"op": "add", "path": f"/status/{field}/{_GPU}", "value": str(gpus)} for field in ("capacity",)]
         self.admin.patch("Node", NODE, change, subresource="status")
         eventually(
@@ -88,7 +88,7 @@ class Cluster(ApiServer):
         )
 
     def collect_logs(self, folder: Path) -> None:
-        """Logs of daemons and pods, objects and events, for whoever looks into a failure."""
+        """Writes logs of daemons and pods, objects and events to `folder`, to diagnose a failure."""
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(self.layout.logs, folder / "daemons", dirs_exist_ok=True)
         if (self.layout.run / "pod-logs").is_dir():
@@ -128,12 +128,12 @@ class Cluster(ApiServer):
             self._daemons[name].start()
         self._daemons["kubelet"].wait_until(self._node_ready)
         eventually(lambda: self.admin.find("ServiceAccount", "default"), why="the controllers run")
-        # Last: who finds it finds a node that is up.
+        # Written last: a process that finds this file finds a node that is up.
         self.layout.kubeconfig.write_text(admin.read_text())
         self.layout.kubeconfig.chmod(0o600)
 
     def _take(self) -> None:
-        """Use the node that is up."""
+        """Uses the node that is already up. Raises RuntimeError if its API server does not answer."""
         self._taken = True
         self.host_address, self.node_address = network.addresses(self.layout)
         self.url = f"https://{self.node_address}:6443"
@@ -178,14 +178,14 @@ class Cluster(ApiServer):
     def _api_server_flags(self, etcd: str, port: int) -> list[str]:
         certificate, key = self._kubelet_client()
         flags = [flag for flag in super()._api_server_flags(etcd, port) if not flag.startswith("--authorization-mode")]
-        # What comes later wins.
+        # A later flag overrides an earlier one.
         return [
             *flags,
             "--authorization-mode=Node,RBAC",
             "--bind-address=0.0.0.0",
             f"--advertise-address={self.node_address}",
             "--endpoint-reconciler-type=lease",
-            # exec and logs would look the node's name up.
+            # With the default types, exec and logs would resolve the node's name.
             "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-certificate-authority={self.pki.ca}",
             f"--kubelet-client-certificate={certificate}",
@@ -220,7 +220,10 @@ class Cluster(ApiServer):
 
 
 def down(layout: Layout) -> None:
-    """Remove what a node left, whoever started it: daemons, pods, mounts, links, namespace, cgroup, folder."""
+    """Stops a node, no matter which process started it, and removes everything except the image cache.
+
+    It removes daemons, pods, mounts, links, the network namespace, the cgroup and the folder.
+    """
     for name in _DAEMONS:
         Daemon(layout, name).stop(timeout_s=3)
     cgroups.end_pods()
@@ -237,7 +240,10 @@ def down(layout: Layout) -> None:
 
 
 def _unmount_below(folder: Path) -> None:
-    """Pods' volumes, root file systems and network namespaces, the deepest first."""
+    """Unmounts pods' volumes, root file systems and network namespaces, the deepest first.
+
+    Raises RuntimeError if a mount remains.
+    """
     for _ in range(3):
         mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
         ours = sorted((mount for mount in mounts if mount.startswith(f"{folder}/")), reverse=True)

@@ -1,6 +1,6 @@
-"""`make cluster-up`, `make cluster-down`: a node of your own, with our images in it.
+"""`make cluster-up` and `make cluster-down`: a Kubernetes node on this machine, with our images in it.
 
-python -m support.cluster.command up | down | images
+python -m support.cluster.command up [--bare] | down
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.controlplane.go_build import say
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; its exit status."""
+    """Runs one command. Returns the exit status."""
     match list(arguments):
         case ["up"]:
             return _up(images=True)

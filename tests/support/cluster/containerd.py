@@ -1,4 +1,4 @@
-"""containerd of the node: Debian's package with a configuration, a store and a socket of its own."""
+"""The node's containerd: Debian's package with its own configuration, store and socket."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 
 
 class Containerd:
-    """The daemon, and `ctr` on it, in the namespace of images that kubelet uses."""
+    """The daemon, and `ctr` in the containerd namespace that the kubelet uses (k8s.io)."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -44,7 +44,7 @@ class Containerd:
         self.daemon = Daemon(layout, "containerd", ["containerd", "--config", configuration])
 
     def start(self) -> None:
-        """Write the configuration, start and wait."""
+        """Writes the configuration, starts the daemon and waits until it answers."""
         layout = self._layout
         (layout.cache / "containerd").mkdir(parents=True, exist_ok=True)
         (layout.run / "cni").mkdir(exist_ok=True)
@@ -62,19 +62,22 @@ class Containerd:
         self.daemon.wait_until(lambda: self._ctr("version", check=False).returncode == 0)
 
     def ctr(self, *arguments: str | Path, timeout_s: float = 600.0) -> str:
-        """Run ctr; what it says. Raises RuntimeError if it fails."""
+        """Runs ctr. Returns its output. Raises RuntimeError if ctr fails."""
         return self._ctr(*arguments, timeout_s=timeout_s).stdout
 
     def has_image(self, name: str) -> bool:
-        """Returns whether an image of that full name is there."""
+        """Returns whether the store has an image of that full name."""
         return name in self.ctr("images", "list", "--quiet").split()
 
     def import_image(self, archive: Path) -> None:
-        """Take an OCI archive in; it is unpacked when it is first used."""
+        """Imports an OCI archive. The image is unpacked when it is first used."""
         self.ctr("images", "import", "--no-unpack", archive)
 
     def forget_untagged(self) -> None:
-        """Forget images whose names a newer build took: the kubelet's side keeps each by its id, gigabytes of it."""
+        """Removes images whose name a newer build has taken.
+
+        containerd's CRI plugin would keep each of them under its ID, which costs gigabytes.
+        """
         images = [line.split()[:3] for line in self.ctr("images", "list").splitlines()[1:]]
         tagged = {digest for name, _, digest in images if not name.startswith("sha256:")}
         for name, _, digest in images:
@@ -82,7 +85,7 @@ class Containerd:
                 self.ctr("images", "remove", name)
 
     def remove_containers(self) -> None:
-        """Forget every container: the store outlives the node, its pods do not. Their processes have ended."""
+        """Deletes all tasks and containers, because the store outlives the node. Their processes must have ended."""
         for name in self.ctr("tasks", "list", "--quiet").split():
             self._ctr("tasks", "delete", "--force", name, check=False)
         for name in self.ctr("containers", "list", "--quiet").split():
@@ -101,7 +104,7 @@ class Containerd:
 
 
 def _bridge(layout: Layout) -> dict[str, object]:
-    """Pods on a bridge of the node's namespace."""
+    """Returns the CNI configuration, which connects pods to a bridge in the node's network namespace."""
     ranges = [[{"subnet": POD_NETWORK.replace("0.0/16", "0.0/24")}]]
     ipam = {
         "type": "host-local",

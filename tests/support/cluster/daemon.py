@@ -1,4 +1,4 @@
-"""Daemons of the node: they outlive who started them, and are ended by what their pid files say."""
+"""Daemons of the node. They outlive the process that started them, and are found again by their PID files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from support.logged_program import LoggedProgram
 
 
 class Daemon(LoggedProgram):
-    """One program in the node's cgroup, with its output in a file.
+    """One program in the node's cgroup, whose output goes to a file.
 
-    With `in_node` it runs in the node's network namespace. Without a command it is one that was started before, with
-    the command that it had. The interface is that of ChildProcess.
+    With `in_node` the program runs in the node's network namespace. Without `command`, the object stands for a daemon
+    that another process started, and uses its recorded command. The methods match those of ChildProcess.
     """
 
     def __init__(self, layout: Layout, name: str, command: Sequence[str | Path] = (), *, in_node: bool = True) -> None:
@@ -34,7 +34,7 @@ class Daemon(LoggedProgram):
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs: the pid file's, if that process is still the one that was started."""
+        """Returns the process ID from the PID file; None if that process has ended, even if its ID is in use again."""
         try:
             pid, started = self._pid_file.read_text().split()
         except (OSError, ValueError):
@@ -46,7 +46,7 @@ class Daemon(LoggedProgram):
         return self.pid is not None
 
     def start(self) -> None:
-        """Start it; a log that is there is continued."""
+        """Starts the program and appends to its log. Raises RuntimeError if it is running."""
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ class Daemon(LoggedProgram):
         _CHILDREN[process.pid] = process
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """SIGTERM, SIGKILL after `timeout_s`."""
+        """Sends SIGTERM, and SIGKILL after `timeout_s`."""
         self._end(signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         while self.running and time.monotonic() < deadline:
@@ -72,7 +72,7 @@ class Daemon(LoggedProgram):
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL and waits until the process has ended."""
         self._end(signal.SIGKILL)
         while self.running:
             time.sleep(0.02)
@@ -87,12 +87,12 @@ class Daemon(LoggedProgram):
                 os.kill(pid, number)
 
 
-# Those that this process started: somebody has to take their exit status.
+# Daemons that this process started, by process ID: a parent must reap its children.
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
 
 def _start_time(pid: int) -> str | None:
-    """Returns when the process started, in clock ticks since boot; None if it is gone or a zombie."""
+    """Returns when the process started, in clock ticks since boot. None if the process is gone or a zombie."""
     if child := _CHILDREN.get(pid):
         child.poll()
     try:

@@ -1,7 +1,7 @@
-"""The images of the node: pause, the base that the Dockerfile stands on, and ours, built straight into containerd.
+"""The node's images: pause, the Dockerfile's base image, and our own, which BuildKit builds straight into containerd.
 
-No registry is asked. The base has the very name of the Dockerfile's FROM and comes from Debian's packages, with what
-this machine needs to reach them and the package index (certificates, configuration): it is for this machine alone.
+No registry is used. The base image has the name that the Dockerfile's FROM uses and is made from Debian's packages. It
+also contains this machine's certificates and package index configuration, so it must stay on this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TARGETS = {OPERATOR_IMAGE: "operator", STAGE_IMAGE: "stage-cpu"}
 _MIRROR = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
 # What the official image has besides Debian's minimum: Python with venv, and certificates.
 _BASE_PACKAGES = "ca-certificates,libpython3-stdlib,python3,python3-venv"
-# How this machine reaches the package index; each is copied where it is.
+# How this machine reaches the package index. Each file is copied to the same path in the image.
 _INDEX_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf", "/etc/uv/uv.toml")
 _INDEX_VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX")
 _BUILDKIT_CONFIGURATION = """\
@@ -55,7 +55,7 @@ root = "{cache}/buildkit"
 
 
 class Images:
-    """Fills containerd's store. What is there and unchanged costs seconds."""
+    """Fills containerd's store. An unchanged image takes only seconds."""
 
     def __init__(self, layout: Layout, containerd: Containerd) -> None:
         self._layout = layout
@@ -69,7 +69,7 @@ class Images:
         )
 
     def load_pause(self) -> None:
-        """The sandbox image."""
+        """Imports the pods' sandbox image, unless it is there."""
         if self._containerd.has_image(PAUSE_IMAGE):
             return
         with tempfile.TemporaryDirectory(dir=self._layout.run) as temporary:
@@ -78,7 +78,7 @@ class Images:
             self._import(PAUSE_IMAGE, layer, command=["/pause"])
 
     def build(self, *images: str) -> None:
-        """Build images of the Dockerfile from the checkout."""
+        """Builds `images` from the checkout's Dockerfile. Default: both the operator's and the stage's."""
         self._make_base()
         self._start_buildkit()
         try:
@@ -115,7 +115,7 @@ class Images:
 
     def _start_buildkit(self) -> None:
         layout = self._layout
-        # Pods' namespaces have no way out: what a RUN line starts joins that of BuildKit, the machine's.
+        # The node's network namespace has no route to the internet: RUN steps join BuildKit's, which is the machine's.
         wrapper = layout.run / "runc-on-machine"
         wrapper.write_text(
             f'#!/bin/sh\nread -r pid _ <{layout.run}/buildkitd.pid\nexec nsenter --net=/proc/"$pid"/ns/net runc "$@"\n'
@@ -143,7 +143,7 @@ class Images:
             f"--local=dockerfile={ROOT}",
             f"--opt=target={target}",
             "--opt=image-resolve-mode=local",
-            # Compressing takes longer than everything else, and the images do not leave the machine.
+            # Not compressed: compressing takes longer than all other steps, and the images stay on this machine.
             f"--output=type=image,name={image},unpack=true,compression=uncompressed",
         )
 

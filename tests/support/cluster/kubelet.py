@@ -1,4 +1,4 @@
-"""kubelet, kube-proxy and CoreDNS of the node."""
+"""The node's kubelet, kube-proxy and CoreDNS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COREFILE = """\
 def build_kubelet(
     layout: Layout, program: Path, kubeconfig: Path, address: str, *, ca: Path, certificate: Path, key: Path
 ) -> Daemon:
-    """kubelet, with cgroups and images of its own, on either version of cgroups."""
+    """Returns the kubelet, which uses the node's cgroup and containerd. cgroup v1 and v2 both work."""
     resolv = layout.run / "resolv.conf"
     resolv.write_text("nameserver 127.0.0.1\n")
     configuration: dict[str, Any] = {
@@ -51,7 +51,7 @@ def build_kubelet(
         "containerRuntimeEndpoint": f"unix://{layout.containerd_socket}",
         "podLogsDir": str(layout.run / "pod-logs"),
         "imageGCHighThresholdPercent": 100,
-        # A full disk must not cost the images, which took minutes.
+        # Memory only: a full disk must not evict images, which take minutes to build.
         "evictionHard": {"memory.available": "100Mi"},
         "registryPullQPS": 0,
         "eventRecordQPS": 0,
@@ -75,7 +75,7 @@ def build_kubelet(
 
 
 def build_kube_proxy(layout: Layout, program: Path, kubeconfig: Path) -> Daemon:
-    """kube-proxy with iptables, in the node's network namespace alone."""
+    """Returns kube-proxy in iptables mode. It changes only the node's network namespace."""
     return Daemon(
         layout,
         "kube-proxy",
@@ -85,7 +85,7 @@ def build_kube_proxy(layout: Layout, program: Path, kubeconfig: Path) -> Daemon:
             "--proxy-mode=iptables",
             f"--cluster-cidr={POD_NETWORK}",
             f"--hostname-override={NODE}",
-            # Limits of connection tracking are the machine's.
+            # 0: keep the machine's limits of connection tracking.
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
@@ -95,7 +95,7 @@ def build_kube_proxy(layout: Layout, program: Path, kubeconfig: Path) -> Daemon:
 
 
 def build_coredns(layout: Layout, program: Path, kubeconfig: Path, address: str) -> Daemon:
-    """CoreDNS beside the pods: names of Services live for a second."""
+    """Returns CoreDNS in the node's network namespace. Its answers for Services have a TTL of one second."""
     path = layout.run / "Corefile"
     path.write_text(_COREFILE.format(address=address, kubeconfig=kubeconfig))
     return Daemon(layout, "coredns", [program, "-conf", path])

@@ -1,4 +1,4 @@
-"""Paths and names of the test node: everything that it leaves on a machine."""
+"""Paths and names of everything that the test node creates on a machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 NODE = "node1"
 NETWORK_NAMESPACE = "omnipipe-node"
-# Names of links have at most 15 characters.
+# Linux limits the name of a network link to 15 characters.
 HOST_LINK, NODE_LINK = "omnipipe-host", "omnipipe-node"
 CGROUP = "omnipipe-node"
 POD_NETWORK = "10.244.0.0/16"
@@ -18,9 +18,9 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 
 @dataclass(frozen=True)
 class Layout:
-    """Folders of the node.
+    """The node's folders.
 
-    `run` goes with the node. `cache` stays: containerd's and BuildKit's stores, so that images survive.
+    `run` is removed with the node. `cache` has containerd's and BuildKit's stores and stays, so that images survive.
     """
 
     run: Path = Path("/var/tmp/omnipipe-node")  # noqa: S108 - one node a machine; sockets need a short path
@@ -44,5 +44,5 @@ class Layout:
 
     @property
     def network(self) -> Path:
-        """The network namespace, as nsenter wants it."""
+        """Returns the network namespace's path, for nsenter."""
         return Path("/run/netns") / NETWORK_NAMESPACE

@@ -1,7 +1,8 @@
-"""Load on a pipeline until stdin ends: `streams` callers, each with one request at a time. Runs in the client's pod.
+"""Calls a pipeline from the client pod until stdin ends: `streams` concurrent callers, each with one request at a time.
 
-The argument is {"target", "streams", "max_tokens", "timeout_s"} as JSON. When stdin ends no new request begins; those
-in flight end, and {"answered", "failures": [{"code", "reason", "stage", "message", ...}], "longest_s"} is written.
+The argument is {"target", "streams", "max_tokens", "timeout_s"} as JSON. When stdin ends, no new request is sent.
+After the last request in flight has ended, the script writes
+{"answered", "failures": [{"code", "reason", "stage", "message", ...}], "longest_s"}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from omni_proto.client import AsyncOmniClient, OmniRequestError
 
 
 async def main(settings: dict[str, Any]) -> dict[str, Any]:
-    """Ask until told to end; what came of it."""
+    """Sends requests until stdin ends. Returns the result that the script writes."""
     began = time.monotonic()
     ended = asyncio.Event()
     asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: ended.set())

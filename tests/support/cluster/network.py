@@ -1,4 +1,4 @@
-"""The node's network: a namespace, and a pair of links to the machine with addresses that nobody has.
+"""The node's network: a namespace, and a veth pair to the machine with addresses from an unused subnet.
 
 The namespace keeps kube-proxy's rules and the pods' bridge off the machine.
 """
@@ -16,7 +16,7 @@ _CANDIDATES = tuple(ipaddress.ip_network(f"10.{second}.0.0/30") for second in (*
 
 
 def create(layout: Layout) -> None:
-    """Make the namespace and the links; the addresses are in the files that `addresses` reads."""
+    """Makes the namespace and the links, and writes the file that `addresses` reads."""
     subnet = _free_subnet()
     host, node = map(str, list(subnet.hosts())[:2])
     _run("ip", "netns", "add", NETWORK_NAMESPACE)
@@ -35,13 +35,13 @@ def create(layout: Layout) -> None:
 
 
 def addresses(layout: Layout) -> tuple[str, str]:
-    """(address of the machine as pods see it, address of the node)."""
+    """Returns (address of the machine as pods see it, address of the node)."""
     found = json.loads((layout.run / "addresses.json").read_text())
     return found["host"], found["node"]
 
 
 def remove() -> None:
-    """Remove links and namespace, as far as they are there."""
+    """Removes the links and the namespace, if they exist."""
     if Path(f"/sys/class/net/{HOST_LINK}").exists():
         _run("ip", "link", "delete", HOST_LINK)
     if (Path("/run/netns") / NETWORK_NAMESPACE).exists():
@@ -49,7 +49,10 @@ def remove() -> None:
 
 
 def _free_subnet() -> ipaddress.IPv4Network:
-    """Returns a subnet that overlaps with no route of the machine and none of the node's own networks."""
+    """Returns a subnet that overlaps neither the machine's routes nor the node's own networks.
+
+    Raises RuntimeError if there is none.
+    """
     taken = [ipaddress.ip_network(own) for own in (POD_NETWORK, SERVICE_NETWORK)]
     for route in json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all")):
         destination = route.get("dst", "default")

@@ -1,4 +1,4 @@
-"""Images of one layer, written without a builder."""
+"""OCI images with a single layer, written without an image builder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 def write_image(
     archive: Path, name: str, layer: Path, *, command: Sequence[str] = (), environment: Mapping[str, str] | None = None
 ) -> None:
-    """An OCI archive with the image `name`, its one layer being the tar file `layer`."""
+    """Writes an OCI archive with the image `name`, whose only layer is the tar file `layer`."""
     with layer.open("rb") as content:
         digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
     variables = [_PATH, *(f"{key}={value}" for key, value in (environment or {}).items())]
@@ -51,7 +51,7 @@ def write_image(
 
 
 def write_program_layer(layer: Path, program: Path, path: str) -> None:
-    """A layer with one static program at `path`."""
+    """Writes a layer with one static program at `path`."""
     with tarfile.open(layer, "w") as output:
         entry = tarfile.TarInfo(path.lstrip("/"))
         entry.size, entry.mode = program.stat().st_size, 0o755

@@ -1,7 +1,8 @@
-"""Load on a gateway by OpenAI's own client until stdin ends: as load.py, but on the node, which has that client.
+"""Calls a gateway with OpenAI's own client until stdin ends, like load.py.
 
-The argument is {"url", "model", "streams", "timeout_s"} as JSON. Callers take turns: a streamed chat, then speech. The
-client tries nothing again, so that every failure shows.
+It runs on the node, because the client pod does not have OpenAI's client. The argument is
+{"url", "model", "streams", "timeout_s"} as JSON. Each caller alternates between a streamed chat and speech. The client
+does not retry, so that every failure shows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SPEECH = "Good morning!"
 
 
 async def chat(client: openai.AsyncOpenAI, model: str, seed: int) -> str:
-    """Returns what is wrong with an answer; empty if nothing is."""
+    """Sends one streamed chat request. Returns what is wrong with the answer; empty if nothing is."""
     stream = await client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "Tell me about the sea."}],
@@ -36,7 +37,7 @@ async def chat(client: openai.AsyncOpenAI, model: str, seed: int) -> str:
 
 
 async def speak(client: openai.AsyncOpenAI, model: str) -> str:
-    """As chat()."""
+    """Sends one speech request. Returns what is wrong with the answer; empty if nothing is."""
     async with client.audio.speech.with_streaming_response.create(
         model=model, input=SPEECH, voice="alloy", response_format="pcm"
     ) as answer:
@@ -45,7 +46,7 @@ async def speak(client: openai.AsyncOpenAI, model: str) -> str:
 
 
 async def main(settings: dict[str, Any]) -> dict[str, Any]:
-    """Ask until told to end; what came of it."""
+    """Sends requests until stdin ends. Returns the result that the script writes."""
     began = time.monotonic()
     ended = asyncio.Event()
     asyncio.get_running_loop().run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: ended.set())

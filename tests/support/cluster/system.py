@@ -1,4 +1,4 @@
-"""What the node needs of the machine: Linux, root, and a few of Debian's packages."""
+"""The node's requirements of the machine: Linux, root, and a few Debian packages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from support.cluster.layout import CNI_PLUGINS
 from support.controlplane.go_build import say
 
-# Program -> Debian's package with it.
+# Program -> Debian package that contains it.
 _PACKAGES = {
     "containerd": "containerd",
     "runc": "runc",
@@ -25,14 +25,14 @@ _PACKAGES = {
 
 
 class UnfitMachineError(RuntimeError):
-    """A node cannot run here; the message says why and what to do."""
+    """A node cannot run on this machine. The message says why and what to do."""
 
 
 def prepare() -> None:
-    """Check for root, install missing packages where apt is there.
+    """Checks for Linux and root, and installs missing packages if apt is available.
 
     Raises:
-        UnfitMachineError: not Linux, not root, or something is missing and cannot be installed.
+        UnfitMachineError: not Linux, not root, or a program is missing and cannot be installed.
     """
     if sys.platform != "linux":
         raise UnfitMachineError("a Kubernetes node needs Linux")

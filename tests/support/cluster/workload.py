@@ -1,4 +1,4 @@
-"""What tests put on the node: namespaces, volumes, the operator by its chart, pipelines."""
+"""What tests create on the node: namespaces, volumes, the operator (from its chart) and pipelines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESTRICTED = {
 
 
 def helm(cluster: Cluster, *arguments: str | Path, timeout_s: float = 300, check: bool = True) -> str:
-    """Run the real helm; what it prints. Raises AssertionError if it fails."""
+    """Runs the real helm. Returns its output. Raises AssertionError if helm fails and `check` is set."""
     command = [cluster.binaries["helm"], "--kubeconfig", cluster.kubeconfig, *arguments]
     environment = {"HOME": str(cluster.directory), "PATH": "/usr/bin:/bin"}
     result = subprocess.run(
@@ -44,7 +44,7 @@ def helm(cluster: Cluster, *arguments: str | Path, timeout_s: float = 300, check
 def install_operator(
     cluster: Cluster, namespace: str, *, release: str = "omnipipeline", values: Mapping[str, Any] | None = None
 ) -> None:
-    """Install or upgrade the chart with the images of the node; returns when the operator is ready."""
+    """Installs or upgrades the chart with the node's images, and waits until the operator is ready."""
     operator, stage = OPERATOR_IMAGE.rsplit(":", 1), STAGE_IMAGE.rsplit(":", 1)
     settings = {
         "image": {"repository": operator[0], "tag": operator[1], "pullPolicy": "Never"},
@@ -61,15 +61,14 @@ def install_operator(
 
 
 def make_namespace(cluster: Cluster, name: str, labels: Mapping[str, str] = RESTRICTED) -> Api:
-    """Returns a namespace that enforces Pod Security; its client."""
+    """Makes a namespace that enforces Pod Security. Returns the administrator's client in that namespace."""
     metadata = {"name": name, "labels": dict(labels)}
     cluster.admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
     return cluster.admin.in_namespace(name)
 
 
 def share_models(cluster: Cluster, checkpoint: Path) -> Path:
-    """Returns a folder for a volume, with a checkpoint in it as tiny-omni: the pods' user reads it, and may put more
-    there."""
+    """Returns a folder for a volume, with the checkpoint as tiny-omni. The pods' user may read it and add files."""
     folder = cluster.layout.run / "models"
     shutil.copytree(checkpoint, folder / "tiny-omni", dirs_exist_ok=True)
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
@@ -78,7 +77,7 @@ def share_models(cluster: Cluster, checkpoint: Path) -> Path:
 
 
 def add_volume(cluster: Cluster, namespace: str, name: str, folder: Path) -> None:
-    """A PersistentVolumeClaim with what lies in a folder of this machine."""
+    """Makes a PersistentVolumeClaim for a folder of this machine, and waits until the claim is bound."""
     volume = add_persistent_volume(cluster, namespace, name, folder, access="ReadWriteMany")
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace}}
     fields = {key: volume["spec"][key] for key in ("accessModes", "storageClassName")}
@@ -92,7 +91,7 @@ def add_volume(cluster: Cluster, namespace: str, name: str, folder: Path) -> Non
 def add_persistent_volume(
     cluster: Cluster, namespace: str, claim: str, folder: Path, *, access: str = "ReadWriteOnce"
 ) -> Manifest:
-    """Returns a PersistentVolume of a folder of this machine, for one claim and no other."""
+    """Makes and returns a PersistentVolume for a folder of this machine. Only the claim `claim` can bind to it."""
     volume = {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -111,20 +110,20 @@ def add_persistent_volume(
 
 
 def load_sample(name: str, *, model: str, rename: str | None = None, entry_alone: bool = False) -> Manifest:
-    """Returns a sample of manifests/samples with another model URI; `entry_alone`: without the stages that speak."""
+    """Returns a sample of manifests/samples with another model URI. `entry_alone` keeps only the entry stage."""
     sample: Manifest = yaml.safe_load((SAMPLES / f"{name}.yaml").read_text())
     sample["spec"]["model"] = {"uri": model}
     if rename:
         sample["metadata"]["name"] = rename
     if entry_alone:
         sample["spec"]["stages"] = sample["spec"]["stages"][:1]
-        # Aliases of voices need a stage that returns audio.
+        # Voice aliases need a stage that returns audio.
         sample["spec"].pop("aliases", None)
     return sample
 
 
 def serve_sample(cluster: Cluster, namespace: str, checkpoint: Path) -> Api:
-    """Returns the operator, and the sample of three stages with a checkpoint, Ready in a namespace; its client."""
+    """Installs the operator and serves the three-stage sample in a namespace. Returns the client of that namespace."""
     make_namespace(cluster, SYSTEM)
     install_operator(cluster, SYSTEM)
     api = make_namespace(cluster, namespace)
@@ -135,7 +134,10 @@ def serve_sample(cluster: Cluster, namespace: str, checkpoint: Path) -> Api:
 
 
 def delete_pipeline(api: Api, name: str) -> None:
-    """Delete a pipeline and wait until it and its pods are gone: what is applied before would go with it."""
+    """Deletes a pipeline and waits until it and its pods are gone.
+
+    Without the wait, a pipeline of the same name that is applied too early would be deleted as well.
+    """
     api.delete("OmniPipeline", name, propagation="Foreground")
     eventually(
         lambda: not api.find("OmniPipeline", name) and not api.list("Pod", f"omnipipeline.io/pipeline={name}"),

@@ -1,4 +1,4 @@
-"""A small synchronous client of the API server for tests: raw JSON, one method a verb, no caches."""
+"""A small synchronous client of the API server for tests: raw JSON, one method per verb, no caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELD_MANAGER = "test"
 _MERGE_PATCH = "application/merge-patch+json"
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
-# Kind -> (group/version, plural, namespaced); `register` adds those of CRDs.
+# Kind -> (group/version, plural, namespaced). `register` adds further kinds, such as those of CRDs.
 _KINDS: dict[str, tuple[str, str, bool]] = {
     "Namespace": ("v1", "namespaces", False),
     "Node": ("v1", "nodes", False),
@@ -55,7 +55,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
 
 
 class ApiError(Exception):
-    """The API server refused: `code` (HTTP), `reason` and `message` of its Status."""
+    """The API server rejected a request. Has the HTTP `code`, and `reason` and `message` of the returned Status."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(f"{code} {reason}: {message}")
@@ -65,12 +65,12 @@ class ApiError(Exception):
 
 
 def register(kind: str, api_version: str, plural: str, *, namespaced: bool = True) -> None:
-    """Make a kind that this module does not list known to every client."""
+    """Adds a kind that this module does not list, for all clients."""
     _KINDS[kind] = (api_version, plural, namespaced)
 
 
 def path_of(kind: str, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-    """URL path of a collection, an object or a subresource."""
+    """Returns the URL path of a collection, an object or a subresource."""
     api_version, plural, namespaced = _KINDS[kind]
     parts = ["api" if "/" not in api_version else "apis", api_version]
     if namespaced and namespace is not None:
@@ -81,9 +81,9 @@ def path_of(kind: str, namespace: str | None = None, name: str | None = None, su
 
 
 class Api:
-    """The calls of one user; thread-safe.
+    """Calls the API server as one user. Thread-safe.
 
-    `namespace` is what methods use for namespaced kinds when none is given.
+    `namespace` is the default namespace for namespaced kinds.
     """
 
     def __init__(self, kubeconfig: Path, namespace: str = "default") -> None:
@@ -92,18 +92,18 @@ class Api:
         self._server, self._pool, self._headers = _connect(kubeconfig)
 
     def in_namespace(self, namespace: str) -> Api:
-        """Returns the same user and connections, another namespace."""
+        """Returns a client with the same user and connections, and another default namespace."""
         other = object.__new__(Api)
         other.namespace, other._kubeconfig = namespace, self._kubeconfig
         other._server, other._pool, other._headers = self._server, self._pool, self._headers
         return other
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Manifest:
-        """Returns the live object; ApiError 404 if there is none."""
+        """Returns the live object. Raises ApiError 404 if there is none."""
         return self.call("GET", self._path(kind, namespace, name))
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> Manifest | None:
-        """Returns the live object, or None."""
+        """Returns the live object, or None if there is none."""
         try:
             return self.get(kind, name, namespace)
         except ApiError as error:
@@ -112,14 +112,16 @@ class Api:
             raise
 
     def list(self, kind: str, labels: str = "", namespace: str | None = None) -> list[Manifest]:
-        """Returns every object of a kind in the namespace (label selector: `labels`), with kind and apiVersion filled
-        in."""
+        """Returns the namespace's objects of a kind that the label selector `labels` matches.
+
+        kind and apiVersion are filled in.
+        """
         query = f"?labelSelector={urllib.parse.quote(labels)}" if labels else ""
         items = self.call("GET", self._path(kind, namespace) + query)["items"]
         return [{"apiVersion": _KINDS[kind][0], "kind": kind, **item} for item in items]
 
     def create(self, manifest: Manifest) -> Manifest:
-        """POST."""
+        """Creates an object (POST). Returns it."""
         metadata = manifest["metadata"]
         path = self._path(manifest["kind"], metadata.get("namespace"))
         return self.call("POST", f"{path}?fieldManager={FIELD_MANAGER}", manifest)
@@ -133,7 +135,7 @@ class Api:
         dry_run: bool = False,
         strict: bool = False,
     ) -> Manifest:
-        """Server-side apply. `strict` refuses unknown fields, as kubectl does."""
+        """Applies an object on the server side. Returns it. `strict` rejects unknown fields, as kubectl does."""
         metadata = manifest["metadata"]
         query = {"fieldManager": manager, "force": str(force).lower()}
         query |= {"dryRun": "All"} if dry_run else {}
@@ -144,23 +146,23 @@ class Api:
     def patch(
         self, kind: str, name: str, change: Mapping[str, Any] | list[Manifest], *, subresource: str | None = None
     ) -> Manifest:
-        """Merge patch for a mapping, JSON patch for a list."""
+        """Sends a merge patch if `change` is a mapping, a JSON patch if it is a list. Returns the object."""
         content = _JSON_PATCH if isinstance(change, list) else _MERGE_PATCH
         path = path_of(kind, self.namespace, name, subresource)
         return self.call("PATCH", f"{path}?fieldManager={FIELD_MANAGER}", change, content)
 
     def replace(self, manifest: Manifest) -> Manifest:
-        """PUT."""
+        """Replaces an object (PUT). Returns it."""
         metadata = manifest["metadata"]
         return self.call("PUT", self._path(manifest["kind"], metadata.get("namespace"), metadata["name"]), manifest)
 
     def replace_spec(self, manifest: Manifest) -> Manifest:
-        """Make a live object's spec that of `manifest`, nothing merged."""
+        """Replaces a live object's whole spec with that of `manifest`. Returns the object."""
         change = [{"op": "replace", "path": "/spec", "value": manifest["spec"]}]
         return self.patch(manifest["kind"], manifest["metadata"]["name"], change)
 
     def delete(self, kind: str, name: str, *, propagation: str = "Background", grace_s: int | None = None) -> None:
-        """DELETE; an object that is not there is fine."""
+        """Deletes an object (DELETE). It is no error if there is none."""
         options: Manifest = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         options |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         try:
@@ -170,7 +172,7 @@ class Api:
                 raise
 
     def watch(self, kind: str, timeout_s: int = 60, resource_version: str = "") -> Iterator[Manifest]:
-        """Watch events {type, object} until the server ends the stream. Raises ApiError if it refuses."""
+        """Yields watch events {type, object} until the server ends the stream. Raises ApiError if it refuses."""
         query = {"watch": "true", "timeoutSeconds": timeout_s, "resourceVersion": resource_version}
         url = f"{self._server}{self._path(kind, None)}?{urllib.parse.urlencode(query)}"
         response = self._pool.request("GET", url, headers=self._headers, preload_content=False, timeout=timeout_s + 5)
@@ -185,10 +187,10 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, content: str = "application/json", timeout_s: float = 30.0
     ) -> Manifest:
-        """Send one request. Returns the decoded answer.
+        """Sends one request. Returns the decoded response.
 
         Raises:
-            ApiError: any answer of 400 and above.
+            ApiError: the response's status is 400 or above.
         """
         response = self._pool.request(
             method,
@@ -210,12 +212,13 @@ class Api:
 def eventually(
     probe: Callable[[], T], *, timeout_s: float = 30.0, every_s: float = 0.1, why: str = "", stays_s: float = 0.0
 ) -> T:
-    """Returns the first truthy result of `probe()`; AssertionErrors and ApiErrors in it count as "not yet".
+    """Calls `probe()` until its result is truthy and returns that result.
 
-    With `stays_s` it must go on being truthy for that long.
+    AssertionError, ApiError and LookupError in `probe()` count as "not yet". With `stays_s`, the result must stay
+    truthy for that many seconds.
 
     Raises:
-        AssertionError: never true within `timeout_s`; carries the last result or failure.
+        AssertionError: no truthy result within `timeout_s`. Its message has the last result or exception.
     """
     deadline = time.monotonic() + timeout_s
     since: float | None = None

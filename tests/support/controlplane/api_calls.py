@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What an operator writes besides its objects.
+# What an operator writes besides the children of pipelines.
 _BACKGROUND = frozenset({"leases", "events", "selfsubjectaccessreviews"})
 
 
 @dataclass
 class Call:
-    """One request as it came in; `status` is filled in with the answer (0: none)."""
+    """One request as the proxy received it. `status` is set when it is answered (0: not answered)."""
 
     method: str
     path: str
@@ -22,12 +22,12 @@ class Call:
 
     @property
     def resource(self) -> str:
-        """Plural of the resource, with its subresource: "deployments", "pods/status"."""
+        """Returns the resource's plural with the subresource: "deployments", "pods/status"."""
         return parse_path(self.path)[1]
 
     @property
     def verb(self) -> str:
-        """The verb that RBAC checks."""
+        """Returns the verb that RBAC checks."""
         named = parse_path(self.path)[2]
         if self.method == "GET":
             return "watch" if self.watch else "get" if named else "list"
@@ -37,12 +37,12 @@ class Call:
 
     @property
     def write(self) -> bool:
-        """Whether it changes objects (leases, events and access reviews apart)."""
+        """Returns whether the request changes an object other than a Lease, an Event or an access review."""
         return self.method not in ("GET", "HEAD") and self.resource not in _BACKGROUND
 
 
 def parse_path(path: str) -> tuple[str, str, bool]:
-    """API group ("" is core), resource with subresource, and whether one object is named."""
+    """Returns the API group ("" is core), the resource with its subresource, and whether the path names one object."""
     parts = path.strip("/").split("/")
     if parts[0] == "api":
         group, rest = "", parts[2:]

@@ -1,4 +1,4 @@
-"""API clients for tests, and what they write."""
+"""The product's API client for tests, and objects for it to write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 30.0
 
 
 async def until(probe: Callable[[], object], why: str) -> None:
-    """Return once probe() holds."""
+    """Waits until probe() is truthy. Raises TimeoutError after DEADLINE_S."""
     async with asyncio.timeout(DEADLINE_S):
         while not probe():  # noqa: ASYNC110 - the probe asks the outside
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""etcd and kube-apiserver as child processes on loopback ports: a real API in a few seconds, without root.
+"""etcd and kube-apiserver as child processes on loopback ports: a real API server in a few seconds, without root.
 
 with ApiServer(directory, crds=[FILE]) as server:
     server.admin.create({...})
@@ -21,7 +21,7 @@ from support.controlplane.binaries import find_binaries
 from support.controlplane.pki import Pki
 from support.controlplane.process import ChildProcess
 
-# Two cores serve everything here: no profiling, no audit, no reconciling of the `kubernetes` endpoints.
+# To save CPU on a machine of two cores: no profiling, no audit, no reconciling of the `kubernetes` endpoints.
 _API_SERVER_FLAGS = (
     "--bind-address=127.0.0.1",
     "--advertise-address=127.0.0.1",
@@ -37,15 +37,15 @@ _API_SERVER_FLAGS = (
 
 
 class ApiServer:
-    """A running etcd and kube-apiserver; everything it writes lies below `directory`.
+    """A running etcd and kube-apiserver, which write only below `directory`.
 
-    Pods can be created but nothing acts on them: see ControlPlane. `stop`, `kill`, `start` and `restart` act on the API
-    server alone; etcd keeps the objects.
+    Pods can be created, but no controller acts on them: see ControlPlane. `stop`, `kill`, `start` and `restart` affect
+    only the API server; etcd keeps the objects.
     """
 
-    # Without a controller-manager nobody makes the default ServiceAccount that pods would need.
+    # Without a controller-manager there is no default ServiceAccount, which this plugin would require for pods.
     disabled_admission: tuple[str, ...] = ("ServiceAccount",)
-    # Who may block an owner's deletion by an ownerReference is checked in OpenShift, and so here.
+    # OpenShift enables this plugin. It checks who may set blockOwnerDeletion in an ownerReference.
     enabled_admission: tuple[str, ...] = ("OwnerReferencesPermissionEnforcement",)
 
     def __init__(self, directory: Path, *, crds: Sequence[Path] = ()) -> None:
@@ -57,7 +57,7 @@ class ApiServer:
 
     @classmethod
     def programs(cls) -> tuple[str, ...]:
-        """Returns the programs that it runs, as find_binaries names them."""
+        """Returns the names of the programs that this class runs, as find_binaries knows them."""
         return ("etcd", "kube-apiserver", "kubectl")
 
     def __enter__(self) -> Self:
@@ -72,28 +72,28 @@ class ApiServer:
         self.close()
 
     def close(self) -> None:
-        """End every process, the youngest first. Nothing here is worth a graceful end."""
+        """Kills every process, the last started first. None needs a graceful end."""
         for child in reversed(self._children):
             child.kill()
 
     def require_running(self) -> None:
-        """Raises RuntimeError with the end of its log if a program has ended that should run."""
+        """Raises RuntimeError if a program has ended. The message has the end of that program's log."""
         for child in self._children:
             if not child.running:
                 raise RuntimeError(f"{child.name} ended with {child.returncode}:\n{child.log_tail()}")
 
     @property
     def kubeconfig(self) -> Path:
-        """Kubeconfig of the administrator (system:masters)."""
+        """Returns the path of the administrator's kubeconfig (system:masters)."""
         return self.kubeconfig_for("admin", groups=("system:masters",))
 
     @property
     def admin(self) -> Api:
-        """Client of the administrator."""
+        """Returns the administrator's client."""
         return self._admin
 
     def kubeconfig_for(self, user: str, groups: Sequence[str] = (), *, server: str | None = None) -> Path:
-        """Kubeconfig of a user with a certificate; what it may do is up to the test's RBAC objects."""
+        """Returns the kubeconfig of a user with a client certificate. The test's RBAC objects give the user rights."""
         key = (user, *groups, server or "")
         if key not in self._users:
             folder = self.directory / "users" / f"{len(self._users)}-{user.replace(':', '_')}"
@@ -110,10 +110,10 @@ class ApiServer:
         return self._users[key]
 
     def kubeconfig_for_service_account(self, namespace: str, name: str, *, server: str | None = None) -> Path:
-        """Kubeconfig with a token of a ServiceAccount, made if it is not there.
+        """Returns a kubeconfig with a ServiceAccount's token. Creates the ServiceAccount if needed.
 
-        `server` (such as a FaultProxy's url) replaces the API server's address: a token, unlike a certificate, passes
-        through a proxy.
+        `server` replaces the API server's address, for example by a FaultProxy's url. A token passes through a proxy; a
+        client certificate does not.
         """
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}}
         self.admin.apply(account)
@@ -136,10 +136,10 @@ class ApiServer:
         check: bool = True,
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run the real kubectl as administrator; `stdin` may be a manifest.
+        """Runs the real kubectl as administrator. Returns the ended process. `stdin` may be a manifest.
 
         Raises:
-            AssertionError: it failed (unless check=False); carries its stderr.
+            AssertionError: kubectl failed and `check` is set. The message has its stderr.
         """
         text = yaml.safe_dump(stdin) if isinstance(stdin, dict) else stdin
         command = [str(self.binaries["kubectl"]), "--kubeconfig", str(self.kubeconfig)]
@@ -158,35 +158,35 @@ class ApiServer:
         return result
 
     def create_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> Api:
-        """Make a namespace; the administrator's client in it."""
+        """Makes a namespace. Returns the administrator's client in it."""
         metadata = {"name": name, "labels": dict(labels or {})}
         self.admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         return self.admin.in_namespace(name)
 
     def apply_crds(self, *files: Path) -> None:
-        """Apply CustomResourceDefinitions (YAML files) and wait until the API server serves them."""
+        """Applies CustomResourceDefinitions (YAML files) and waits until the API server serves them."""
         for file in files:
             for document in yaml.safe_load_all(file.read_text()):
                 self.admin.apply(document)
                 eventually(lambda name=document["metadata"]["name"]: self._established(name), why="CRD established")
 
-    # The API server alone: faults.
+    # Faults of the API server
 
     def start(self) -> None:
-        """Start the API server and wait until it is ready."""
+        """Starts the API server and waits until it is ready."""
         self._api_server.start()
         self._api_server.wait_until(self._ready)
 
     def stop(self) -> None:
-        """End the API server as a rolling update does: it says goodbye to its watches."""
+        """Stops the API server gracefully, as a rolling update does: it closes its watches."""
         self._api_server.stop()
 
     def kill(self) -> None:
-        """SIGKILL the API server."""
+        """Kills the API server (SIGKILL)."""
         self._api_server.kill()
 
     def restart(self, *, kill: bool = False) -> None:
-        """The API server goes and comes back at the same address."""
+        """Stops or kills the API server, and starts it again at the same address."""
         (self.kill if kill else self.stop)()
         self.start()
 
@@ -205,7 +205,7 @@ class ApiServer:
         self.apply_crds(*self._crds)
 
     def _child(self, name: str, *arguments: str | Path) -> ChildProcess:
-        # There is memory enough: a garbage collector that runs more seldom spares a tenth of the CPU time.
+        # There is enough memory, and running Go's garbage collector less often saves a tenth of the CPU time.
         environment = {"GOGC": "400", **os.environ}
         child = ChildProcess(name, [self.binaries[name], *arguments], self.directory / f"{name}.log", environment)
         self._children.append(child)

@@ -1,11 +1,11 @@
-"""The programs of the test control plane, of the test node and a collector: found, or built from their Go modules.
+"""The Go programs of the test control plane and the test node, and an OpenTelemetry collector: found or built.
 
-Order: $KUBEBUILDER_ASSETS (what lies there), then the cache `${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`,
-then a build into that cache. Each module below tests/controlplane/go has a folder of its own there; HASH covers its
-files and flags: a change of a version makes a new folder, an old one is never half new, other modules stay as they are.
-Only the standard library is used: `make controlplane` runs this before anything else.
+A program is looked up in $KUBEBUILDER_ASSETS, then in the cache
+`${XDG_CACHE_HOME:-~/.cache}/omnipipeline/go/MODULE-HASH`, and otherwise built into that cache. Each module below
+tests/controlplane/go has its own cache folder. HASH covers the module's files, programs and flags, so a changed version
+gets a new folder and does not affect other modules. This module uses only the standard library.
 
-    python -m support.controlplane.binaries [NAME ...]     builds what is missing, prints one path a line
+    python -m support.controlplane.binaries [NAME ...]     builds missing programs, prints one path a line
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ KUBERNETES_VERSION = "v1.34.4"
 
 @dataclass(frozen=True)
 class Module:
-    """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that it gives.
+    """A folder below tests/controlplane/go whose go.mod pins versions, and the programs that are built from it.
 
-    `by_name`: only a real node (tests/cluster) or `make full` needs them, so nothing builds them unless asked by name.
+    `by_name`: its programs are built only when requested by name: only a real node (tests/cluster) or `make full`
+    needs them.
     """
 
     name: str
@@ -45,7 +46,7 @@ def _kubernetes(*names: str) -> tuple[Program, ...]:
 
 
 MODULES = (
-    # The API server first: the others share most of its packages.
+    # The API server is first, because the other programs share most of its packages.
     Module("kubernetes", _kubernetes("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")),
     Module("etcd", (Program("etcd", "go.etcd.io/etcd/server/v3"),)),
     Module("kwok", (Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),)),
@@ -67,14 +68,15 @@ CONTROL_PLANE = tuple(name for name, module in _MODULE_OF.items() if not module.
 
 
 class BinariesMissingError(RuntimeError):
-    """A program is neither there nor can it be built; the message says what to install."""
+    """A program was not found and cannot be built. The message says what to install."""
 
 
 def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
-    """Paths of the programs by name (those of the control plane when no name is given).
+    """Returns the programs' paths by name. Default: the programs of the control plane.
 
     Raises:
-        BinariesMissingError: something is missing and cannot be (or, with build=False, may not be) built.
+        BinariesMissingError: a program is missing and cannot be built, or `build` is False.
+        ValueError: no module builds a program of that name.
     """
     wanted = names or CONTROL_PLANE
     if unknown := set(wanted) - set(NAMES):
@@ -92,7 +94,7 @@ def find_binaries(*names: str, build: bool = True) -> dict[str, Path]:
 
 
 def cache_directory(module: Module) -> Path:
-    """Returns where these very versions of a module belong; it exists only when it is complete."""
+    """Returns the cache folder of these versions of a module. The folder exists only if it is complete."""
     digest = hashlib.sha256(f"{platform.machine()} {module.programs}".encode())
     for file in sorted((GO_MODULES / module.name).iterdir()):
         digest.update(f"{file.name}\n".encode() + file.read_bytes())
@@ -119,7 +121,7 @@ def _build(modules: list[Module]) -> None:
 
 
 def main() -> int:
-    """Build what is missing; print the paths."""
+    """Builds missing programs and prints all paths. Returns the exit status."""
     try:
         found = find_binaries(*sys.argv[1:])
     except BinariesMissingError as error:

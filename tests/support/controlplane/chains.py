@@ -1,4 +1,4 @@
-"""Chains of stages in a control plane with limited GPUs, watched so that none ever mixes revisions or lacks a link."""
+"""Watches chains of stages in a control plane with limited GPUs: none may ever mix revisions or lack a stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.controlplane.pipelines import (
 
 
 def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> Manifest:
-    """Returns three stages of one GPU each on one node; starting and ending take a while, as in life."""
+    """Returns a pipeline of three stages on one node, each with one GPU. Pods take a while to start and to end."""
     gpu = {"resources": {"limits": {GPU: 1}}}
     stages = [
         build_stage("thinker", outputs=["Text"], **gpu),
@@ -34,16 +34,20 @@ def gpu_pipeline(node: str, image: str = "example.com/stage:1", **spec: Any) -> 
 
 
 class ChainWatcher:
-    """Looks at the chains again and again: from each pod that takes clients' requests down to the last stage."""
+    """Checks the chains repeatedly, from each pod that takes clients' requests down to the last stage."""
 
     def __init__(self, api: Api, *, complete: bool) -> None:
-        """complete: whether a chain must have all its links (not while Recreate starts the only set there is)."""
+        """`complete`: whether every stage of a chain must have pods. This does not hold during a Recreate rollout."""
         self._api, self._complete = api, complete
         self.violations: list[str] = []
         self.served: list[str] = []
 
     def look(self) -> None:
-        """One look. Upstream first, then downstream: a pod that ends in between was no link any more."""
+        """Checks all chains once.
+
+        Reads the upstream pods first and the downstream endpoints after them. A pod that has ended in between is no
+        violation.
+        """
         entry = self._api.get("Service", "omni")["spec"]["selector"]
         revision = entry[REVISION_LABEL]
         if not self.served or self.served[-1] != revision:
@@ -55,7 +59,7 @@ class ChainWatcher:
             labels = pod["metadata"]["labels"]
             own = labels[REVISION_LABEL]
             if own != revision and "deletionTimestamp" not in pod["metadata"]:
-                continue  # a set that does not serve yet, or not any more, and still stands complete
+                continue  # this revision does not serve yet, or serves no longer and is not being deleted
             target = downstream_target(pod, targets)
             if target is None:
                 continue
@@ -85,7 +89,7 @@ def is_ready(pod: Manifest) -> bool:
 
 
 def downstream_target(pod: Manifest, config_maps: dict[str, Manifest]) -> str | None:
-    """Returns the address that a pod's stage file names, if its stage has a downstream."""
+    """Returns the first downstream address in a pod's stage file; None if the stage has no downstream."""
     for volume in pod["spec"]["volumes"]:
         name = volume.get("configMap", {}).get("name")
         if name in config_maps:
@@ -98,9 +102,9 @@ def downstream_target(pod: Manifest, config_maps: dict[str, Manifest]) -> str | 
 
 @contextmanager
 def watching_chains(api: Api, *, complete: bool = True) -> Iterator[ChainWatcher]:
-    """Yields a ChainWatcher that looks until the end of the block, which fails if it saw anything wrong.
+    """Yields a ChainWatcher that checks the chains before, during and once after the block.
 
-    It looks before the block begins, all the time meanwhile, and once more after the block has ended.
+    Raises AssertionError after the block if there was a violation.
     """
     watcher, done = ChainWatcher(api, complete=complete), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Values of the chart that must all render, pass its schema and be taken by the API server."""
+"""Variants of the chart's values. All must pass its schema and render, and the API server must accept the result."""
 
 from __future__ import annotations
 

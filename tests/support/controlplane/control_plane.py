@@ -1,4 +1,4 @@
-"""A whole control plane: controllers, a scheduler and kubelets that only pretend (kwok) on top of ApiServer."""
+"""A whole control plane: ApiServer with controllers, a scheduler and simulated kubelets (kwok)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _KWOK_STAGES = Path(__file__).with_name("kwok.yaml")
 
 
 class ControlPlane(ApiServer):
-    """ApiServer with kube-controller-manager, kube-scheduler and kwok: Deployments roll out, pods become Ready.
+    """ApiServer with kube-controller-manager, kube-scheduler and kwok: Deployments roll out and pods become Ready.
 
-    kwok.yaml tells how pods behave, and by which annotation a test chooses something else than Ready.
+    kwok.yaml defines how pods behave, and the annotation with which a test chooses another behaviour.
 
-    `crds` are applied before the controllers start, because the garbage collector looks for new kinds only every 30
-    seconds (kube-controller-manager, garbagecollector.Sync). Until then it leaves the children of a deleted owner whose
-    kind came later.
+    `crds` are applied before the controllers start, because the garbage collector discovers new kinds only every 30
+    seconds (kube-controller-manager, garbagecollector.Sync). Until then it does not delete the children of a deleted
+    owner of a new kind.
     """
 
     disabled_admission = ()
@@ -35,7 +35,7 @@ class ControlPlane(ApiServer):
 
     @classmethod
     def programs(cls) -> tuple[str, ...]:
-        """Returns the programs that it runs, as find_binaries names them."""
+        """Returns the names of the programs that this class runs, as find_binaries knows them."""
         return (*super().programs(), "kube-controller-manager", "kube-scheduler", "kwok")
 
     def add_node(
@@ -46,7 +46,7 @@ class ControlPlane(ApiServer):
         labels: Mapping[str, str] | None = None,
         taints: list[Manifest] | None = None,
     ) -> None:
-        """A node with `gpus` GPUs and plenty of the rest; returns when pods can be bound to it."""
+        """Adds a node with `gpus` GPUs and ample other resources, and waits until pods can be bound to the node."""
         resources: dict[str, Any] = {"cpu": "4k", "memory": "64Ti", "pods": "100k", "ephemeral-storage": "64Ti"}
         resources |= {GPU: str(gpus)} if gpus else {}
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
@@ -56,12 +56,12 @@ class ControlPlane(ApiServer):
         eventually(lambda: self._node_ready(name, len(taints or [])), why=f"node {name} ready")
 
     def set_gpus(self, node: str, gpus: int) -> None:
-        """Change what a node offers; pods that run stay."""
+        """Changes how many GPUs a node offers. Running pods stay."""
         resources = {"capacity": {GPU: str(gpus)}, "allocatable": {GPU: str(gpus)}}
         self.admin.patch("Node", node, {"status": resources}, subresource="status")
 
     def add_volume_claim(self, namespace: str, name: str) -> None:
-        """A PersistentVolumeClaim that is bound: pods that mount it can be scheduled."""
+        """Adds a bound PersistentVolumeClaim, so that pods which mount the claim can be scheduled."""
         volume, access = f"{namespace}-{name}", {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
         claim = {
             "apiVersion": "v1",
@@ -78,10 +78,10 @@ class ControlPlane(ApiServer):
         eventually(lambda: bound.get("PersistentVolumeClaim", name)["status"].get("phase") == "Bound", why="bound")
 
     def start(self) -> None:
-        """Start the API server and wait until it is ready; controllers that lost it start anew.
+        """Starts the API server, waits until it is ready, and restarts the controllers.
 
-        By themselves they would look for it again in growing pauses, each watch in its own: minutes in which the tests
-        that follow would wait for pods in vain. What is under test is our operator, not how they come back.
+        By themselves the controllers would reconnect each watch with growing pauses. For minutes, tests would get no
+        pods. Only the operator's own reconnecting is under test.
         """
         super().start()
         for controller in self._controllers:
@@ -112,9 +112,9 @@ class ControlPlane(ApiServer):
             # The default of 20 requests a second would make the controllers the slowest part of every test.
             "--kube-api-qps=300",
             "--kube-api-burst=600",
-            # A busy machine must not make kwok's nodes NotReady: they would stay so.
+            # On a busy machine kwok's nodes must not become NotReady, because they would stay NotReady.
             "--node-monitor-grace-period=3600s",
-            # Namespaces that tests leave behind go away in the background.
+            # Tests' namespaces are deleted in the background.
             "--concurrent-namespace-syncs=10",
         ]
 
@@ -125,7 +125,7 @@ class ControlPlane(ApiServer):
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 300, "burst": 600},
             "leaderElection": {"leaderElect": False},
-            # Pods that found no room are tried again soon: tests wait for that.
+            # Unschedulable pods are retried soon, because tests wait for them.
             "podInitialBackoffSeconds": 1,
             "podMaxBackoffSeconds": 2,
         }
@@ -137,8 +137,8 @@ class ControlPlane(ApiServer):
             f"--kubeconfig={kubeconfig}",
             f"--config={_KWOK_STAGES}",
             "--manage-all-nodes=true",
-            # No leases: a kwok that starts anew would leave its nodes alone until the lease of the one before ran out,
-            # and skip for good what it sees between its own renewal and the watch event that tells it of that.
+            # No leases. A restarted kwok would ignore its nodes until its predecessor's lease expired. It would also
+            # skip for good all pods seen between its own lease renewal and the watch event of that renewal.
             "--node-lease-duration-seconds=0",
             "--cidr=10.244.0.0/16",
             "--node-ip=10.0.0.1",

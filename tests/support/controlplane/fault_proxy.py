@@ -1,11 +1,11 @@
-"""A proxy in front of the API server that fails on demand: refusals, silence, cut watches, a stop at the n-th write.
+"""A proxy in front of the API server that injects faults: error codes, no response, broken watches, a stop at a write.
 
     with FaultProxy(server) as proxy:
         kubeconfig = server.kubeconfig_for_service_account("ns", "operator", server=proxy.url)
         proxy.fail(0.3)
 
-It terminates TLS with the API server's certificate, so only bearer tokens pass through it. It runs in a thread of its
-own; methods may be called from any thread.
+The proxy terminates TLS with the API server's certificate, so clients must use bearer tokens. It runs in its own
+thread. Methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "Inter
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "content-length", "host"}
 
 POD_NEWS = ("deployments", "pods", "replicasets")
-"""For hold_watches. A busy machine makes pods ready one by one, over as many pauses of the operator as it likes. Held
-back until all are ready, they are heard of at once: then the count of status writes does not depend on the machine."""
+"""Resources for hold_watches.
+
+On a busy machine pods become Ready one by one, and the operator may write the status after each. If these events are
+held until all pods are Ready, they arrive together, and the number of status writes does not depend on the machine.
+"""
 
 
 class FaultProxy:
-    """Context manager; `url` is its address, `calls` every request so far."""
+    """A context manager that runs the proxy. `url` is its address; `calls` has every request so far."""
 
     def __init__(self, server: ApiServer, *, silence_s: float = 2.0) -> None:
-        """silence_s: how long a call with the fault "silence" hangs before its connection breaks."""
+        """`silence_s`: how long a call with the fault "silence" hangs before its connection is closed."""
         self._server = server
         self._silence_s = silence_s
         self._loop = asyncio.new_event_loop()
@@ -73,47 +76,47 @@ class FaultProxy:
         self._thread.join(10)
 
     def fail(self, share: float, faults: Sequence[Fault] = FAULTS, *, seed: int = 0) -> None:
-        """From now on let this share of the calls fail, watches being opened included; 0 ends it."""
+        """Makes this share of all later calls fail, including calls that open a watch. 0 stops this."""
         self._share, self._faults, self._random = share, tuple(faults), random.Random(seed)
 
     def cut_watches(self) -> int:
-        """Break the connection of every open watch; how many there were."""
+        """Breaks the connection of every open watch. Returns how many there were."""
         return self._run(self._end_watches(gone=False))
 
     def expire_watches(self) -> int:
-        """End every open watch with 410 Gone, as a server does whose history is too short."""
+        """Ends every open watch with 410 Gone, as a server does whose history is too short. Returns how many."""
         return self._run(self._end_watches(gone=True))
 
     def hold_watches(self, *resources: str) -> None:
-        """Keep back what watches of these resources say from now on, until `flow`: then it arrives all at once."""
+        """Holds all later events of these resources' watches until `flow` is called. Then they arrive together."""
         self._loop.call_soon_threadsafe(self._flow.clear)
         self._held = frozenset(resources)
 
     def flow(self) -> None:
-        """End `hold_watches`."""
+        """Ends `hold_watches`."""
         self._held = frozenset()
         self._loop.call_soon_threadsafe(self._flow.set)
 
     def go_away(self) -> None:
-        """Break every connection and refuse new ones until `come_back`."""
+        """Breaks every connection and refuses new ones until `come_back`."""
         self._away = True
         self._run(self._break_all())
 
     def come_back(self) -> None:
-        """End `go_away`."""
+        """Ends `go_away`."""
         self._away = False
 
     def stop_after_write(self, count: int, selects: Callable[[Call], bool] = lambda call: call.write) -> None:
-        """Execute `count` more writes; nobody gets the answer of the last, and then everything hangs: see `release`.
+        """Executes `count` more writes, but withholds the last one's response. Later calls hang until `release`.
 
-        `stopped` is set at that moment, so that a test can kill the client with the write done and unanswered.
+        `stopped` is set after the last write, so that a test can kill the client before that sees a response.
         """
         self.stopped.clear()
         self.writes, self._stop_after, self._selects = 0, count, selects
         self._loop.call_soon_threadsafe(self._open.set)
 
     def release(self) -> None:
-        """Forget `stop_after_write`; what hung is dropped."""
+        """Ends `stop_after_write` and breaks all connections."""
         self._stop_after = None
         self._run(self._break_all())
         self._loop.call_soon_threadsafe(self._open.set)
@@ -164,12 +167,12 @@ class FaultProxy:
         return await self._forward(request, call, transport)
 
     def _choose_fault(self, method: str) -> Fault | None:
-        # Nothing conflicts with a read: no API server answers one so, and kopf takes it as the end.
+        # A real API server never answers a read with 409, and kopf treats that answer as fatal.
         faults = [fault for fault in self._faults if method != "GET" or fault != "409"]
         return self._random.choice(faults) if faults and self._random.random() < self._share else None
 
     async def _refuse(self, fault: Fault, transport: asyncio.Transport) -> web.StreamResponse | None:
-        """Returns the faulty answer; None when the call is to be executed first."""
+        """Returns the faulty response; None if the call must be executed first."""
         if fault == "lost answer":
             return None
         if fault == "silence":
@@ -182,7 +185,7 @@ class FaultProxy:
         self.writes += 1
         if self._stop_after is None or self.writes < self._stop_after:
             return await self._forward(request, call, transport)
-        self._open.clear()  # before the write is sent: no other may slip in
+        self._open.clear()  # before the write is sent, so that no other call is executed
         async with self._upstream(request) as upstream:
             await upstream.read()
             call.status, call.fault = upstream.status, "stopped"
@@ -208,7 +211,7 @@ class FaultProxy:
                     await answer.write(chunk)
                 await answer.write_eof()
             except (ConnectionError, aiohttp.ClientError):
-                transport.abort()  # one side is gone: so is the other
+                transport.abort()  # if one side is gone, the other is closed too
             finally:
                 self._watches.pop(answer, None)
             return answer
@@ -217,7 +220,7 @@ class FaultProxy:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         body = request.content if request.can_read_body else None
         url = self._server.url + request.raw_path
-        # encoded=True: a selector's percent signs pass as they came.
+        # encoded=True: percent signs of a selector are passed unchanged.
         return self._session.request(
             request.method, URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
         )

@@ -1,4 +1,4 @@
-"""Builds the programs of one Go module into a cache folder: whole or not at all, one builder at a time."""
+"""Builds the programs of one Go module into a cache folder: completely or not at all, one builder at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINIMUM_GO = (1, 24)
 
 @dataclass(frozen=True)
 class Program:
-    """One program: the name of its file and its Go package."""
+    """One program: its file name, its Go package and its linker flags."""
 
     name: str
     package: str
@@ -27,14 +27,14 @@ class Program:
 
 
 class BuildError(RuntimeError):
-    """Go is missing or too old, or the build failed; the message says which."""
+    """Go is missing or too old, or the build failed. The message says which."""
 
 
 def build_programs(module: Path, programs: Sequence[Program], cache: Path) -> None:
-    """Build into a folder beside `cache` and rename it; a second builder waits and finds it done.
+    """Builds into a temporary folder and renames that to `cache`. A concurrent builder waits and then reuses it.
 
     Raises:
-        BuildError: there is no fitting Go, or it failed.
+        BuildError: no suitable Go was found, or the build failed.
     """
     go = _find_go()
 

@@ -21,7 +21,7 @@ NAMESPACE = "omnipipeline-system"
 
 
 class Helm:
-    """Runs helm with a home of its own; with a kubeconfig it acts on that cluster."""
+    """Runs helm with its own home directory, on the cluster of `kubeconfig` if one is given."""
 
     def __init__(self, directory: Path, kubeconfig: Path | None = None) -> None:
         self._directory = directory
@@ -37,10 +37,10 @@ class Helm:
         check: bool = True,
         timeout_s: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run it, with values in a file; both outputs are in `stdout`.
+        """Runs helm with `values` in a file. Returns the ended process, with stdout and stderr together in `stdout`.
 
         Raises:
-            AssertionError: it failed (unless check=False); carries what it said.
+            AssertionError: helm failed and `check` is set. The message has helm's output.
         """
         command = [str(self.binary), *map(str, arguments)]
         if values is not None:
@@ -61,20 +61,20 @@ class Helm:
         return done
 
     def template(self, values: Mapping[str, Any] | None = None, *arguments: str) -> list[Manifest]:
-        """Returns what the chart renders, hooks included; for the same values it runs once."""
+        """Returns the rendered manifests, including hooks. helm runs only once for the same values and arguments."""
         key = repr((values or {}, arguments))
         if key not in self._rendered:
             text = self.run(
                 "template", RELEASE, CHART, f"--kube-version={KUBERNETES_VERSION}", *arguments, values=values or {}
             ).stdout
-            # libyaml takes a tenth of the time of the parser in Python.
+            # libyaml is ten times as fast as the parser in Python.
             loaded = yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
             self._rendered[key] = [document for document in loaded if document]
         return copy.deepcopy(self._rendered[key])
 
 
 def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manifest:
-    """Returns the one object of a kind (whose name ends so)."""
+    """Returns the only object of a kind whose name ends in `suffix`."""
     found = [item for item in manifests if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
     if len(found) != 1:
         raise AssertionError(f"{len(found)} objects of kind {kind} ending in {suffix!r}")
@@ -82,12 +82,12 @@ def pick_one(manifests: list[Manifest], kind: str, *, suffix: str = "") -> Manif
 
 
 def pick_operators(manifests: list[Manifest], kind: str) -> Manifest:
-    """Returns the one object of a kind that is not the gateway's: both may have a Deployment and a NetworkPolicy."""
+    """Returns the operator's only object of a kind. The gateway may have an object of the same kind, too."""
     return pick_one([item for item in manifests if not item["metadata"]["name"].endswith("-gateway")], kind)
 
 
 def operator_process(deployment: Manifest) -> tuple[list[str], dict[str, str]]:
-    """Command with arguments, and environment, of a Deployment's operator."""
+    """Returns the command with its arguments, and the environment, of the operator's container."""
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     environment = {item["name"]: item["value"] for item in container["env"]}
     return [*container["command"], *container.get("args", [])], environment

@@ -1,7 +1,7 @@
-"""What a kubelet would do with the pods of the chart, beside kwok, which only says that they run.
+"""Runs the programs of the chart's pods as local processes, because kwok only sets the pods' status to Running.
 
-The operator runs as a process of this machine with the command, arguments, environment and ServiceAccount of its
-Deployment; the pod of `helm test` runs its script against that process, and its end is written into the pod's status.
+The operator runs with the command, arguments, environment and ServiceAccount of its Deployment. The script of the
+`helm test` pod runs against that process, and its exit code is written to the pod's status.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from support.controlplane.operators import OperatorProcess
 
 _OPERATORS = "labelSelector=app.kubernetes.io/name%3Domnipipeline-operator"
 _TESTS = "labelSelector=app.kubernetes.io/name%3Domnipipeline-test"
-# Pods of the Job of manifests/tiny: they end, nothing is written.
+# Pods of the Job in manifests/tiny. They succeed without running anything.
 _MODELS = "labelSelector=app.kubernetes.io/name%3Dtiny-omni-model"
 Name = tuple[str, str]
 
 
 class OperatorPods:
-    """Follows the chart's Deployments and test pods while commands run; as a context manager it ends them."""
+    """Follows the chart's Deployments and test pods while commands run. The context manager kills the operators."""
 
     def __init__(self, plane: ControlPlane, directory: Path) -> None:
         self._plane = plane
@@ -45,7 +45,10 @@ class OperatorPods:
     def run(
         self, command: str, environment: Mapping[str, str], timeout_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
-        """Run a shell command in the repository, as a person would; both outputs are in `stdout`."""
+        """Runs a shell command in the repository, as a user would.
+
+        Returns the ended process, with stdout and stderr together in `stdout`.
+        """
         output = self._directory / "output"
         bash = shutil.which("bash") or "/bin/bash"
         with output.open("w") as written:
@@ -70,7 +73,7 @@ class OperatorPods:
         return subprocess.CompletedProcess(command, process.returncode, output.read_text())
 
     def step(self) -> None:
-        """Start what was installed, replace what was changed, stop what was uninstalled, run tests that wait."""
+        """Starts, replaces or stops operators as their Deployments say, and runs waiting test pods."""
         wanted = {_name_of(item): item for item in self._list("/apis/apps/v1/deployments", _OPERATORS)}
         for name in [name for name in self._running if name not in wanted]:
             self._running.pop(name)[1].stop()
@@ -82,7 +85,7 @@ class OperatorPods:
             self._end(pod, 0)
 
     def operator(self, namespace: str, name: str = "omnipipeline") -> OperatorProcess:
-        """Returns the process of a Deployment."""
+        """Returns the operator process of a Deployment."""
         return self._running[namespace, name][1]
 
     def _follow(self, name: Name, deployment: Manifest) -> None:
@@ -101,12 +104,12 @@ class OperatorPods:
         operator = OperatorProcess(
             kubeconfig, directory, f"--lease-namespace={name[0]}", *command[3:], environment=environment
         )
-        # Ready or not: one that lacks rights waits for them.
+        # Does not wait for readiness: an operator that lacks rights waits for them.
         operator.start(ready=False)
         self._running[name] = (template, operator)
 
     def _test(self, pod: Manifest) -> int:
-        """Run the pod's script with its own name of the operator turned into the process's address; the exit code."""
+        """Runs the pod's script, with the Service's address replaced by the process's. Returns the exit code."""
         namespace = pod["metadata"]["namespace"]
         release = pod["metadata"]["name"].removesuffix("-test")
         operator = self.operator(namespace, release)
@@ -121,7 +124,7 @@ class OperatorPods:
         return subprocess.run([sys.executable, "-c", script], timeout=90, check=False).returncode
 
     def _end(self, pod: Manifest, code: int) -> None:
-        """Say in the pod's status that it ended."""
+        """Writes to the pod's status that it ended with this exit code."""
         terminated = {"exitCode": code, "reason": "Error" if code else "Completed"}
         statuses = [{**pod["status"]["containerStatuses"][0], "ready": False, "state": {"terminated": terminated}}]
         change: dict[str, Any] = {"status": {"phase": "Failed" if code else "Succeeded", "containerStatuses": statuses}}
@@ -143,5 +146,5 @@ def _name_of(manifest: Manifest) -> Name:
 
 
 def pod_uids(api: Api, labels: str = "omnipipeline.io/pipeline") -> set[str]:
-    """Uids of the pods of pipelines, those that go left out."""
+    """Returns the uids of pipelines' pods, without those that are being deleted."""
     return {pod["metadata"]["uid"] for pod in api.list("Pod", labels) if "deletionTimestamp" not in pod["metadata"]}

@@ -1,4 +1,4 @@
-"""Operators under test: real processes of `python -m omni_operator`, killed and restarted at will."""
+"""Operators under test: real processes of `python -m omni_operator`, which tests can kill and restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.controlplane.process import ChildProcess, Running
 from support.forks import ForkedProgram, preload
 
 _numbers = itertools.count()
-# The same holder after a restart, like a container that restarts in its pod: it need not wait for its own lease.
+# A restarted operator keeps its identity, like a container that restarts in its pod, and so keeps its own lease.
 _IDENTITY = "operator-under-test"
 preload("omni_operator.__main__")
 
@@ -29,7 +29,7 @@ SYSTEM_NAMESPACE = "omnipipeline-system"
 
 
 class OperatorProcess:
-    """`python -m omni_operator` on free ports. As a context manager it is stopped (SIGTERM) at the end."""
+    """`python -m omni_operator` on free ports. The context manager stops it at the end (SIGTERM)."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class OperatorProcess:
         fork: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Keeps its log and address file below `directory`. `fork`: the same `main`, but started in milliseconds.
+        """The log and the address file are below `directory`.
 
-        `environment` is added to that of the tests, of a program of its own.
+        `fork` runs the same `main` in a fork, which starts in milliseconds. `environment` is added to the tests'
+        environment; it has no effect with `fork`.
         """
         number = next(_numbers)
         self._address_file = directory / f"operator-{number}.json"
@@ -64,22 +65,22 @@ class OperatorProcess:
         self.stop()
 
     def start(self, *, ready: bool = True) -> None:
-        """Start it; with `ready`, wait until its caches are filled."""
+        """Starts the operator. With `ready`, waits until its caches are filled."""
         self._address_file.unlink(missing_ok=True)
         self.child.start()
         if ready:
             self.child.wait_until(self.is_ready)
 
     def stop(self) -> int | None:
-        """SIGTERM; the exit status."""
+        """Sends SIGTERM, and SIGKILL after 20 s. Returns the exit status."""
         return self.child.stop(timeout_s=20)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Sends SIGKILL."""
         self.child.kill()
 
     def is_ready(self) -> bool:
-        """Returns whether /readyz says so."""
+        """Returns whether /readyz answers 200."""
         return self.http("health", "/readyz")[0] == 200
 
     def metrics(self) -> dict[str, float]:
@@ -91,7 +92,7 @@ class OperatorProcess:
         return {name: float(value) for name, _, value in lines}
 
     def wait_reconciled(self, times: float = 1) -> None:
-        """Return once it has looked at pipelines `times` times in this life."""
+        """Waits until this process has reconciled at least `times` times, over all pipelines."""
 
         def reconciled() -> bool:
             samples = self.metrics().items()
@@ -100,11 +101,11 @@ class OperatorProcess:
         eventually(reconciled, why="the operator reconciles")
 
     def port(self, name: str) -> int:
-        """Returns its `health` or `metrics` port, once it listens."""
+        """Returns the `health` or `metrics` port. The operator must listen already."""
         return int(json.loads(self._address_file.read_text())[name])
 
     def http(self, port: str, path: str) -> tuple[int, str]:
-        """Status and body of a GET on its health or metrics port; status 0 when there is no answer."""
+        """Returns status and body of a GET on the health or metrics port; status 0 if there is no response."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port(port)}{path}", timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -114,19 +115,22 @@ class OperatorProcess:
             return 0, ""
 
     def rss_bytes(self) -> int:
-        """Resident memory."""
+        """Returns the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.child.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_s(self) -> float:
-        """CPU time so far, user and system."""
+        """Returns the CPU time so far in seconds, user and system."""
         fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class _ForkedChild(ChildProcess):
-    """Runs the operator's `main` in a fork of a server that has imported everything: it starts in milliseconds instead
-    of seconds, which the crash tests need. Everything else is as with a program of its own, SIGKILL included."""
+    """Runs the operator's `main` in a fork of a server that has imported everything.
+
+    The fork starts in milliseconds instead of seconds, which the crash tests need. Otherwise it behaves like a program
+    that was started normally, also when it is killed.
+    """
 
     def __init__(self, flags: Sequence[str], log: Path) -> None:
         super().__init__("operator", ["(forked)"], log)
@@ -137,14 +141,14 @@ class _ForkedChild(ChildProcess):
 
 
 def grant_operator(api: Api) -> None:
-    """Apply the shipped Roles for an operator that serves the client's namespace and runs there."""
+    """Applies the shipped Roles, for an operator that runs in the client's namespace and serves it."""
     text = (MANIFESTS / "rbac" / "namespaced.yaml").read_text()
     for manifest in yaml.safe_load_all(text.replace(SYSTEM_NAMESPACE, api.namespace)):
         api.apply(manifest)
 
 
 def wait_idle(operator: OperatorProcess, *, quiet_s: float = 1.5, timeout_s: float = 60.0) -> None:
-    """Return once its count of API writes has not changed for `quiet_s`."""
+    """Waits until the operator's count of API writes has not changed for `quiet_s`."""
     last, since = -1.0, time.monotonic()
 
     def quiet() -> bool:

@@ -1,4 +1,4 @@
-"""OmniPipelines for tests on a control plane, and what their children come to."""
+"""OmniPipelines for tests on a control plane, and functions that wait for their state and read their children."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SERVICE_FIELDS = ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy")
 
 
 def build_stage(name: str, *, after: str | None = None, **fields: Any) -> Manifest:
-    """Returns a stage as one writes it; `after` is the stage that it reads."""
+    """Returns a stage of a spec. `after` names the stage that it reads from."""
     stage: Manifest = {"name": name, "component": f"qwen2_5_omni/{name}", **fields}
     if after:
         stage["inputs"] = [{"from": after}]
@@ -35,7 +35,7 @@ def build_stage(name: str, *, after: str | None = None, **fields: Any) -> Manife
 
 
 def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = None, **spec: Any) -> Manifest:
-    """Returns an OmniPipeline of three stages (or `stages`) with a model in the image and an image of its own."""
+    """Returns an OmniPipeline of three stages (or `stages`) with a file:// model and its own image."""
     if stages is None:
         stages = [
             build_stage("thinker", outputs=["Text"]),
@@ -56,7 +56,10 @@ def build_pipeline(name: str = "omni", *, stages: Sequence[Manifest] | None = No
 
 
 def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> Manifest:
-    """Fewer objects, of every kind all the same: the first stage has two replicas and so a disruption budget."""
+    """Returns a pipeline with fewer children that still has every kind of child.
+
+    The first stage has two replicas, and therefore a PodDisruptionBudget.
+    """
     stages = [
         build_stage("thinker", outputs=["Text"], replicas=replicas),
         build_stage("talker", after="thinker", outputs=["Audio"], component="acme/talker"),
@@ -65,18 +68,18 @@ def build_two_stages(name: str = "omni", *, replicas: int = 2, **spec: Any) -> M
 
 
 def stage_of(pipeline: Manifest, name: str) -> Manifest:
-    """Returns the stage of a manifest, to be changed in place."""
+    """Returns a stage of a manifest. The caller may change the stage in place."""
     return next(stage for stage in pipeline["spec"]["stages"] if stage["name"] == name)
 
 
 def condition_of(manifest: Manifest, kind: str) -> Manifest:
-    """Returns a condition of a live object; an empty mapping if it has none of that type."""
+    """Returns a live object's condition of a type; an empty mapping if there is none."""
     conditions = (manifest.get("status") or {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def is_settled(pipeline: Manifest) -> bool:
-    """Ready and not progressing, about its present generation."""
+    """Returns whether the pipeline is Ready and not Progressing, for its present generation."""
     generation = pipeline["metadata"]["generation"]
     ready, progressing = condition_of(pipeline, "Ready"), condition_of(pipeline, "Progressing")
     return (
@@ -87,7 +90,7 @@ def is_settled(pipeline: Manifest) -> bool:
 
 
 def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Manifest:
-    """Returns the pipeline once it is_settled."""
+    """Waits until `is_settled`. Returns the pipeline."""
 
     def settled() -> Manifest | None:
         pipeline = api.get("OmniPipeline", name)
@@ -102,7 +105,7 @@ def wait_settled(api: Api, name: str = "omni", timeout_s: float = 120.0) -> Mani
 
 
 def wait_available(api: Api, count: int) -> None:
-    """Return once that many Deployments have all their replicas, as the API server itself says."""
+    """Waits until exactly `count` Deployments have all their replicas. Reads this from the API server directly."""
 
     def available() -> bool:
         deployments = api.list("Deployment")
@@ -115,7 +118,7 @@ def wait_available(api: Api, count: int) -> None:
 
 
 def describe_pod(pod: Manifest) -> str:
-    """Returns where a pod stands: bound or not, its phase and the conditions that are not true."""
+    """Returns a line about a pod: its node, phase, address and the conditions that are not True."""
     metadata, status = pod["metadata"], pod.get("status", {})
     unmet = [
         f"{condition['type']} {condition['status']}: {condition.get('reason', '')} {condition.get('message', '')}"
@@ -128,8 +131,10 @@ def describe_pod(pod: Manifest) -> str:
 
 
 def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float = 30.0, **wanted: str) -> Manifest:
-    """Returns the condition once its fields are as wanted (status="True", reason="Suspended") for the present
-    generation."""
+    """Waits until a condition of the present generation has the `wanted` fields. Returns the condition.
+
+    Example: wait_condition(api, "Ready", status="False", reason="Suspended").
+    """
 
     def as_wanted() -> Manifest | None:
         pipeline = api.get("OmniPipeline", name)
@@ -142,7 +147,10 @@ def wait_condition(api: Api, kind: str, name: str = "omni", *, timeout_s: float 
 
 
 def list_children(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
-    """Live children by (kind, name), those being deleted left out: what the pipeline controls, whatever its labels."""
+    """Returns the live children by (kind, name), without those that are being deleted.
+
+    A child is an object with an ownerReference to the pipeline, no matter which labels it has.
+    """
     pipeline = api.find("OmniPipeline", name)
     uid = pipeline["metadata"]["uid"] if pipeline else None
     return {
@@ -155,7 +163,7 @@ def list_children(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifes
 
 
 def list_labelled(api: Api, name: str = "omni") -> list[tuple[str, str]]:
-    """(kind, name) of everything that carries the pipeline's label, pods included."""
+    """Returns (kind, name) of every object with the pipeline's label, including pods."""
     return [
         (kind, item["metadata"]["name"])
         for kind in (*CHILD_KINDS, "ReplicaSet", "Pod")
@@ -164,12 +172,12 @@ def list_labelled(api: Api, name: str = "omni") -> list[tuple[str, str]]:
 
 
 def snapshot(api: Api, name: str = "omni") -> dict[tuple[str, str], Manifest]:
-    """Returns the children without what differs from run to run: two runs that came to the same are equal."""
+    """Returns the children without the fields that differ between runs, so that equal results compare equal."""
     return {key: _without_server_fields(child) for key, child in list_children(api, name).items()}
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:
-    """Returns where two snapshots differ, as readable paths; empty if they are equal."""
+    """Returns the differences of two snapshots as readable lines; empty if the snapshots are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         keys = sorted({*one, *other}, key=str)
         return [line for key in keys for line in differences(one.get(key), other.get(key), f"{path}/{_join(key)}")]
@@ -184,7 +192,7 @@ def _join(key: Any) -> str:
 
 
 def revisions(api: Api, name: str = "omni") -> set[str]:
-    """Revisions that have Deployments."""
+    """Returns the revisions that have Deployments."""
     deployments = api.list("Deployment", labels=f"{PIPELINE_LABEL}={name}")
     return {deployment["metadata"]["labels"][REVISION_LABEL] for deployment in deployments}
 

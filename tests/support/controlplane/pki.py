@@ -1,4 +1,4 @@
-"""Certificates of one test control plane: a CA of its own, serving and client certificates, the service account key."""
+"""Certificates of one test control plane: its CA, serving and client certificates, and the service account key."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SERVER_ADDRESSES = ("127.0.0.1", "::1", "10.96.0.1")
 
 
 class Pki:
-    """Writes below `directory`: ca.crt, server.crt/.key, service-account.key/.pub; issues client certificates.
+    """Writes ca.crt, server.crt/.key and service-account.key/.pub to `directory`, and issues client certificates.
 
-    The serving certificate is for loopback and the `kubernetes` Service, and for the further names and addresses.
+    The serving certificate is valid for loopback, the `kubernetes` Service, and `names` and `addresses`.
     """
 
     def __init__(self, directory: Path, *, names: Sequence[str] = (), addresses: Sequence[str] = ()) -> None:
@@ -47,7 +47,7 @@ class Pki:
         )
 
     def client_pair(self, user: str, groups: Sequence[str] = ()) -> tuple[bytes, bytes]:
-        """PEM (certificate, key) that the API server takes as `user` in `groups`."""
+        """Returns (certificate, key) in PEM, which authenticate a client as `user` in `groups`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
             [
@@ -88,7 +88,7 @@ class Pki:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + _LIFETIME)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-            # Python >= 3.13 refuses a chain without it (VERIFY_X509_STRICT).
+            # Since Python 3.13, VERIFY_X509_STRICT is on by default and rejects a chain without this extension.
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
 

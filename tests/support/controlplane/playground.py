@@ -1,9 +1,9 @@
-"""`make playground`: a control plane of your own with the operator, and a shell in it. No cluster, no root.
+"""`make playground`: a private control plane with the operator, and a shell in it. Needs neither a cluster nor root.
 
     python -m support.controlplane.playground [COMMAND ...]
 
-Without arguments the standard input is a terminal: a shell starts. Otherwise the command is run, or what the standard
-input says, and its exit status is ours. Everything is gone afterwards.
+With arguments, runs that command. Without arguments, starts a shell if stdin is a terminal, and otherwise runs the
+commands on stdin. The exit status is that of the command or shell. Everything is removed afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GPUS = 8
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start everything, run the command or a shell, take everything down; its exit status."""
+    """Starts everything, runs the command or a shell, and stops everything. Returns the exit status."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="omnipipeline-playground-") as temporary:
         directory = Path(temporary)
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         _say("starting etcd, the API server, controllers, scheduler, kwok and the operator ...")
         with plane:
-            plane.add_volume_claim("default", "models")  # as the sample wants it
+            plane.add_volume_claim("default", "models")  # the sample mounts this claim
             operator = OperatorProcess(plane.kubeconfig, directory)
             with operator:
                 _say(_welcome(plane, operator, time.monotonic() - started))
@@ -57,7 +57,7 @@ def _welcome(plane: ControlPlane, operator: OperatorProcess, seconds: float) -> 
 
 
 def _environment(plane: ControlPlane, directory: Path) -> dict[str, str]:
-    # kubectl of the cluster's version first; omnipipe and python of the checkout's environment after it.
+    # PATH: first kubectl of the cluster's version, then omnipipe and python of the checkout's virtual environment.
     tools = directory / "bin"
     tools.mkdir()
     (tools / "kubectl").symlink_to(plane.binaries["kubectl"])
@@ -77,13 +77,13 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str], directory: Pa
 
 
 def _shell(directory: Path) -> list[str]:
-    """Returns the user's shell; bash gets a prompt that tells where one is."""
+    """Returns the command of the user's shell. bash gets a prompt that shows the playground."""
     shell = os.environ.get("SHELL", "/bin/sh")
     if Path(shell).name != "bash":
         return [shell]
     rc = directory / "bashrc"
     own = Path.home() / ".bashrc"
-    # Their rc file may set PATH and KUBECONFIG again: ours come last.
+    # The user's rc file may change PATH, so ours is set after it.
     rc.write_text(
         f"[ -r {shlex.quote(str(own))} ] && . {shlex.quote(str(own))}\n"
         f'export PATH={shlex.quote(str(directory / "bin"))}:"$PATH"\n'

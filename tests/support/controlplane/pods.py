@@ -1,4 +1,4 @@
-"""What happens to a pod that runs, by patching its status as a kubelet would (kwok leaves running pods alone)."""
+"""Changes the status of running pods as a kubelet would. kwok does not change pods that run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from support.controlplane.api import Api, Manifest
 
 
 def set_ready(api: Api, pod: Manifest, *, ready: bool = True) -> None:
-    """Its readiness probe passes, or fails from now on."""
+    """Makes a pod Ready, or not Ready as if its readiness probe failed."""
     statuses = [{"name": c["name"], "ready": ready, "started": True, "state": _running()} for c in _containers(pod)]
     _patch(api, pod, statuses, ready=ready)
 
 
 def crash(api: Api, pod: Manifest, message: str = "", *, exit_code: int = 1) -> None:
-    """Its containers go into CrashLoopBackOff; `message` is what they wrote as their termination message."""
+    """Puts a pod's containers into CrashLoopBackOff, with `message` as their termination message."""
     terminated = {"exitCode": exit_code, "reason": "Error", "startedAt": _now(), "finishedAt": _now()}
     terminated |= {"message": message} if message else {}
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 1m20s restarting failed container"}

@@ -17,15 +17,15 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 ENDS_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
-"""Before a command: the kernel kills it when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
+"""Prefix of a command: the kernel kills the process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
-A program of util-linux in place of preexec_fn: that makes subprocess fork where it would vfork, and gRPC, if this
-process has called anything, starts its threads anew in the child, which may abort before it becomes the program.
+setpriv of util-linux is used instead of preexec_fn. With preexec_fn, subprocess forks instead of using vfork. If this
+process has used gRPC, gRPC restarts its threads in the forked child, which may abort the child before exec.
 """
 
 
 class Running(Protocol):
-    """What ChildProcess needs of a process: a part of subprocess.Popen."""
+    """The part of subprocess.Popen that ChildProcess needs of a process."""
 
     @property
     def pid(self) -> int: ...
@@ -40,10 +40,10 @@ class Running(Protocol):
 
 
 class ChildProcess(LoggedProgram):
-    """One program with its output in a file.
+    """One program whose output goes to a file.
 
-    It is killed when the thread that started it ends, whatever way (PR_SET_PDEATHSIG): a test run that dies leaves
-    nothing behind. So start it from the main thread.
+    The kernel kills the program when the thread that started it ends for any reason (PR_SET_PDEATHSIG), so a test run
+    that dies leaves no process behind. Therefore start programs from the main thread.
     """
 
     def __init__(
@@ -57,19 +57,19 @@ class ChildProcess(LoggedProgram):
 
     @property
     def pid(self) -> int:
-        """Process id of the running program."""
+        """Returns the process ID. Raises RuntimeError if the program was not started."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Returns the exit status, negative for a signal; None while the program runs or before it starts."""
         return self._process.poll() if self._process else None
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Returns whether the program was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -77,26 +77,26 @@ class ChildProcess(LoggedProgram):
         return f"ended with {self.returncode}"
 
     def start(self) -> None:
-        """Start it; a log that is there is continued."""
+        """Starts the program and appends to its log. Raises RuntimeError if it is running."""
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
         self._process = self._spawn()
 
     def stop(self, timeout_s: float = 10.0) -> int | None:
-        """SIGTERM, SIGKILL after `timeout_s`; the exit status."""
+        """Sends SIGTERM, and SIGKILL after `timeout_s`. Returns the exit status."""
         return self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> int | None:
-        """SIGKILL; the exit status."""
+        """Sends SIGKILL. Returns the exit status."""
         return self._end(signal.SIGKILL, 10.0)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal and return at once (SIGSTOP, SIGCONT)."""
+        """Sends a signal, such as SIGSTOP or SIGCONT, and does not wait."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def wait(self, timeout_s: float) -> int:
-        """Returns the exit status; TimeoutExpired if it does not end by itself."""
+        """Waits for the program to end. Returns the exit status. Raises TimeoutExpired after `timeout_s`."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was not started")
         return self._process.wait(timeout_s)
@@ -109,7 +109,7 @@ class ChildProcess(LoggedProgram):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                # Ctrl-C belongs to the parent, which stops its children in order.
+                # Ctrl-C must reach only the parent, which stops its children in order.
                 start_new_session=True,
             )
 
@@ -127,14 +127,14 @@ class ChildProcess(LoggedProgram):
 
 
 def listening(port: int) -> bool:
-    """Returns whether somebody accepts connections on 127.0.0.1:port."""
+    """Returns whether a process accepts connections on 127.0.0.1:port."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def die_with(parent: int) -> None:
-    """In a new process: be killed when `parent`, its parent, ends; end at once if it has ended already."""
+    """Makes the kernel kill this new process when `parent`, its parent, ends. Exits if `parent` has ended already."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""JSON schemas for kubeconform, from the API server's own OpenAPI document: no network, exactly its version."""
+"""JSON schemas for kubeconform from the API server's OpenAPI document: of exactly its version, without a network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from support.controlplane.api import Api
 
 _PREFIX = "#/definitions/"
 LOCATION = "{{ .ResourceKind }}.json"
-"""Name of a kind's schema, in kubeconform's template language."""
+"""File name of a kind's schema, in kubeconform's template language."""
 
 
 def write_schemas(api: Api, directory: Path, kinds: Iterable[tuple[str, str]]) -> None:
-    """Write a closed schema for each (apiVersion, kind) that the API server knows. Raises LookupError."""
+    """Writes a schema that allows no unknown fields for each (apiVersion, kind).
+
+    Raises LookupError if the API server does not have the kind.
+    """
     definitions: dict[str, dict[str, Any]] = api.call("GET", "/openapi/v2")["definitions"]
     closed = {name: _close(name, definition) for name, definition in definitions.items()}
     for api_version, kind in kinds:
