@@ -1,4 +1,4 @@
-"""What observability/ generates is up to date, and fits together: queries, metrics, pages."""
+"""The files that observability/ generates are up to date, and their queries, metrics and runbook pages agree."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_there_are_no_other_runbooks() -> None:
 
 
 def test_each_query_is_asked_of_one_side() -> None:
-    """The tests ask stages and the operator apart: no query may need both."""
+    """No query may need series of both stages and the operator, because the tests scrape the two separately."""
     questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
     both = [
         q.expr

@@ -1,4 +1,4 @@
-"""Help, units and labels of every metric: of a stage server that answers a call, and of the operator's registry."""
+"""Help texts, units and labels of every metric, both of a stage server that answers calls and of the operator."""
 
 from __future__ import annotations
 

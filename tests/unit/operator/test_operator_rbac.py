@@ -1,5 +1,7 @@
-"""The shipped roles: the rights that the operator needs, and none that would allow escalation. Verbs in use:
-tests/controlplane."""
+"""The shipped roles grant the rights that the operator needs, and none that would allow escalation.
+
+tests/controlplane/test_operator_verbs.py checks which verbs the operator uses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract between a stage's pod and whoever runs it: what one side writes, each reader understands."""
+"""The contract between stage servers and those who run them: each reader understands what the other side writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """Where nothing was left behind: a volume that is full, a process that was killed."""
+    """The exit code must suffice if there is no termination message: the volume was full or the process was killed."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None
@@ -140,7 +140,7 @@ def test_the_form_is_json() -> None:
 
 
 def metrics_in(text: str) -> set[str]:
-    """Returns the names of a stage's metrics in a text of any form, series of histograms by the histogram's name."""
+    """Returns the names of a stage's metrics in any text. Each series of a histogram has the histogram's name."""
     names = re.findall(r"\bomni_(?:stage|pipeline)_[a-z_]*[a-z]\b", text)
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

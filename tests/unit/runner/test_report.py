@@ -1,4 +1,4 @@
-"""What a group's process came to, in words."""
+"""The report of `make test` on what happened to a group's process."""
 
 from __future__ import annotations
 

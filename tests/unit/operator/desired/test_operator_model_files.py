@@ -1,4 +1,4 @@
-"""The pod template's files: the model and what fetches it, the token of the hub, the certificate of the entry."""
+"""Files of the pod template: the model, the container that downloads it, the hub token and the entry's certificate."""
 
 from __future__ import annotations
 

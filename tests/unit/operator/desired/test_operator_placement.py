@@ -16,7 +16,7 @@ from support.pod_templates import HUB, all_containers
 
 
 class TestPlacement:
-    """Settings of the resource that place pods."""
+    """Fields of an OmniPipeline that are copied to the pod spec."""
 
     SETTINGS = {
         "imagePullSecrets": [{"name": "registry"}],

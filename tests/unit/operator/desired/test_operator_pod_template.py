@@ -1,4 +1,4 @@
-"""The pod template: Pod Security `restricted`, nothing written to the root; the server, its probes and ports."""
+"""The pod template: Pod Security `restricted`, a read-only root, and the server's arguments, probes and ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.pod_templates import HUB, PVC, all_containers, env_of
 
 
 class TestSecurity:
-    """Pod Security `restricted`, and less."""
+    """Pods meet Pod Security `restricted`, and have a read-only root filesystem and no service account token."""
 
     SPEC = pod_spec(build_all(make_single(spec=HUB)))
 
@@ -76,7 +76,7 @@ class TestSecurity:
 
 
 class TestServer:
-    """What the operator tells the stage server agrees with what the server reads."""
+    """Arguments, ports and probes in the template match what the stage server reads and answers."""
 
     def test_arguments_are_those_of_the_command(self) -> None:
         spec = pod_spec(build_all(make_single(spec=HUB)))
@@ -134,7 +134,7 @@ class TestServer:
         assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), "vLLM decides there"
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
-        """Settings that an upgrade may change reach a template by the image only, and an image can be named."""
+        """An upgrade of the operator changes a template only through the default image, and a spec can set another."""
         pipeline = make_single(spec={"defaults": {"image": "stage:7"}})
         templates = [
             pick(build_all(pipeline, BuildSettings(default_image=image)), "Deployment")["spec"]["template"]

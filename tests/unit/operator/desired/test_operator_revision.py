@@ -1,4 +1,4 @@
-"""Revisions: what makes a new one, what does not, and that a snapshot builds the very same set again."""
+"""Which edits make a new revision and which do not. A snapshot rebuilds exactly the set that it was taken of."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def revision_after(edit: Edit, image: str = IMAGE) -> str:
 
 
 def set_in(*path: Any) -> Edit:
-    """Returns an edit: set_in("stages", 0, "replicas", 3)."""
+    """Returns an edit that sets one field of a spec: set_in("stages", 0, "replicas", 3)."""
     *parents, key, value = path
 
     def edit(spec: Spec) -> None:
@@ -77,7 +77,7 @@ NEW_REVISION = {
     "component": set_in("stages", 0, "component", "generic/llm"),
     "outputs": set_in("stages", 0, "outputs", ["Text", "Audio"]),
     "one stage less": lambda spec: spec.update(stages=spec["stages"][:1]),
-    "a stage renamed": lambda spec: spec["stages"][2].update(name="vocoder"),  # nothing reads it
+    "a stage renamed": lambda spec: spec["stages"][2].update(name="vocoder"),  # no stage has it as input
 }
 
 
@@ -100,7 +100,7 @@ def test_another_default_image_is_a_new_revision_unless_the_pipeline_names_one()
 
 
 def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> None:
-    """A change here would put a second set of pods beside every pipeline of every cluster."""
+    """If this hash changed, an upgrade of the operator would start a second set of pods for every pipeline."""
     assert revision_after(NOTHING) == "bb4ba81"
 
 

@@ -1,4 +1,4 @@
-"""Services: the stable entry, the headless ones of stages, and their selectors."""
+"""The stable Services of the entry, the headless Services of stages, and their selectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.operator_pipelines import (
 
 
 class TestServices:
-    """Stable entry and headless stages."""
+    """The Services of a pipeline of three stages."""
 
     def test_entry_selects_the_serving_revision_by_role(self) -> None:
         headless, entry = build_shared(OWNER, "abc1234")[1:]

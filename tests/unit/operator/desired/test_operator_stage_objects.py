@@ -25,7 +25,7 @@ from support.operator_pipelines import (
 
 
 class TestConfigMap:
-    """The stage file."""
+    """The ConfigMap with the stage file."""
 
     def test_is_immutable_and_named_by_its_content(self) -> None:
         one = pick(build_all(make_single()), "ConfigMap")
@@ -53,7 +53,7 @@ class TestConfigMap:
 
 
 class TestReplicas:
-    """Deployments and budgets by the number of pods."""
+    """Deployments and disruption budgets by number of replicas."""
 
     @pytest.mark.parametrize(("replicas", "budgets"), [(0, 0), (1, 0), (2, 1), (5, 1)])
     def test_a_budget_where_a_pod_can_be_spared(self, replicas: int, budgets: int) -> None:
@@ -103,7 +103,7 @@ class TestReplicas:
 
 
 class TestPodMonitor:
-    """Only where the cluster has the API."""
+    """The PodMonitor, which exists only where the cluster has that API."""
 
     def test_absent_without_the_api(self) -> None:
         children = build_all(make_pipeline(), BuildSettings())

@@ -20,7 +20,10 @@ from omni_operator.process.settings import OperatorSettings
 
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
-    """The root logger, as in a process of its own: vLLM's import, of other tests, adds a field to every record."""
+    """Yields the root logger with Python's default record factory; restores its settings afterwards.
+
+    Other tests import vLLM, which installs a factory that adds a field to every record.
+    """
     root = logging.getLogger()
     handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
     logging.setLogRecordFactory(logging.LogRecord)

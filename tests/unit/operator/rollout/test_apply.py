@@ -1,6 +1,6 @@
-"""How a plan is carried out: one write after the other, in its order, and none after a failure.
+"""A plan is carried out one write at a time, in its order, and no write follows a failed one.
 
-The real client over a real connection; the other side is the little of the API that it asks.
+The tests use the real client over a real connection. `Server` implements only the part of the API that the client uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLURALS = {kind.plural: kind.kind for kind in KIND_BY_NAME.values()}
 
 
 class Server:
-    """Takes every apply, or refuses it with a status, and notes in which order they come."""
+    """Accepts every apply, or refuses it with the status given for its key, and records the order of all applies."""
 
     def __init__(self, refusals: Mapping[ChildKey, int] | None = None) -> None:
         self.refusals = refusals or {}

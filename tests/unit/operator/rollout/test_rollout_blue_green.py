@@ -1,4 +1,4 @@
-"""A second set beside the first: scenarios of BlueGreen over the simulated cluster."""
+"""BlueGreen rollouts in the simulated cluster: a second set of pods starts while the first one serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.simulated_workloads import BAD_IMAGE
 
 
 class TestBlueGreen:
-    """A new revision beside the one that serves."""
+    """A new revision starts while another one serves."""
 
     def test_switch_and_retirement_in_order(self) -> None:
         cluster = settled()
@@ -23,7 +23,8 @@ class TestBlueGreen:
         while cluster.selected() == old:
             assert replicas_of(cluster, old) == {"thinker": 1, "talker": 1, "token2wav": 1}
             step(cluster)
-        # The switch is in the API; only now does the old set begin to end, and while its entry drains, no further.
+        # The entry Service selects the new set now. Only then does the old set scale down: its entry first, and no
+        # other stage until the entry has drained.
         for _ in range(4):
             step(cluster, "end_pods")
         assert replicas_of(cluster, old) == {"thinker": 0, "talker": 1, "token2wav": 1}

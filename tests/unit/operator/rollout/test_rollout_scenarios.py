@@ -1,4 +1,4 @@
-"""Rollouts over the simulated cluster from beginning to end: creation, suspension, edits by hand, crashes."""
+"""Complete rollouts in the simulated cluster: creation, suspension, edits by hand and crashes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_decisions_change_nothing_that_they_are_given() -> None:
 
 
 class TestSuspend:
-    """No pods, all else stays."""
+    """A suspended pipeline has no pods and keeps its other objects."""
 
     def test_pods_end_from_the_entry_downwards_and_come_back(self) -> None:
         cluster = settled()
@@ -86,7 +86,7 @@ class TestSuspend:
 
 
 class TestHands:
-    """What people and accidents do to children."""
+    """Children that users or accidents delete or change."""
 
     @pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap", "NetworkPolicy", "ServiceAccount"])
     def test_a_deleted_child_comes_back(self, kind: str) -> None:

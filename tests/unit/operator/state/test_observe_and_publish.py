@@ -1,4 +1,4 @@
-"""What the operator reads from the store, and what it reports of a decision: pure parts of the shell."""
+"""What the operator reads from the store and what it reports about a decision, as far as pure functions do this."""
 
 from __future__ import annotations
 

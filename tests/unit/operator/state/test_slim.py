@@ -1,5 +1,5 @@
-"""What the store keeps: little of the operator's own objects, almost nothing of others, and everything that
-decisions read."""
+"""The store keeps every field that decisions read. Otherwise it keeps little of the operator's own objects and almost
+nothing of other owners' objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
 def stranger(kind: ObjectKind) -> dict[str, Any]:
-    """Returns a megabyte with a pipeline's label, and text wherever it might be kept."""
+    """Returns another owner's object with a pipeline's label, and 1 MiB of text in each field that might be kept."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
     return {
@@ -61,14 +61,14 @@ def test_strangers_do_not_fill_the_store() -> None:
 
 
 def live(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Returns a child as it is once it was applied."""
+    """Returns a child as the API server holds it after it was applied."""
     uid = "-".join(key_of(manifest))
     return manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": "7"}}
 
 
 @pytest.fixture(scope="module")
 def observed() -> Observed:
-    """A pipeline whose children are all as they should be."""
+    """Returns a pipeline whose children all match their desired state."""
     text = (SAMPLES / "tiny-omni.yaml").read_text()
     children = [live(child) for child in build_all(parse_pipeline(text))]
     owner = children[0]["metadata"]["ownerReferences"][0]
@@ -166,7 +166,7 @@ def test_of_endpoints_whom_they_reach() -> None:
 
 
 def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
-    """One of 991 KB passed the types and made children of 2.1 MB."""
+    """Of an oversized spec the store keeps only the size. A spec of 991 KB once passed and made children of 2.1 MB."""
     spec = yaml.safe_load((SAMPLES / "tiny-omni.yaml").read_text())["spec"]
     spec["defaults"] = {"podAnnotations": {f"example.com/{number}": "a" * 1000 for number in range(100)}}
     metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}

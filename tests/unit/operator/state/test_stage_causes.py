@@ -1,4 +1,4 @@
-"""The cause of a stage that is not ready: which of several is reported, and what is no cause."""
+"""The cause that is reported for a stage that is not ready: which of several causes, and which states are no cause."""
 
 from __future__ import annotations
 

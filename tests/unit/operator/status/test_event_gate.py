@@ -1,4 +1,4 @@
-"""Few Events: equal ones are counted together, and a flapping pipeline has a limited number per hour."""
+"""EventGate keeps Events few: it combines equal ones and limits how many a flapping pipeline gets per hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts of one request without a connection: what both clients decide, at a clock of the test's."""
+"""The attempts of one request, which both clients share. Tested without a connection and with a fake clock."""
 
 from __future__ import annotations
 

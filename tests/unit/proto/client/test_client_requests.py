@@ -1,4 +1,4 @@
-"""What the client sends, and what it refuses to send: arguments to messages, without a server."""
+"""Which messages the client makes from its arguments, and which arguments it refuses. No server is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client makes of answers: events, results, WAV files, errors of statuses."""
+"""How the client turns responses and statuses into events, results, WAV files and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""compile_stages: one StageConfig a stage, in the order of the graph."""
+"""compile_stages returns one StageConfig per stage, in the order of the graph."""
 
 from __future__ import annotations
 

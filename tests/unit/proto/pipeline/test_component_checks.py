@@ -1,4 +1,4 @@
-"""The operator judges components as the rules in CEL do, and a component that is not built in is a warning."""
+"""The operator checks components as the CRD's CEL rules do. A component that is not built in gives a warning."""
 
 from __future__ import annotations
 

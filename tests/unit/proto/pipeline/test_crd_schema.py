@@ -1,4 +1,4 @@
-"""The CRD says of every field what the types say: meaning, bounds, defaults, how lists merge; rules are evaluable."""
+"""The CRD has the types' description, bounds and default of every field. Its rules can be evaluated offline."""
 
 from __future__ import annotations
 

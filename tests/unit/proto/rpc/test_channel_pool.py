@@ -1,4 +1,4 @@
-"""Which channel a call takes, and when an earlier one is closed."""
+"""Which channel a call uses, and when a replaced channel is closed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class _Stage(stage_service_pb2_grpc.StageServiceServicer):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Channels that clients open from now on; one that lost the pipeline is left at once."""
+    """Returns a list with one item for each channel that clients open from now on.
+
+    A channel that cannot reach the pipeline is replaced immediately, not only after RENEW_AFTER_S.
+    """
     made: list[int] = []
     create = ChannelPool._new
 

@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and what counts as a call that reached no stage."""
+"""Which failures are retried and after how long, and which calls count as having reached no stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting: a tensor goes out in chunks of whole rows, numbered and checksummed; what does not fit is not sent."""
+"""A tensor is split into chunks of whole rows, each with its row offset and checksum. What does not fit is refused."""
 
 from __future__ import annotations
 
