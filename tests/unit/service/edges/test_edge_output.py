@@ -1,4 +1,4 @@
-"""What an edge sends: the rows of a step in one message, and many rows in messages that let others between."""
+"""What an edge sends: the rows of a step in one message, or many rows in several messages of limited size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 def receive(messages: list[OutgoingChunk]) -> dict[str, Any]:
-    """Returns the tensors, read as the stage below reads them; each must be whole."""
+    """Returns the tensors as the downstream stage reads them. Raises if one is incomplete."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, 1 << 14) for name in SCHEMA.names])
     assembler = EdgeAssembler(SCHEMA, prompt.tensors)
     for message in messages:

@@ -1,4 +1,4 @@
-"""When rows go, decided on a clock that the test turns."""
+"""When the rows of an edge are sent, tested with a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MANY = 64
 
 
 def send_times(pacing: Pacing, step_s: float, steps: int, open_calls: int) -> list[float]:
-    """Returns how long the oldest row of each message waited, and nothing else wakes the sender than steps and dues."""
+    """Returns how long the oldest row of each message waited, in seconds. Messages are sent at steps and due times."""
     waits, oldest = [], None
     due = float("inf")
     for number in range(steps):
@@ -49,7 +49,7 @@ def test_a_stage_that_is_no_faster_than_speech_never_waits(step_s: float) -> Non
 
 
 def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
-    """A burst gives it 2 s of sound; after 3 s without a step that is used up."""
+    """100 rows buffer 2 s of audio. After 3 s without a step the buffer is empty, so the next row does not wait."""
     pacing = Pacing()
     for number in range(100):
         pacing.add(1, number * 0.001, MANY)

@@ -1,4 +1,4 @@
-"""Every hostile medium is refused by its header, refused by the decoder, or taken in the memory that was reserved."""
+"""Every hostile medium is refused for its header, refused by the decoder, or decoded in the memory reserved for it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from support.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
-"""For a decoder to end: a busy machine is no hostile file."""
+"""Seconds for a decoder to end: long, so that a busy machine does not make a file seem hostile."""
 WORKER_BASE_BYTES = 128 << 20
-"""Its own: the interpreter, Pillow, numpy, and FFmpeg once a video came."""
+"""Memory of a decoder process without a job: the interpreter, Pillow, numpy, and FFmpeg after the first video."""
 
 
 def judge(medium: Hostile, rules: MediaRules = RULES) -> MediaSlot:
@@ -43,7 +43,7 @@ async def pool() -> AsyncIterator[MediaPool]:
 
 
 def held_by_jobs() -> list[str]:
-    """Shared memory of decoders that this process maps or has open."""
+    """Returns the decoders' shared memory that this process maps or has open."""
     gc.collect()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:media" in line]
     return mapped + [str(link) for link in Path("/proc/self/fd").iterdir() if "memfd:media" in os.path.realpath(link)]
@@ -58,7 +58,7 @@ def test_header_is_enough_to_refuse(medium: Hostile) -> None:
 
 
 def peak_bytes(pool: MediaPool) -> int:
-    """Largest resident size that the pool's process had since it was last asked, shared memory included."""
+    """Returns the largest resident size of the pool's process since the last call, shared memory included."""
     process = Path(f"/proc/{pool._idle[0]._process.pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     (process / "clear_refs").write_text("5")
@@ -123,7 +123,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None:
-    """Its own process maps it as long as the job needs it, and its files are closed then."""
+    """This process maps a job's shared memory only as long as the job needs it, and then closes its files."""
     taken_, refused = (judge(next(m for m in CORPUS if m.name == name)) for name in ("png at the cap", "wav of NaN"))
     await pool.decode([taken_], RULES, PATIENCE_S)
     with pytest.raises(InvalidMediaError):

@@ -1,4 +1,4 @@
-"""Prompt embeddings, priority and cache salt from the client's call to what the engine is asked, over real gRPC."""
+"""Prompt embeddings, priority and cache salt, from the client's call to the engine's request, over real gRPC."""
 
 from __future__ import annotations
 
@@ -227,9 +227,9 @@ def test_requests_above_priority_0_leave_a_quarter_to_the_others(priority: int) 
             take(requests, -1000)
 
         by_bytes = Admission(8, 1000)
-        take(by_bytes, priority, 900)  # of any size into an idle stage
+        take(by_bytes, priority, 900)  # an idle stage admits any size
         with pytest.raises(ByteBudgetExceededError):
             take(by_bytes, priority, 1)
         take(by_bytes, 0, 100)
 
-        take(Admission(1, 1000), priority)  # at least one
+        take(Admission(1, 1000), priority)  # at least one request is admitted

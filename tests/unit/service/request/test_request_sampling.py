@@ -1,4 +1,4 @@
-"""Sampling of a request: what is out of bounds is refused by its path, as the resource's defaults are."""
+"""Sampling parameters of a request: a value that is out of bounds is refused with the path of its field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request through one stage and through three: order and contents of what comes back, and what each stage got."""
+"""Requests through one stage and through three: order and content of the responses, and what each stage receives."""
 
 from __future__ import annotations
 
