@@ -1,4 +1,4 @@
-"""Requests of millions of parts are refused before protobuf makes objects of them."""
+"""A request with millions of parts is refused before protobuf makes an object of each."""
 
 from __future__ import annotations
 

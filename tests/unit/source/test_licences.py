@@ -1,4 +1,4 @@
-"""What scripts/sbom.py reads of packages and says of their licences; and of all that the images install."""
+"""How scripts/sbom.py reads and judges licences. It accepts every package of the operator image and the CPU image."""
 
 from __future__ import annotations
 

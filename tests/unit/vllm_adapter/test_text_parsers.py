@@ -1,4 +1,4 @@
-"""What vLLM's parsers ask of the sampling, and what they cannot do."""
+"""Which sampling parameters vLLM's parsers require, and that a request which a parser cannot fulfil is refused."""
 
 from __future__ import annotations
 

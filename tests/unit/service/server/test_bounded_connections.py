@@ -1,5 +1,4 @@
-"""Plain HTTP ports under attack: peers that hoard connections or send half a header lose them; requests are
-answered."""
+"""A plain HTTP port closes the connections of peers that hoard them or send half a header, and answers other peers."""
 
 from __future__ import annotations
 

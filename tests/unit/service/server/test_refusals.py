@@ -1,4 +1,4 @@
-"""Refusals in moderation: who is refused often waits for the next refusal, and nobody else waits for anything."""
+"""A client whose calls are refused too often waits for its next refusals. Nothing else waits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from support import scripted_stages as lab
 from support.polling import until
 
 BAD = [lab.END]
-"""A call that does not begin with Start."""
+"""The messages of a call that does not begin with Start."""
 LIMITS = {"refusalsPerSecond": 1, "maxRefusalWait": 10}
 BURST = 5
 HELD = StageMetric.PIPELINE_HELD_REFUSALS
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock in seconds that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -55,7 +55,10 @@ class Clock:
     ids=["a burst", "beyond it", "a second later", "it fills up to a burst", "another client"],
 )
 def test_a_client_has_a_rate(steps: str, answers: str) -> None:
-    """steps: refusals of clients a and b, and seconds that pass. Two a second, ten at once."""
+    """The rate is two refusals a second, with bursts of ten.
+
+    steps: a letter is a refusal of that client, a digit is so many seconds. answers: y is within the rate, n beyond.
+    """
     clock = Clock()
     buckets, found = RefusalBuckets(2, clock), ""
     for step in steps:
@@ -166,7 +169,7 @@ def test_the_name_of_a_user(value: str, user: str) -> None:
 
 
 async def begin_held(stage: Any, **call: Any) -> tuple[Any, asyncio.Task[Any]]:
-    """Calls until one waits. Returns it, and its answer to be."""
+    """Makes refused calls until one is held. Returns that call and the task that waits for its answer."""
     while True:
         refused = stage.stub.Generate(iter(BAD), timeout=60, **call)
         task = asyncio.create_task(lab.collect(refused))
@@ -183,7 +186,7 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
 
 
 async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
-    """All have one address. A call counts by time that has passed, so that a slow machine changes nothing."""
+    """All callers have the same address. The bound grows with the time that passes, so a slow machine can keep it."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
     refused: list[StatusCode] = []
     stop = asyncio.Event()
@@ -204,7 +207,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     stop.set()
     await asyncio.gather(*loops)
     passed = time.monotonic() - began
-    # The burst, what the bucket gained, and each caller once in the shortest wait.
+    # The burst, plus what the bucket gained (1 a second), plus one call per caller and shortest wait.
     shortest = 2 * refusals.LEAST_JITTER
     assert len(refused) <= BURST + passed + 32 * (1 + passed / shortest)
     assert set(refused) == {StatusCode.INVALID_ARGUMENT}
@@ -212,7 +215,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
 
 
 def find_readers() -> set[int]:
-    """Returns the ids of what holds the messages of a request."""
+    """Returns the ids of all RequestReaders, which hold the messages of requests."""
     return {id(one) for one in gc.get_objects() if isinstance(one, RequestReader)}
 
 
@@ -220,7 +223,7 @@ async def test_a_held_call_keeps_nothing_of_its_request(kit: Any) -> None:
     stage = await kit.serve(limits=LIMITS)
     gc.collect()
     gc.disable()
-    # Other tests of this process may have left some behind.
+    # Other tests in this process may have left some readers.
     earlier = find_readers()
     try:
         _, answer = await begin_held(stage)
@@ -265,7 +268,7 @@ async def test_users_that_a_client_names_wait_apart(kit: Any) -> None:
 
 
 async def test_stages_answer_one_another_at_once(kit: Any) -> None:
-    """A refusal of a downstream stage passes through the entry, which does not count it."""
+    """The entry relays a downstream stage's refusal and does not count it."""
     first, middle, last = await kit.chain(talker=lab.failing(InvalidRequestError("no")), limits=LIMITS)
     assert (middle.server.held, last.server.held) == (None, None)
     for _ in range(2 * BURST):

@@ -1,4 +1,4 @@
-"""TLS of the entry's port: what is served, who is let in, and what a renewed certificate changes."""
+"""TLS of the entry's port: which clients are accepted, and what a renewed certificate changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int:
-    """Serial number of the certificate that a new connection sees; version: the only one that the client speaks."""
+    """Returns the serial number of the certificate that a new connection gets, optionally with one TLS version."""
 
     def shake_hands() -> int:
         context = ssl.create_default_context(cadata=CA.certificate.decode())
@@ -50,7 +50,7 @@ async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int
     return await asyncio.to_thread(shake_hands)
 
 
-# Who is let in ------------------------------------
+# Which clients are accepted ------------------------------------
 
 
 async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedSecret) -> None:

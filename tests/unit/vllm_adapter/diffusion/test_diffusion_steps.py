@@ -1,4 +1,4 @@
-"""Single steps of the diffusion runner over scheduler outputs of vLLM's own types, without an engine."""
+"""Single steps of the diffusion runner for scheduler outputs of vLLM's own types, without an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestDa
 
 
 class Doubler(nn.Module):
-    """Doubles `x` into a buffer that it writes again in its next step; 0 rows stand for a request without payload."""
+    """Doubles `x` into a buffer that its next step overwrites. A request without `x` gets 0."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""Which prompts wait for the first audio of earlier requests: the rule alone, and vLLM's own schedulers in virtual
-time."""
+"""Which prompts wait for the first audio of earlier requests. Tests the rule, and vLLM's schedulers on a fake clock."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 
 CPU_COST = (0.023, 0.0011)
-"""Seconds of a step, and of a token more: hidden size 1,024, 14 layers, float32, one core."""
+"""Seconds per step, and seconds more per token: hidden size 1,024, 14 layers, float32, one core."""
 GPU_COST = (0.007, 0.00002)
 PROMPT, FIRST, REPLY = 100, 12, 24
 
@@ -53,7 +52,10 @@ def test_long_prompts_wait_on_a_gpu_too() -> None:
 
 
 def run_burst(scheduler: Any, ar_request: Any, run_step: Any, cost: tuple[float, float]) -> list[tuple[float, float]]:
-    """Eight requests at once, after one that showed what steps cost. Returns when each has FIRST tokens, and ends."""
+    """Runs one request, which shows what steps cost, and then eight concurrently.
+
+    Returns for each of the eight when it had FIRST tokens and when it ended, in seconds after their start.
+    """
     scheduler.now = 0.0
     scheduler.clock = lambda: scheduler.now
     fixed, per_token = cost
@@ -92,8 +94,8 @@ def test_first_audio_of_a_burst(
     ar_request: Any,
     run_step: Any,
 ) -> None:
-    """Where tokens are dear, half of the listeners hear sooner, and no one's reply ends much later. Elsewhere nothing
-    changes."""
+    """Where tokens are expensive (CPU), the median first audio comes sooner. Where they are cheap (GPU), it does not
+    come later. In both cases the last reply ends at most 25 % later."""
     runs = {}
     for early in (True, False):
         pace = {"tokens_per_second": 50.0, "first_tokens": FIRST, "heard_early": early}
