@@ -1,4 +1,4 @@
-"""The values and legends in the picture of the dashboard."""
+"""How values and legends are written in the picture of the dashboard."""
 
 from __future__ import annotations
 

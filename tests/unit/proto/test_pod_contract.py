@@ -1,4 +1,4 @@
-"""The contract between stage servers and those who run them: each reader understands what the other side writes."""
+"""The operator, dashboards, alerts and runbooks understand what a stage server writes, and probes what it serves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_operator_knows_every_reason(reason: TerminationReason) -> None:
     ],
 )
 def test_the_operator_knows_every_exit_code(code: ExitCode, reason: Reason) -> None:
-    """The exit code must suffice if there is no termination message: the volume was full or the process was killed."""
+    """The exit code must suffice where no termination message was written: the volume was full, or a signal came."""
     status = {"name": "stage", "state": {"terminated": {"exitCode": int(code)}}}
     cause = find_container_cause({"name": "stage"}, status, init=False)
     assert cause is not None

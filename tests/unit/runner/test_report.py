@@ -1,4 +1,4 @@
-"""The report of `make test` on what happened to a group's process."""
+"""How `make test` reports what happened in a group's process."""
 
 from __future__ import annotations
 

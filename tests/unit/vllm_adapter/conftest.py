@@ -55,7 +55,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
             seed=0,
         )
         cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
-        # Without KV cache groups vLLM still needs one block, the null block.
+        # Without KV cache groups vLLM still counts one block, the null block.
         cache_config.num_gpu_blocks = kv_blocks or 1
         config = VllmConfig(
             model_config=model_config,

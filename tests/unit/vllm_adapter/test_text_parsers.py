@@ -1,4 +1,4 @@
-"""Which sampling parameters vLLM's parsers require, and that a request which a parser cannot fulfil is refused."""
+"""Which sampling parameters vLLM's parsers require, and which requests are refused because a parser cannot do them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which connections the generated NetworkPolicies allow.
 
-support/network_policies.py evaluates the policies; TestEvaluation tests that module against the rules of the API.
+tests/support/network_policies.py evaluates the policies. TestEvaluation compares that module with the rules of the API.
 """
 
 from __future__ import annotations

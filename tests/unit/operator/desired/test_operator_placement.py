@@ -1,4 +1,4 @@
-"""The pod template's placement: resources, selectors, tolerations, affinity, priority."""
+"""The pod template's placement: selectors, tolerations, affinity, priority, spread over hosts, images and labels."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class TestServer:
         assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), "vLLM decides there"
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
-        """An upgrade of the operator changes a template only through the default image, and a spec can set another."""
+        """An operator upgrade changes a template only through the default image, and a spec can set its own image."""
         pipeline = make_single(spec={"defaults": {"image": "stage:7"}})
         templates = [
             pick(build_all(pipeline, BuildSettings(default_image=image)), "Deployment")["spec"]["template"]

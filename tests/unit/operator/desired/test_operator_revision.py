@@ -1,4 +1,4 @@
-"""Which edits make a new revision and which do not. A snapshot rebuilds exactly the set that it was taken of."""
+"""Which edits make a new revision and which do not. A snapshot rebuilds exactly the set that it was taken from."""
 
 from __future__ import annotations
 

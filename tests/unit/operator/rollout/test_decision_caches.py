@@ -44,7 +44,7 @@ def live(name: str = "p", uid: str = "u", **spec: Any) -> Manifest:
 
 
 def decide_first(manifest: Manifest, settings: BuildSettings = SETTINGS) -> Decision:
-    """Returns the decision for a pipeline that has no children yet; decides twice, and both must be equal."""
+    """Returns the decision for a pipeline that has no children yet. Decides twice: both plans must be equal."""
     first, again = (decide(parse_live_pipeline(manifest), Observed(pipeline=manifest), settings, NOW) for _ in range(2))
     assert again.plan == first.plan
     return first

@@ -29,7 +29,7 @@ def stage(name: str, replicas: int, pods: int) -> LiveStage:
 
 
 def live(**stages: tuple[int, int]) -> LiveSet:
-    """Returns a set. Each stage is given as two numbers: the replicas of its Deployment, and its pods."""
+    """Returns a live set. Each stage is given as two numbers: the replicas of its Deployment, and its pods."""
     return LiveSet("abc1234", {name: stage(name, *numbers) for name, numbers in stages.items()})
 
 

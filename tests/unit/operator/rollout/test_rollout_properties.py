@@ -3,10 +3,13 @@
 1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. Their pods are
    not ended.
 2. The entry Service is never switched to a set that is not fully available while another set is. After the first set
-   has served, a set always serves, unless a user pauses the pipeline or breaks something by hand.
+   has served, a set always serves.
 3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target is available,
    only the target's children exist.
 4. An operator that crashes after any write reaches the same final state.
+
+Serving may have gaps, and Services may be missing, after a user has suspended the pipeline, changed its strategy or
+deleted an object.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ class Rollouts(RuleBasedStateMachine):
         """The revisions that were available when the operator decided. Its own writes may then make one unavailable."""
         self.specs: dict[str, OmniPipeline] = {}
         self.disturbed = False
-        """Whether the user has requested a pause or broken something by hand. Then serving may have gaps."""
+        """Whether the user has suspended the pipeline, changed its strategy or deleted an object."""
         self.served: str | None = None
         self.remember()
 

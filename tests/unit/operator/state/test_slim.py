@@ -166,7 +166,10 @@ def test_of_endpoints_whom_they_reach() -> None:
 
 
 def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
-    """Of an oversized spec the store keeps only the size. A spec of 991 KB once passed and made children of 2.1 MB."""
+    """The store keeps only the size of an oversized spec.
+
+    A spec of 991 KB once passed the type checks and made children of 2.1 MB.
+    """
     spec = yaml.safe_load((SAMPLES / "tiny-omni.yaml").read_text())["spec"]
     spec["defaults"] = {"podAnnotations": {f"example.com/{number}": "a" * 1000 for number in range(100)}}
     metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}

@@ -1,4 +1,4 @@
-"""The cause that is reported for a stage that is not ready: which of several causes, and which states are no cause."""
+"""Which cause is reported for a stage that is not ready, also if it has several, and which states are no cause."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_events(name: str) -> None:
 
 
 class TestReasons:
-    """Every Reason has an explanation, and a rank if it is the cause of a pod."""
+    """Every Reason is explained, and every Reason that is the cause of a pod's failure has a rank."""
 
     def test_every_reason_is_explained(self) -> None:
         assert set(EXPLANATIONS) == set(Reason)

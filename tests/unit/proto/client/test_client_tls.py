@@ -32,7 +32,7 @@ class Servicer(stage_service_pb2_grpc.StageServiceServicer):  # type: ignore[mis
 
 @pytest.fixture
 def serve() -> Iterator[Any]:
-    """Yields serve(pair, mutual), which starts a server and returns its port. Without a pair it is plaintext."""
+    """Yields serve(pair, mutual), which starts a server and returns its port. Without a pair the port is plaintext."""
     servers = []
 
     def start(pair: Pair | None, mutual: bool = False) -> int:

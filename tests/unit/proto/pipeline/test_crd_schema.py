@@ -1,4 +1,7 @@
-"""The CRD has the types' description, bounds and default of every field. Its rules can be evaluated offline."""
+"""The CRD has the description, bounds and default that the types give every field, and says how lists merge.
+
+All its rules can be evaluated.
+"""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from support import scripted_stages as lab
 
 ROW, ROWS = 3584, 9362
-"""A row has 7 KiB, like Qwen2.5-Omni-7B's hidden states. All rows have just below 64 MiB: a larger buffer is copied as
-it grows."""
+"""A row has 7 KiB, like Qwen2.5-Omni-7B's hidden states. All rows together have just below 64 MiB, because a larger
+buffer is copied as it grows."""
 TENSOR = torch.ones(ROWS, ROW, dtype=torch.bfloat16)
 WIDE = TensorSchema("test/wide", 1, (TensorSpec("x", "bfloat16", (ROW,)),))
 MOST_S = 0.05
-"""Longest turn in seconds. It takes about 0.01 s; when all 64 MiB were one message it took 0.178 s."""
+"""Limit for the longest turn in seconds. It takes about 0.01 s; when all 64 MiB were one message, it took 0.178 s."""
 PER_CHUNK_S = 0.0001
 
 

@@ -10,7 +10,7 @@ MANY = 64
 
 
 def send_times(pacing: Pacing, step_s: float, steps: int, open_calls: int) -> list[float]:
-    """Returns how long the oldest row of each message waited, in seconds. Messages are sent at steps and due times."""
+    """Returns how many seconds the oldest row of each message waited. Messages leave only at steps and due times."""
     waits, oldest = [], None
     due = float("inf")
     for number in range(steps):

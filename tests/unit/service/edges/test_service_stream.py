@@ -67,7 +67,7 @@ async def test_rows_that_are_due_leave_within_the_engines_step(
         for number in range(3):
             tensors = {"x": lab.rows(1, number), "ids": torch.tensor([number])}
             yield StageStep(token_ids=[number], prompt_token_ids=[1] if not number else None, tensors=tensors)
-            # A step without text does not wait for anything, so no turn of the event loop has passed since it.
+            # A step without text does not wait for anything, so the event loop has had no turn since the yield.
             seen.append(len(begun))
             await until(lambda: len(written) > len(seen) - 1)
         yield StageStep(finish_reason=FinishReason.STOP)

@@ -1,4 +1,7 @@
-"""The cost of media is computed from their headers, reserved before anything is decoded, and compared with Start."""
+"""The cost of media is computed from their headers and reserved before anything is decoded.
+
+It is compared with what Start announced.
+"""
 
 from __future__ import annotations
 

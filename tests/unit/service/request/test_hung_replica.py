@@ -29,7 +29,7 @@ SPEECH, TEXT = (sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO), (sampl
 
 
 class Diffusion:
-    """Returns audio immediately, or never returns once `hangs` is set."""
+    """An engine's script that returns audio immediately, or never once `hangs` is set."""
 
     def __init__(self) -> None:
         self.hangs = False
@@ -70,7 +70,7 @@ class Replicas:
                 assert await self.ask(*SPEECH) == "ok"
 
     def hang(self) -> None:
-        """Lets every further step of one replica hang."""
+        """Makes every later step of one replica hang."""
         self._engine.hangs = True
 
     async def ask(self, *modalities: int) -> str:

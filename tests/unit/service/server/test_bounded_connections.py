@@ -1,4 +1,4 @@
-"""A plain HTTP port closes the connections of peers that hoard them or send half a header, and answers other peers."""
+"""A plain HTTP port closes connections of peers that hoard them or send half a header, and still answers requests."""
 
 from __future__ import annotations
 

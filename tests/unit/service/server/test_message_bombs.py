@@ -1,4 +1,4 @@
-"""Messages that are small on the wire but large or deeply nested once decoded, and the protobuf backend they need."""
+"""Messages that are small on the wire but large or deeply nested once decoded. Only protobuf's upb may decode them."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     stop.set()
     await asyncio.gather(*loops)
     passed = time.monotonic() - began
-    # The burst, plus what the bucket gained (1 a second), plus one call per caller and shortest wait.
+    # The burst, what the bucket gained (one a second), and for each caller one call per shortest wait.
     shortest = 2 * refusals.LEAST_JITTER
     assert len(refused) <= BURST + passed + 32 * (1 + passed / shortest)
     assert set(refused) == {StatusCode.INVALID_ARGUMENT}

@@ -85,7 +85,7 @@ def test_starts_in_flight_take_at_most_half_of_the_byte_budget(requests: int, bu
 
 
 async def hoard(connection: RawConnection, method: str, count: int, message: bytes = b"", *, end: bool = False) -> None:
-    """Begins `count` calls that the client never ends."""
+    """Begins `count` calls and leaves them open."""
 
     def begin() -> None:
         for _ in range(count):

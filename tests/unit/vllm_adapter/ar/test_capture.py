@@ -1,4 +1,4 @@
-"""The capture ledger sends every position once and in order, whatever vLLM schedules. Also asynchronous outputs."""
+"""The capture ledger sends every position once and in order, whatever vLLM schedules. Also tests async outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Input rows: chunks are kept in order, the last row is repeated, requests without rows get zeros, no rows remain."""
+"""Input rows: chunks stay in order, the last row is repeated, and requests without rows get zeros.
+
+No row remains in the buffer after its step, or in the store after its request.
+"""
 
 from __future__ import annotations
 

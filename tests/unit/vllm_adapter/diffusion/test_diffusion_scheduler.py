@@ -138,7 +138,7 @@ def test_long_requests_run_one_after_another_and_short_ones_share(make, diffusio
 
 
 def test_a_chunk_of_a_request_is_not_an_end_without_output(make_scheduler, diffusion_request, step):
-    """An engine for autoregressive requests may also split a diffusion request's placeholder tokens over steps."""
+    """An engine with chunked prefill, as for autoregressive requests, may split placeholder tokens over steps."""
     scheduler = make_scheduler(DiffusionScheduler, max_num_batched_tokens=32)
     scheduler.add_request(diffusion_request("a", tokens=20))
     scheduler.add_request(diffusion_request("b", tokens=20))

@@ -94,8 +94,8 @@ def test_first_audio_of_a_burst(
     ar_request: Any,
     run_step: Any,
 ) -> None:
-    """Where tokens are expensive (CPU), the median first audio comes sooner. Where they are cheap (GPU), it does not
-    come later. In both cases the last reply ends at most 25 % later."""
+    """Where tokens are expensive (CPU), the median first audio comes at least 15 % sooner. Where they are cheap (GPU),
+    it comes at most 1 % later. In both cases the last reply ends at most 25 % later."""
     runs = {}
     for early in (True, False):
         pace = {"tokens_per_second": 50.0, "first_tokens": FIRST, "heard_early": early}

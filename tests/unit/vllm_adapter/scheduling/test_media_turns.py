@@ -215,7 +215,7 @@ def test_images_alone_are_as_fast_as_in_vllm(scheduler_class, make_seeing_schedu
 
 @BOTH
 def test_no_request_waits_for_ever(scheduler_class, make_seeing_scheduler, picture_request, ar_request, one_step):
-    """Requests with images of many sizes are all answered, beside endless text and with a small KV cache."""
+    """Requests with images of many sizes are all answered, while a long text runs and with a small KV cache."""
     scheduler = make_seeing_scheduler(scheduler_class, kv_blocks=300, max_num_seqs=4)
     scheduler.add_request(ar_request("text", max_tokens=3000))
     names = []
