@@ -63,6 +63,7 @@ def written(cluster: SimulatedCluster) -> str:
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_nothing_of_pods_and_specs_is_retold(state: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """No canary of a pod or spec appears in what the operator writes or logs."""
     caplog.set_level(logging.DEBUG)
     cluster = make_cluster()
     cluster.settle()
@@ -95,6 +96,7 @@ def test_what_a_stage_server_said_of_its_end_is_retold_in_short() -> None:
 
 
 def test_every_container_tells_its_end_by_a_file_and_never_by_its_log() -> None:
+    """terminationMessagePolicy is File, so kubelet never copies a container's log."""
     cluster = make_cluster()
     cluster.settle()
     policies = {

@@ -1,7 +1,8 @@
-"""What no shipped source may call: functions that turn bytes into code or objects, and the wall clock for deadlines.
+"""What no shipped source may call: functions that turn bytes into code or objects, and the wall clock.
 
-ruff's S rules forbid most of the former in the whole repository. Here no `noqa` helps, and every package of the wheel
-is checked, including the generated stubs. gRPC channels may be opened in one file only.
+MAY_READ_THE_WALL_CLOCK lists the exceptions and their reasons. Only one file may open gRPC channels. ruff's S rules
+forbid most functions of the first kind in the whole repository. These tests ignore `noqa` comments, and cover every
+package of the wheel and the generated stubs.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def find_names(tree: ast.Module, wanted: frozenset[str]) -> Iterator[str]:
 
 
 def test_all_that_is_shipped_is_looked_at(shipped: dict[str, ast.Module]) -> None:
+    """The tests read every package of the wheel."""
     assert {path.partition("/")[0] for path in shipped} == {
         "omni_proto",
         "omni_stage",
@@ -161,6 +163,7 @@ def test_channels_are_opened_in_one_place(shipped: dict[str, ast.Module]) -> Non
     ],
 )
 def test_what_is_found(code: str) -> None:
+    """find_objects_from_bytes reports each of these sources."""
     assert list(find_objects_from_bytes(ast.parse(code)))
 
 
@@ -175,6 +178,7 @@ def test_what_is_found(code: str) -> None:
     ],
 )
 def test_what_is_not(code: str) -> None:
+    """find_objects_from_bytes does not report these sources, which look similar."""
     assert not list(find_objects_from_bytes(ast.parse(code)))
 
 

@@ -1,4 +1,4 @@
-"""tests/unit has the same folders as the product, so the tests of a package are found below the same path."""
+"""Every folder of tests/unit is one of the product's, so the tests of a package are found below the same path."""
 
 from __future__ import annotations
 

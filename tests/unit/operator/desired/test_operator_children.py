@@ -74,6 +74,7 @@ class TestEveryChild:
         assert seal(child) == child
 
     def test_only_what_outlives_revisions_lacks_the_revision_s_label(self) -> None:
+        """Only children that all revisions share have no revision label."""
         shared = [child for child in self.CHILDREN if REVISION_LABEL not in child["metadata"]["labels"]]
         assert {key_of(child) for child in shared} == {
             ("ServiceAccount", "demo-stages"),
@@ -82,6 +83,8 @@ class TestEveryChild:
         }
 
     def test_children_share_no_parts_that_one_could_change_for_another(self) -> None:
+        """No dict or list belongs to two Deployments, so editing one manifest changes no other."""
+
         def ids_of(value: Any) -> list[int]:
             if isinstance(value, dict):
                 return [id(value), *(found for item in value.values() for found in ids_of(item))]
@@ -131,6 +134,7 @@ class TestSeal:
         assert set(sealed["metadata"]["annotations"]) == {"a", HASH}
 
     def test_without_a_live_owner_there_is_no_reference(self) -> None:
+        """Children that are built without a live pipeline have no ownerReferences."""
         pipeline = make_pipeline()
         for child in build_revision_set(pipeline, "abc1234", first_replicas(pipeline), Owner("demo", "ns"), SETTINGS):
             assert "ownerReferences" not in child["metadata"]

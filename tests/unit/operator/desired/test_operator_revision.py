@@ -107,6 +107,7 @@ def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> No
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(range(3)), st.integers(0, 50), st.integers(1, 64))
 def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests: int) -> None:
+    """The order of stages, their replicas and their limits do not change the revision."""
     stages = make_stages()
     for stage in stages:
         stage |= {"replicas": replicas, "limits": {"maxConcurrentRequests": requests}}
@@ -140,6 +141,8 @@ class TestSnapshots:
         assert build_revision_set(snapshot.pipeline, snapshot.revision, replicas, OWNER, later) == children
 
     def test_name_follows_the_spec_because_data_cannot_be_changed(self) -> None:
+        """A ControllerRevision's data is immutable, so another spec needs another name."""
+
         def name_of(**spec: Any) -> str:
             return str(pick(build_set(make_pipeline(**spec)), "ControllerRevision")["metadata"]["name"])
 

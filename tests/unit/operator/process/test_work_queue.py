@@ -83,6 +83,7 @@ async def test_a_sooner_time_replaces_a_later_one_and_not_the_other_way_round() 
 
 
 async def test_done_may_ask_for_another_look() -> None:
+    """done(key, again_after_s) queues the key again after that time."""
     queue = _queue()
     queue.add("a")
     await _next(queue)
@@ -106,6 +107,7 @@ async def test_failures_grow_the_pause_and_success_forgets_them() -> None:
 
 
 async def test_the_server_may_ask_for_a_longer_pause() -> None:
+    """retry() waits for at_least_s if the API server asks for more than the backoff."""
     queue = _queue(first_s=0.01)
     queue.add("a")
     await _next(queue)
@@ -113,6 +115,7 @@ async def test_the_server_may_ask_for_a_longer_pause() -> None:
 
 
 async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> None:
+    """A new event shortens the pause after a failure to SHORTEST_PAUSE_S."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
     await _next(queue)
@@ -125,6 +128,7 @@ async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> No
 
 
 async def test_news_while_in_work_shorten_the_pause_too() -> None:
+    """An event that comes while the key is in work also shortens the pause after its failure."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
     await _next(queue)
@@ -156,6 +160,7 @@ async def test_a_key_that_is_forgotten_in_work_does_not_come_again() -> None:
 
 
 async def test_the_oldest_work_is_known() -> None:
+    """longest_due_s() is the age of the oldest key that is ready or in work."""
     queue = _queue()
     assert queue.longest_due_s() == 0.0
     queue.add("a", 0.0)

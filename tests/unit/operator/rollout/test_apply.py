@@ -120,6 +120,7 @@ async def test_after_a_refusal_nothing_more_is_written(position: int) -> None:
 
 
 async def test_a_name_that_is_taken() -> None:
+    """A 409 means that another object has the child's name, and ends the plan."""
     plan = plan_of(DESIRED)
     taken = next(key_of(child) for child in plan.apply if child["kind"] == "NetworkPolicy")
     outcome = await carry_out(Server({taken: 409}), plan)
@@ -129,6 +130,7 @@ async def test_a_name_that_is_taken() -> None:
 
 
 async def test_what_could_not_be_looked_up_is_not_written() -> None:
+    """A child is not written if its live object could not be read."""
     plan = plan_of(DESIRED)
     lost = next(key_of(child) for child in plan.apply if child["kind"] == "Deployment")
     server = Server()

@@ -86,6 +86,7 @@ CHANGES: dict[str, tuple[Manifest, BuildSettings]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: str) -> None:
+    """A decision from full caches has the same children as builders without caches."""
     for manifest, settings in CHANGES.values():  # every case is cached before the one under test
         decide_first(manifest, settings)
     manifest, settings = CHANGES[change]
@@ -94,6 +95,7 @@ def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: 
 
 
 def test_what_is_remembered_is_not_changed_by_decisions() -> None:
+    """Later decisions do not modify the manifests of earlier ones."""
     first = decide_first(live())
     before = copy.deepcopy(first.plan.apply)
     for manifest, settings in CHANGES.values():
@@ -131,6 +133,7 @@ def test_equal_pipelines_have_equal_facts() -> None:
 
 
 def test_each_memory_is_bounded_and_used() -> None:
+    """Each cache has at most REMEMBERED_SETS entries, and a repeated decision is a hit."""
     crowd = [live(f"p{number}") for number in range(REMEMBERED_SETS + 10)]
     for manifest in crowd:
         decide_first(manifest)
@@ -144,6 +147,8 @@ def test_each_memory_is_bounded_and_used() -> None:
 
 @pytest.mark.parametrize("fate", Fate)
 def test_a_view_answers_alike_each_time(fate: Fate) -> None:
+    """RolloutView.replicas returns the same result on every call."""
+
     def look() -> RolloutView:
         pipelines = {"r1": make_pipeline(stages_with(replicas=3)), "r2": make_pipeline()}
         return RolloutView(pipelines, "r1", Observed(pipeline=live()), {}, None, NOW)

@@ -77,6 +77,7 @@ def test_a_set_whose_spec_is_lost_stays_as_it_is() -> None:
 
 
 def test_at_first() -> None:
+    """A new set starts with the replicas of its spec, and a suspended one with none."""
     assert first_replicas(pipeline()) == ASKED
     assert first_replicas(pipeline(suspend=True)) == NONE
 

@@ -48,6 +48,7 @@ class TestInPlace:
         assert [stage["readyReplicas"] for stage in cluster.pipeline["status"]["stages"]] == [3, 3, 3]
 
     def test_a_stage_without_replicas_is_told(self) -> None:
+        """A stage with 0 replicas makes Ready False with the reason ScaledToZero."""
         cluster = settled()
         stages = make_stages()
         stages[2]["replicas"] = 0

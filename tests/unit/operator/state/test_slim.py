@@ -44,6 +44,7 @@ def stranger(kind: ObjectKind) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
 def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ObjectKind) -> None:
+    """The store keeps less than 1 KiB of an object that has another owner."""
     manifest = stranger(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
     for seen in (Seen.of(manifest), Seen.read(raw, kind)):
@@ -93,6 +94,7 @@ def test_a_child_that_was_verified_is_a_hash_and_needs_no_reading(observed: Obse
 
 
 def test_one_that_was_not_is_read_first(observed: Observed) -> None:
+    """A child without its data that was not verified is read before it is compared."""
     desired = list(observed.children.values())
     slim = {key: slim_seen(child) if key.kind == "ConfigMap" else child for key, child in observed.children.items()}
     maps = {key for key in slim if key.kind == "ConfigMap"}
@@ -124,6 +126,7 @@ def pod(**fields: Any) -> dict[str, Any]:
 
 
 def test_of_a_pod_what_causes_are_found_by() -> None:
+    """The store keeps the fields of a pod from which causes are found."""
     manifest = pod(
         spec={
             "nodeName": "n",
@@ -150,6 +153,7 @@ def test_of_a_pod_what_causes_are_found_by() -> None:
 
 
 def test_of_endpoints_whom_they_reach() -> None:
+    """The store keeps what count_ready_endpoints reads of an EndpointSlice."""
     manifest = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

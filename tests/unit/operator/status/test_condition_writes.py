@@ -40,6 +40,7 @@ class TestInvalidSpec:
     """The status of a pipeline whose spec was accepted by an older CRD and is invalid now."""
 
     def test_what_ran_is_still_told(self) -> None:
+        """The status of an invalid spec keeps the stages that were reported before."""
         previous = {"readyStages": "3/3", "stages": [{"name": "thinker"}]}
         metadata = {"name": "demo", "namespace": "models", "uid": "u", "generation": 4}
         observed = Observed({"metadata": metadata, "status": previous})

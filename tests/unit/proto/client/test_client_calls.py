@@ -84,6 +84,8 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
 
 
 async def test_what_came_before_a_failure_stands() -> None:
+    """Events that arrive before a failure are delivered before the error is raised."""
+
     async def script(call: Call) -> None:
         await call.accept()
         await call.say(text=events_pb2.TextDelta(text="hel"))

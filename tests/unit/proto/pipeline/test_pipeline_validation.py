@@ -102,6 +102,7 @@ NO_TREE = {
 
 @pytest.mark.parametrize("case", NO_TREE, ids=lambda name: name.replace(" ", "-"))
 def test_types_alone_refuse_what_is_no_tree(case: str) -> None:
+    """Stages that do not form a tree are refused by the types too."""
     (found,) = problems(dump(NO_TREE[case]), parse_pipeline)
     assert found.startswith("spec: ")
     assert "one stage without inputs, all others below it; `omnipipe validate` names the offender" in found
@@ -210,4 +211,5 @@ def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any)
 
 @pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
 def test_whole_numbers_with_a_point(parse: Callable[[str], OmniPipeline]) -> None:
+    """A whole number may be written with a decimal point, such as 2.0."""
     assert parse(dump(first(replicas=2.0))).spec.stages[0].replicas == 2

@@ -137,7 +137,7 @@ def test_every_damage_is_a_named_error() -> None:
         damage(wire, rng)
         try:
             received = receive(wire)
-        except Exception as error:  # noqa: BLE001 - the mapping of any error is what is tested
+        except Exception as error:  # noqa: BLE001 - the test covers how any error is mapped
             status = to_status(error, stage="talker", request_id="r")
             told = read_status(status)
             refused[damage.__name__, told.code.name, told.reason] += 1
@@ -159,5 +159,5 @@ def test_lost_and_repeated_chunks_are_never_harmless(damage: Callable[[Wire, ran
     for _ in range(300):
         wire = make_transfer(rng)
         damage(wire, rng)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - which one is tested above
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the test above checks which one
             receive(wire)

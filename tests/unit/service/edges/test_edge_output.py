@@ -62,6 +62,7 @@ def test_a_tensor_that_is_complete_ends_once() -> None:
     "rows", [{"y": np.zeros(1)}, {"ids": np.zeros(1)}, {"x": np.zeros((1, 3), np.int16)}, {"ids": np.int64(1)}]
 )
 def test_what_the_schema_does_not_say_is_refused(rows: dict[str, Any]) -> None:
+    """A tensor with another name, dtype or shape than in the schema is refused."""
     with pytest.raises(ModelExecutionError, match="schema"):
         EdgeWriter(SCHEMA).encode([rows], last=False)
 

@@ -34,12 +34,14 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
 
 
 def test_among_many_calls_later_rows_travel_in_company_and_in_time() -> None:
+    """With many calls, later rows share messages and wait at most LONGEST_S."""
     waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]
     assert len(waits) <= (200 - EARLY_STEPS) / 3, "three rows a message and more"
     assert max(waits) <= LONGEST_S + 1e-9
 
 
 def test_one_call_alone_waits_for_nobody() -> None:
+    """With a single open call, every row is sent immediately."""
     assert set(send_times(Pacing(), 0.01, 200, 1)) == {0.0}
 
 
@@ -60,6 +62,7 @@ def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
 
 
 def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
+    """Rows of a Full edge wait up to LONGEST_S, even with a single open call."""
     waits = send_times(Pacing(heard=False), 0.005, 100, 1)
     assert waits[0] == 0.0, "the first opens the call"
     assert len(waits) <= 20

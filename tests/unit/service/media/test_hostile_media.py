@@ -89,6 +89,7 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> None:
+    """A cancelled job ends with its decoder process. So does a job that exceeds its time limit."""
     slow = judge(next(m for m in CORPUS if m.name == "flac of 8 channels at 192 kHz, 40 s"))
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
@@ -111,7 +112,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(pool: MediaPool
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
     job = asyncio.create_task(pool.decode([quick], RULES, PATIENCE_S))
-    while not pool._busy:  # noqa: ASYNC110 - looked at in every turn of the loop, since the job takes a millisecond
+    while not pool._busy:  # noqa: ASYNC110 - checked in every turn of the loop, because the job takes about 1 ms
         await asyncio.sleep(0)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -153,6 +154,8 @@ async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None
 async def test_a_worker_that_was_taken_over_is_not_believed(
     pool: MediaPool, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Answers of a decoder process are checked, because a hostile file may control it."""
+
     async def ask(*_: object) -> dict[str, Any]:
         return answer
 

@@ -78,6 +78,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
 
 
 def test_nothing_announced_reserves_the_cap() -> None:
+    """Media without an announced decoded size reserve the largest size that is allowed."""
     assert chunked(100).held_bytes >= chunked(100, RULES.media.max_image_pixels * 3).held_bytes
     assert chunked(100, kind="audio").held_bytes >= 300 * 16_000 * 4
     assert chunked(100, 3).held_bytes < chunked(100).held_bytes // 100
@@ -152,6 +153,7 @@ async def test_the_budget_holds_what_media_are_decoded(kit: Any) -> None:
 
 
 async def test_a_sound_that_lies_fails_its_own_request(kit: Any) -> None:
+    """Audio whose header has a false length fails only its own request."""
     stage = await kit.serve()
     part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=with_frames(flac(1), 10_000_000)))
     answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(part)), lab.END])

@@ -90,6 +90,7 @@ def replicas(kit: Any) -> Replicas:
 
 
 async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> None:
+    """Text requests, and speech requests at the other replica, finish while one replica hangs."""
     await replicas.start(LONG_S)
     replicas.hang()
     before = len(replicas.hung.engine.requests)
@@ -106,6 +107,7 @@ async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> 
 
 
 async def test_a_hung_replica_says_so_and_is_asked_no_more(replicas: Replicas) -> None:
+    """A hung replica reports NOT_SERVING, and no further requests are sent to it."""
     await replicas.start(SHORT_S)
     watching = asyncio.create_task(replicas.hung.server.serve(asyncio.Event(), asyncio.Event()))
     replicas.hang()

@@ -106,6 +106,7 @@ async def test_the_example_of_the_readme_runs(
 
 
 async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any) -> None:
+    """The byte budget counts the rows once for each of their EMBEDS_COPIES copies."""
     reserved = []
 
     async def note(request: Any) -> Any:
@@ -120,6 +121,7 @@ async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any) -> None:
 
 
 async def test_the_engines_zeros_are_not_shown_as_token_ids(kit: Any) -> None:
+    """The engine's placeholder ids for prompt embeddings are not returned to the client."""
     stage = await serve(kit)
     include = {"token_ids": True}
     for start, ids in ((pb.Start(text="x", include=include), [1, 2, 3]), (pb.Start(include=include), [])):

@@ -79,6 +79,7 @@ def test_users_of_an_address_have_a_rate_each() -> None:
 
 
 def test_made_up_users_do_not_escape() -> None:
+    """All users of an address together have at most USERS times the rate of one."""
     buckets = RefusalBuckets(1, Clock())
     within = sum(buckets.charge(Client("bad", f"user-{number}")) for number in range(1000))
     assert within == USERS * BURST
@@ -94,7 +95,7 @@ def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest are forgotten"
 
 
-def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - never changed here
+def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - this clock is never advanced
     counter = prometheus_client.Counter("held", "held", registry=prometheus_client.CollectorRegistry())
     return HeldRefusals(Limits.model_validate({**LIMITS, **limits}), counter, clock=clock, jitter=lambda: 1.0)
 
@@ -135,6 +136,7 @@ def test_waits_differ_and_can_be_turned_off() -> None:
 
 
 async def test_so_many_wait_and_further_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond HELD_PER_CLIENT and HELD_IN_ALL, refusals are answered immediately."""
     monkeypatch.setattr(refusals, "HELD_PER_CLIENT", 2)
     monkeypatch.setattr(refusals, "HELD_IN_ALL", 3)
     held = hold()
@@ -249,6 +251,7 @@ async def test_a_deadline_is_kept(kit: Any) -> None:
 
 
 async def test_a_drain_answers_who_waits(kit: Any) -> None:
+    """A drain answers the held refusals immediately."""
     stage = await kit.serve(limits=LIMITS, timeouts={"drainNotice": 0.0})
     _, answer = await begin_held(stage)
     stop = asyncio.Event()
@@ -259,6 +262,7 @@ async def test_a_drain_answers_who_waits(kit: Any) -> None:
 
 
 async def test_users_that_a_client_names_wait_apart(kit: Any) -> None:
+    """While a refusal of one user is held, another user's refusal is answered immediately."""
     stage = await kit.serve(limits=LIMITS)
     _, answer = await begin_held(stage, metadata=[(USER_KEY, "mallory")])
     assert (await lab.ask(stage, BAD, metadata=[(USER_KEY, "alice")])).code is StatusCode.INVALID_ARGUMENT

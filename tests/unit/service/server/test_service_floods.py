@@ -164,6 +164,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
     message: bytes,
     end: bool,
 ) -> None:
+    """A call is ended if its request does not arrive within REQUEST_TIMEOUT_S."""
     monkeypatch.setattr(side_calls, "REQUEST_TIMEOUT_S", 0.1)
     stage = await kit.serve()
     peer = await asyncio.to_thread(connect, stage.server.ports.grpc)
@@ -174,6 +175,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
 async def test_half_sent_starts_give_way_to_who_sends_one(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When all places are taken, the peer with the most half-sent Starts loses one to each call that needs a place."""
     monkeypatch.setattr("omni_stage.service.request.call_messages.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
     peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
@@ -204,6 +206,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
 
 
 async def test_nobody_waits_in_silence_for_a_stream_of_a_connection(kit: Any) -> None:
+    """A connection allows more streams than there are places, so excess calls get an error."""
     stage = await kit.serve()
     config, starting = stage.server.config, stage.server.runtime.starting.in_all
     options = dict(main_options(config, starting))

@@ -66,6 +66,7 @@ async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedS
     "trust", [None, credentials(OTHER.certificate)], ids=["plaintext", "a client that trusts another CA"]
 )
 async def test_others_are_not(kit: Any, secret: MountedSecret, trust: grpc.ChannelCredentials | None) -> None:
+    """Plaintext clients and clients that trust another CA cannot connect."""
     stage = await kit.serve(listen=listen(secret))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await ask(stage, trust)
@@ -92,6 +93,7 @@ async def test_health_and_metrics_ports_stay_plaintext(kit: Any, secret: Mounted
     ids=["1.3", "1.2", "1.1", "1.0"],
 )
 async def test_versions(kit: Any, secret: MountedSecret, version: ssl.TLSVersion, taken: bool) -> None:
+    """The server accepts TLS 1.2 and 1.3, but no older version."""
     stage = await kit.serve(listen=listen(secret))
     if taken:
         assert await shown_serial(stage, version) == PAIR.serial

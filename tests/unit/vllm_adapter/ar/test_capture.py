@@ -112,6 +112,7 @@ def test_nothing_is_kept_of_requests_that_end() -> None:
 
 
 def test_only_the_first_delivery_says_so() -> None:
+    """Only a request's first delivery has `first` set."""
     ledger = CaptureLedger()
     ledger.open("a")
     firsts = []

@@ -72,6 +72,7 @@ def test_differences_are_named(configured: dict[str, torch.Tensor], what: str) -
 
 @pytest.mark.parametrize(("gap", "same"), [(0.01, True), (0.03, False)])
 def test_a_race_that_rounding_decides_is_no_difference(gap: float, same: bool) -> None:
+    """If eager's two best tokens are close, the configured run may choose the other one."""
     assert (compare(logits=runner_up(0.001), eager_logits=close_race(gap)) == "") is same
 
 
@@ -84,6 +85,7 @@ def test_tokens_that_can_never_be_chosen_do_not_widen_the_range() -> None:
 
 
 def test_rows_are_rated_some_at_a_time() -> None:
+    """Rating many rows in parts gives the same result as rating each row by itself."""
     logits = LOGITS.repeat(30, 1)
     chosen = logits.roll(1, 0).argmax(dim=-1)
     together = rate(logits, chosen)

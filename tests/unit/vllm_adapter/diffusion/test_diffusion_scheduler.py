@@ -15,6 +15,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestDa
 
 
 def test_detection_is_by_what_the_request_says(ar_request, diffusion_request, payload):
+    """A pooling request with an omni payload is a diffusion request. No other request is."""
     raw = payload().to_bytes()
     cases = {
         "pooling with payload": (diffusion_request("a"), True),
@@ -260,6 +261,7 @@ def test_whoever_is_due_first_comes_first_within_a_priority(make, diffusion_requ
 
 @pytest.mark.parametrize("due", [float("nan"), float("inf"), "soon", None])
 def test_a_due_time_that_is_none_means_now(diffusion_request, due):
+    """A due time that is missing, not finite or not a number counts as now."""
     request = diffusion_request("a")
     request.pooling_params.extra_kwargs[OMNI_DUE_KEY] = due
     assert find_due(request, 7.0) == 7.0

@@ -158,6 +158,7 @@ def test_a_model_may_warm_up() -> None:
     ],
 )
 def test_a_fault_is_told_without_its_words(fault: Exception, message: str) -> None:
+    """A model's exception is reported without its message, which may quote values."""
     runner = make_runner()
     runner.model.fault = fault
     output = runner.execute_model(step({"a": 1}, new=(new_request("a", 1.0),)))
@@ -185,6 +186,7 @@ def test_a_broken_device_ends_the_engine() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
+    """Settings and calls that a diffusion runner does not support raise ConfigurationError."""
     refused = {"pipeline_parallel_size": {"pipeline": 2}, "async_scheduling": {"async_scheduling": True}}
     for field, options in refused.items():
         with pytest.raises(ConfigurationError) as caught:

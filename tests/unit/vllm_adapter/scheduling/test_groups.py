@@ -19,6 +19,7 @@ PROMPT, FIRST, REPLY = 100, 12, 24
 
 
 def test_a_line_through_the_steps() -> None:
+    """StepCost fits seconds per step and seconds per token to the measured steps."""
     cost = StepCost()
     for index in range(200):
         tokens = (1, 8, 64, 30)[index % 4]
@@ -29,6 +30,7 @@ def test_a_line_through_the_steps() -> None:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
+    """StepCost has no result with too few steps, or with steps of only one size."""
     few, equal = StepCost(), StepCost()
     for _ in range(3):
         few.add(1, 0.01)
@@ -41,6 +43,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
 
 @pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])
 def test_how_many_of_eight_are_one_group(cost: tuple[float, float] | None, joined: int) -> None:
+    """The costlier a token is, the fewer of eight waiting prompts join the group."""
     group = Group(cost, unheard=0, waiting=8, steps_left=0)
     admitted = [group.admits(145, FIRST) for _ in range(8)]
     assert admitted == [True] * joined + [False] * (8 - joined)

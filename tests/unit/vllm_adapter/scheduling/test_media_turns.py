@@ -54,6 +54,7 @@ def test_media_alone_have_no_bound_and_owe_nothing() -> None:
 
 
 def test_a_share_of_one_is_vllms_way() -> None:
+    """With a share of 1 media have no limit, as in vLLM."""
     turns = MediaTurns(1)
     run(turns, 0.0, 5.0, encodes=True)
     assert turns.room(others=True) is None
@@ -207,6 +208,7 @@ def test_a_step_takes_so_many_images_and_no_more(
 
 @BOTH
 def test_images_alone_are_as_fast_as_in_vllm(scheduler_class, make_seeing_scheduler, picture_request, one_step):
+    """Without other requests, a step encodes all waiting images, as in vLLM."""
     scheduler = make_seeing_scheduler(scheduler_class, 0.1)
     for number in range(3):
         scheduler.add_request(picture_request(f"picture {number}", 2000))

@@ -42,6 +42,7 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
     ],
 )
 def test_settings_that_are_none(values: object) -> None:
+    """Invalid settings raise ConfigurationError."""
     with pytest.raises(ConfigurationError, match=PACE_KEY):
         Pace.from_additional_config({PACE_KEY: values})
 

@@ -34,6 +34,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_working_device_leaves_is_the_requests(name: str) -> None:
+    """If the device works, the failure is the request's own."""
     error, probes, kind, words = CASES[name]
     device = Device()
     verdict: OmniStageError = judge_failure(error, device)
