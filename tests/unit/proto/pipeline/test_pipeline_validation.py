@@ -204,6 +204,7 @@ def test_dates_stay_text() -> None:
 # tests/controlplane/test_crd_api.py compares the same words with kubectl.
 @pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
 def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
+    """A YAML word without quotes gets the same value and type as in kubectl."""
     found = parse_document(f"key: {word}\n", "test")["key"]
     assert found == value
     assert type(found) is type(value)

@@ -134,6 +134,7 @@ def test_parts_are_bounded_together(messages: int, parts: int) -> None:
 
 
 def test_large_chats_and_media_are_planned_beside_the_loop() -> None:
+    """Only light requests are planned on the event loop; large chats and media are not light."""
     text = prompt_pb2.ContentPart(text="a")
     assert is_light(pb.Start(text="a" * 100_000))
     assert is_light(chat(*[text] * 64))

@@ -64,6 +64,7 @@ def test_reply_is_part_of_the_prompt_whatever_its_input() -> None:
 
 
 def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:
+    """A given reply sets max_tokens and the number of output rows."""
     given = plan({"text": "x", "reply": {"token_ids": {"ids": [1] * 20}}}, downstream=[SPEECH])
     assert given.sampling.max_tokens == 20
     assert given.output_rows == 9 + 20

@@ -109,6 +109,7 @@ def test_the_key_is_in_no_repr(secret: MountedSecret) -> None:
 def test_a_swap_between_two_files_is_read_again(
     tmp_path: Path, secret: MountedSecret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If the Secret changes between two reads, all files are read again."""
     renewed = CA.issue()
     read, reads = tls._read, []
 

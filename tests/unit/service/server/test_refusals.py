@@ -245,6 +245,7 @@ async def test_a_caller_that_leaves_is_not_held(kit: Any) -> None:
 
 
 async def test_a_deadline_is_kept(kit: Any) -> None:
+    """A held refusal is answered before its call's deadline."""
     stage = await kit.serve(limits=LIMITS)
     while not stage.metric(HELD):
         assert (await lab.ask(stage, BAD, timeout_s=1)).code is StatusCode.INVALID_ARGUMENT

@@ -54,6 +54,7 @@ async def test_default_deadline_is_timeouts_request(kit: Any) -> None:
 
 
 async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any) -> None:
+    """Each stage gives the next one a shorter deadline, so the last stage reports the timeout."""
     first, middle, last = await kit.chain(token2wav=lab.wait_forever, timeouts={"request": 1.5})
     answer = await lab.ask(first, timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
