@@ -1,4 +1,4 @@
-"""What observability/ generates is up to date, and fits together: queries, metrics, pages."""
+"""The files that observability/ generates are up to date, and their queries, metrics and runbook pages agree."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_generated_files_are_not_stale(capsys: pytest.CaptureFixture[str]) -> No
 
 @by_uid
 def test_a_page_is_what_grafana_takes(dashboard: Dashboard) -> None:
+    """Panels have unique ids and do not overlap, and their queries use only variables that are defined."""
     page = json.loads(render_dashboard(dashboard))
     assert page["uid"] == dashboard.uid
     assert len(page["uid"]) <= 40
@@ -56,12 +57,14 @@ def test_a_page_is_what_grafana_takes(dashboard: Dashboard) -> None:
 
 
 def test_the_pipeline_page_can_be_narrowed() -> None:
+    """The pipelines dashboard has variables to select a namespace, a pipeline and a stage."""
     names = [variable.name for variable in DASHBOARDS["pipelines"].variables]
     assert names == ["namespace", "pipeline", "stage"]
 
 
 @by_uid
 def test_panels_are_described_and_ask_for_series_that_exist(dashboard: Dashboard) -> None:
+    """Every panel has a description, and its queries use only series that are exported."""
     series = known_series() | {"process_resident_memory_bytes"}
     for panel in dashboard.panels():
         assert panel.description.endswith("."), panel.title
@@ -71,6 +74,7 @@ def test_panels_are_described_and_ask_for_series_that_exist(dashboard: Dashboard
 
 @by_name
 def test_an_alert_asks_for_series_that_exist_and_has_its_page(alert: Alert) -> None:
+    """An alert uses only series that are exported, and its runbook has the four standard sections."""
     names = set(_NAME.findall(alert.expr))
     assert names
     assert names <= known_series()
@@ -88,7 +92,7 @@ def test_there_are_no_other_runbooks() -> None:
 
 
 def test_each_query_is_asked_of_one_side() -> None:
-    """The tests ask stages and the operator apart: no query may need both."""
+    """No query may need series of both stages and the operator, because the tests scrape the two separately."""
     questions = [*alert_signals(list_alerts(), have=["TLS"]), *(q for page in PAGES for q in panel_queries(page))]
     both = [
         q.expr
@@ -99,6 +103,7 @@ def test_each_query_is_asked_of_one_side() -> None:
 
 
 def test_where_runbooks_are_is_a_matter_of_the_chart() -> None:
+    """The base URL of the runbooks is a value of the chart, and every alert's link begins with it."""
     text = render_rules(GROUPS, "https://wiki.example.com/omni")
     assert text.count("https://wiki.example.com/omni/") == len(list_alerts())
 

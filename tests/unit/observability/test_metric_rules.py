@@ -1,4 +1,4 @@
-"""Help, units and labels of every metric: of a stage server that answers a call, and of the operator's registry."""
+"""Help texts, units and labels of every metric, both of a stage server that answers calls and of the operator."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from support.metric_rules import ACCEPT, find_bad_metrics, find_bad_units, parse
 
 
 async def test_a_stage_that_answers() -> None:
+    """A stage's metrics follow the rules, and requests add no new series."""
     async with AsyncExitStack() as stack:
         stage = await scripted_stages.Kit(stack).serve()
         url = f"http://127.0.0.1:{stage.server.ports.metrics}/metrics"
@@ -36,6 +37,7 @@ async def test_a_stage_that_answers() -> None:
 
 
 async def test_sound_is_timed_where_the_caller_gets_it() -> None:
+    """Only the entry, from which the client gets the audio, measures the time to first audio."""
     async with AsyncExitStack() as stack:
         first, middle, last = await scripted_stages.Kit(stack).chain()
         await scripted_stages.ask(first)
@@ -51,6 +53,7 @@ async def test_sound_is_timed_where_the_caller_gets_it() -> None:
     ids=["Prometheus", "curl"],
 )
 def test_the_operator(accept: str, content_type: str) -> None:
+    """The operator's metrics follow the rules, in OpenMetrics and in the text format."""
     metrics = Metrics("1.2.3")
     metrics.count_call("get", "200", 0.02)
     samples = condition_samples({"metadata": {"namespace": "ns", "name": "p"}})
@@ -64,6 +67,7 @@ def test_the_operator(accept: str, content_type: str) -> None:
 
 
 def test_what_the_reference_lists() -> None:
+    """All metrics of the reference page follow the rules and declare the unit in their name."""
     families = [*collect_stage_metrics(), *collect_operator_metrics()]
     assert find_bad_metrics(families) == []
     assert find_bad_units(families) == []
@@ -99,11 +103,13 @@ async def test_names_of_vllm_keep_their_colons() -> None:
     ids=["help", "no unit", "request id"],
 )
 def test_the_rules_catch(family: GaugeMetricFamily, problem: str) -> None:
+    """A metric without help, without a unit in its name, or with an unbounded label breaks the rules."""
     if not family.samples:
         family.add_metric(["7"], 1)
     assert any(problem in found for found in find_bad_metrics([family]))
 
 
 def test_the_rules_catch_a_unit_that_is_not_told() -> None:
+    """A metric that does not declare the unit in its name breaks the rules."""
     family = GaugeMetricFamily("omni_stage_x_seconds", "How long.", value=1)
     assert find_bad_units([family]) == ["omni_stage_x_seconds: ''"]

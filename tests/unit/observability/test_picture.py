@@ -1,4 +1,4 @@
-"""What the dashboard's picture writes beside its lines."""
+"""How values and legends are written in the picture of the dashboard."""
 
 from __future__ import annotations
 

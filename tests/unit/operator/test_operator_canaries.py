@@ -1,8 +1,9 @@
-"""The operator writes no data that it should not: canaries in pods and specs, 0 hits.
+"""The operator copies no user data: canary words in pods and specs never appear in anything that it writes.
 
-Promised: Events, status, children and logs of the operator hold names, reasons, sizes and what a stage server wrote for
-kubelet about its end. They hold no value of a variable, no argument, no foreign annotation, no program's log, no words
-of a registry. Contents of Secrets it cannot know: it may not read them (test_operator_rbac.py).
+Its Events, statuses, children and logs hold names, reasons, sizes, and the message that a stage server writes for
+kubelet when it exits. They hold no values of environment variables, no container arguments, no annotations of others,
+no program output and no error text of a registry. It cannot know the contents of Secrets, because it may not read them
+(test_operator_rbac.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ STATES: dict[str, dict[str, Any]] = {
 
 def make_cluster(image: str = "stage:1") -> SimulatedCluster:
     metadata = {"name": "demo", "namespace": "models", "uid": "0b1c", "generation": 1, "resourceVersion": "1"}
-    # What kubectl and others leave at a pipeline is theirs.
+    # Metadata that kubectl and other tools write to a pipeline.
     metadata |= {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": WORD, "note": WORD}}
     metadata |= {"labels": {"note": WORD}, "managedFields": [{"manager": WORD}]}
     spec = {"model": {"uri": "file:///models/tiny"}, "defaults": {"image": image}, "stages": make_stages()}
@@ -42,7 +43,7 @@ def make_cluster(image: str = "stage:1") -> SimulatedCluster:
 
 
 def poison(pod: dict[str, Any], state: dict[str, Any]) -> None:
-    """Put the canary wherever a webhook, a sidecar's injector or a person may put a secret into a pod."""
+    """Puts the canary wherever a webhook, a sidecar injector or a user may put a secret into a pod."""
     pod["metadata"]["annotations"] = {"sidecar/config": WORD, WORD: "1"}
     pod["metadata"]["labels"][WORD] = WORD
     for container in pod["spec"]["containers"]:
@@ -53,15 +54,16 @@ def poison(pod: dict[str, Any], state: dict[str, Any]) -> None:
 
 
 def written(cluster: SimulatedCluster) -> str:
-    """Everything that the operator wrote, as it goes to the API server, but for the pipeline, which is a person's."""
+    """Returns everything that the operator wrote to the API server: the pipeline's status, Events and children."""
     observed = Observed(pipeline=cluster.pipeline)
     events = [build_event(observed, event, "operator-1", cluster.now) for event in cluster.events]
-    # Of children the simulation keeps what was applied.
+    # The simulated cluster keeps children as the operator applied them.
     return json.dumps([cluster.pipeline["status"], events, list(cluster.children.values())])
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_nothing_of_pods_and_specs_is_retold(state: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """No canary of a pod or spec appears in what the operator writes or logs."""
     caplog.set_level(logging.DEBUG)
     cluster = make_cluster()
     cluster.settle()
@@ -79,7 +81,7 @@ def test_nothing_of_pods_and_specs_is_retold(state: dict[str, Any], caplog: pyte
 
 
 def test_what_a_stage_server_said_of_its_end_is_retold_in_short() -> None:
-    """That these tests find what is told: a termination message is told, and nothing beside its three fields."""
+    """A termination message is reported, but only its three known fields. So a leak would be visible to these tests."""
     cluster = make_cluster()
     cluster.settle()
     said = {"reason": "StartFailed", "message": "no room for the weights", "field": "model", "traceback": WORD}
@@ -94,6 +96,7 @@ def test_what_a_stage_server_said_of_its_end_is_retold_in_short() -> None:
 
 
 def test_every_container_tells_its_end_by_a_file_and_never_by_its_log() -> None:
+    """terminationMessagePolicy is File, so kubelet never copies a container's log."""
     cluster = make_cluster()
     cluster.settle()
     policies = {

@@ -1,5 +1,7 @@
-"""The shipped roles: the rights that the operator needs, and none that would allow escalation. Verbs in use:
-tests/controlplane."""
+"""The shipped roles grant the rights that the operator needs, and none that would allow escalation.
+
+tests/controlplane/test_operator_verbs.py checks which verbs the operator uses.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,7 @@ def granted(documents: list[dict[str, Any]]) -> dict[tuple[str, str], set[str]]:
 
 
 def test_no_wildcard_no_secret_no_way_up(documents: list[dict[str, Any]]) -> None:
+    """The roles have no wildcards, no access to Secrets and no verbs for privilege escalation."""
     for (group, resource), verbs in granted(documents).items():
         assert group != "*"
         assert resource not in FORBIDDEN_RESOURCES

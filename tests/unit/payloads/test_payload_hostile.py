@@ -1,4 +1,4 @@
-"""Hostile payloads: whatever the bytes are, they are refused with a named error, and nothing of their size is made."""
+"""Hostile payloads are refused with a named error, whatever their bytes, without allocating the size they claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads of tensors: round trips, any source tensor, and what is refused when one is made."""
+"""Payloads of tensors: round trips, all kinds of source tensors, and which tensors are refused."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_empty_payload_is_a_payload():
 
 
 def peak_bytes(call) -> tuple[int, int]:
-    """Returns the bytes that the call's result keeps and the most it took at once, of Python's memory."""
+    """Returns two sizes of Python's memory in bytes: what the call's result keeps, and the peak during the call."""
     tracemalloc.start()
     try:
         result = call()
@@ -262,7 +262,7 @@ def peak_bytes(call) -> tuple[int, int]:
 
 
 def test_each_step_costs_one_copy():
-    """What docs/payload-memory.md says."""
+    """Every conversion makes exactly one copy, as docs/payload-memory.md says."""
     tensor = torch.ones(1024, 1024)
     payload = AdditionalInformationPayload.from_mapping({"x": tensor})
     raw = payload.to_bytes()
@@ -278,10 +278,10 @@ def test_each_step_costs_one_copy():
     }
     for name, call in steps.items():
         kept, peak = peak_bytes(call)
-        # msgspec's encoder reserves half as much again and leaves it untouched: address space, not memory.
+        # msgspec's encoder reserves half as much again but never touches it: this is address space, not memory.
         reserved = tensor.nbytes // 2 if name.endswith("to_bytes") else 0
         assert kept < 1.01 * tensor.nbytes + reserved, name
-        # The scan for NaN and infinity looks at 1 MiB in one go.
+        # The scan for NaN and infinity reads 1 MiB at a time.
         assert peak < tensor.nbytes + reserved + (3 << 20), name
 
 

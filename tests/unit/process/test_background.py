@@ -1,4 +1,4 @@
-"""A process in the background yields its core at once, and is not starved: by the kernel's own account of it."""
+"""The kernel reports the scheduling policy, priority and time slice that yield_cores() gives a background process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from omni_stage.process.background import yield_cores
 from omni_stage.service.media.decoder_process import spawn_decoder
 
 GET = {"x86_64": 315, "aarch64": 275}
-"""sched_getattr(2)."""
+"""Numbers of the system call sched_getattr(2)."""
 NICE = max(10, os.getpriority(os.PRIO_PROCESS, 0))
 CUSTOM_SLICES = (6, 12)
-"""The first kernel that has them."""
+"""The first Linux version in which a process can set its time slice."""
 
 
 def slice_ns(pid: int) -> int:
-    """What sched_getattr(2) says of a process."""
+    """Returns the time slice of a process, as sched_getattr(2) reports it."""
     attributes = ctypes.create_string_buffer(48)
     result = ctypes.CDLL(None, use_errno=True).syscall(
         ctypes.c_long(GET[platform.machine()]), pid, attributes, ctypes.c_uint(48), ctypes.c_uint(0)
@@ -55,6 +55,7 @@ def test_the_kernel_takes_policy_priority_and_slice(sleeper: subprocess.Popen[by
 
 
 def test_what_it_starts_is_in_the_background_too() -> None:
+    """Child processes inherit the scheduling policy and the priority."""
     ask = "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
     code = f"""
 import subprocess, sys
@@ -69,7 +70,7 @@ subprocess.run([sys.executable, "-c", {ask!r}], check=True)
 def test_a_refused_call_still_lowers_the_priority(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on another processor, whose number of the call is unknown."""
+    """On another processor architecture the number of the system call is unknown, so only the priority is set."""
     monkeypatch.setattr(platform, "machine", lambda: "sparc64")
     yield_cores(sleeper.pid)
     assert os.getpriority(os.PRIO_PROCESS, sleeper.pid) == NICE

@@ -1,4 +1,4 @@
-"""The stubs are what the .proto files say, and the .proto files keep what the committed baseline promised."""
+"""The committed stubs match the .proto files, which stay compatible with the baseline in proto/baseline.binpb."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _enums(prefix: str, enums: list[EnumDescriptorProto]) -> Iterator[tuple[str,
 
 
 def facts(files: FileDescriptorSet) -> dict[str, str]:
-    """Returns what must not change, by full name."""
+    """Returns what must not change: numbers and types of fields, enum values and methods, by full name."""
     found: dict[str, str] = {}
     for file in files.file:
         found.update(_messages(file.package, list(file.message_type)))

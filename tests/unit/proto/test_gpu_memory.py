@@ -68,6 +68,7 @@ def _snapshot(free: int, total: int) -> MemorySnapshot:
 
 @pytest.mark.parametrize("share", [DEFAULT_SHARE, 0.6, 0.205, 1.0])
 def test_vllm_asks_for_the_share_whatever_the_cache(share: float) -> None:
+    """vLLM requires its share of the memory to be free even if the cache's size is fixed."""
     config = CacheConfig(gpu_memory_utilization=share, kv_cache_memory_bytes=GIB)
     assert request_memory(_snapshot(H100, H100), config) == requested_bytes(share, H100)
     with pytest.raises(ValueError, match="less than desired GPU memory utilization"):
@@ -126,6 +127,7 @@ def test_the_least_share_covers_the_need(share: float) -> None:
 
 
 def test_torch_gets_the_share_without_cudas_own() -> None:
+    """torch's limit is the stage's share minus the memory of the CUDA context."""
     assert torch_share(0.16, 100 * GIB, context=GIB) == pytest.approx(0.15)
     with pytest.raises(ValueError, match=r"0.01 of 24.0 GiB is 0.24 GiB, and CUDA itself needs about 0.62 GiB"):
         torch_share(0.01, 24 * GIB)

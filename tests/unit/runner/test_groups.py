@@ -9,7 +9,7 @@ import pytest
 from runner.__main__ import FOLDERS, ROOT, find_test_files
 from runner.groups import RULES, Rule, UngroupedTestError, list_groups
 
-# On a real node (make e2e), by hand (make fuzz, make soak), or no tests at all.
+# Folders with tests that run on a real node (make e2e) or by hand (make fuzz, make soak), and folders without tests.
 NOT_RUN_HERE = {"cluster", "data", "fuzz", "golden", "mutation", "oracle", "runner", "soak", "support"}
 
 

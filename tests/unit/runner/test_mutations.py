@@ -1,4 +1,4 @@
-"""The table of `make mutations` is about the code as it is: each text to change stands once in its file."""
+"""The table of `make mutations` fits the current code: each text that it replaces occurs exactly once in its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group's process came to, in words."""
+"""How `make test` reports what happened in a group's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stage servers under test: see support/scripted_stages.py."""
+"""Fixtures for stage servers with scripted engines; see support/scripted_stages.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def kit() -> AsyncIterator[Kit]:
 
 @pytest.fixture(autouse=True)
 def _keep_logging() -> Iterator[None]:
-    """Put the root logger back as it was: tests point it at captured streams."""
+    """Restores the root logger after each test, because some tests point it at captured streams."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield

@@ -1,4 +1,4 @@
-"""What a listener hears who plays an answer from its first audio on."""
+"""Underruns and silence for a listener who plays an answer as soon as its first audio arrives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def audio(seconds: float) -> pb.GenerateResponse:
 
 
 def hear(*chunks: tuple[float, float]) -> AnswerMeter:
-    """Returns a meter of chunks that came at a time and play for so many seconds."""
+    """Returns a meter that has noted chunks. Each is given as its time of arrival and its duration, in seconds."""
     now = 0.0
     meter = AnswerMeter(clock=lambda: now, began=0.0)
     for time, seconds in chunks:

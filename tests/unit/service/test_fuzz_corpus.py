@@ -1,4 +1,4 @@
-"""The inputs that `make fuzz` keeps: each reached code that no other did, or once broke something."""
+"""The corpus of `make fuzz`, whose inputs each reached code that no other did or once caused a failure, passes."""
 
 from __future__ import annotations
 

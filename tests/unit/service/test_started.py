@@ -1,4 +1,4 @@
-"""Started against a plain await of the same coroutine: results, errors, cancellation, and when it begins."""
+"""Started begins a coroutine immediately. Results, errors and cancellation are those of a plain await."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.polling import until
 
 
 class Work:
-    """A coroutine that waits for a gate as often as it is told, and what became of it."""
+    """A coroutine that waits for its gate `waits` times, and `seen`, the list of what happened to it."""
 
     def __init__(self, waits: int, error: Exception | None = None) -> None:
         self.gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Errors become statuses in one place: code, reason, what may be retried, and which of several errors counts."""
+"""How errors become statuses: the code, the reason, whether a client may retry, and which of several errors counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts on the wire: written by hand, and what protobuf writes."""
+"""TextEncoder, which encodes text without protobuf, writes the same bytes as protobuf."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Nothing outside a model family's folder names the family: neither in code nor in what the code says.
+"""Outside a model family's folder, neither imports nor string literals name the family.
 
-Docstrings and comments may give examples. Tests, samples, docs, benchmarks and generated files are left out.
+Docstrings and comments may use it as an example. Tests, samples, docs, benchmarks and generated files are not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCES = sorted(
     for file in (ROOT / folder).rglob("*.py")
     if not any((MODELS / family.name) in file.parents for family in FAMILIES)
 )
-# Names of vLLM's and transformers' classes that begin alike, and the names of sample files, are no family's name.
+# Must not match: names of vLLM's and transformers' classes that begin like a family's, and names of sample files.
 NAMES = re.compile(
     "|".join(
         [r"qwen2[._]5", r"qwen2\.5", *(rf"\b{family.name}/\w" for family in FAMILIES)]
@@ -34,7 +34,7 @@ NAMES = re.compile(
 
 
 def said_in_code(source: str) -> list[str]:
-    """Imports and text of a module, without its docstrings and without text that gives an example ("such as")."""
+    """Returns a module's imports and string literals, without docstrings and literals with an example ("such as")."""
     tree = ast.parse(source)
     found: list[str] = []
     bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]

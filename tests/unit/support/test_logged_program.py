@@ -1,4 +1,4 @@
-"""Programs that tests start: what is said when one is not ready."""
+"""Programs that tests start: the error if one ends early or is not ready in time."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ EOS = 1
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint folder with nothing but a configuration: schedulers read no weights."""
+    """Returns a checkpoint folder that holds only a configuration, because schedulers read no weights."""
     return write_bare_config(tmp_path_factory.mktemp("scheduler_model"), max_position_embeddings=8192)
 
 
 @pytest.fixture
 def make_scheduler(model_dir: Path) -> Callable[..., Any]:
-    """Build a scheduler of the given class over a real configuration."""
+    """Returns a function that builds a scheduler of the given class with a real configuration."""
 
     def build(
         scheduler_class: type,
@@ -55,7 +55,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
             seed=0,
         )
         cache_config = CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False)
-        # Without KV cache groups vLLM still counts one block: the null block.
+        # Without KV cache groups vLLM still counts one block, the null block.
         cache_config.num_gpu_blocks = kv_blocks or 1
         config = VllmConfig(
             model_config=model_config,
@@ -87,7 +87,7 @@ def make_scheduler(model_dir: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def payload() -> Callable[..., AdditionalInformationPayload]:
-    """Build a payload with one tensor of `rows` rows."""
+    """Returns a function that builds a payload with one tensor of `rows` rows and one list."""
 
     def build(rows: int = 3, fill: float = 1.0) -> AdditionalInformationPayload:
         return AdditionalInformationPayload.from_mapping({"codes": torch.full((rows, 4), fill), "steps": [4]})
@@ -97,7 +97,7 @@ def payload() -> Callable[..., AdditionalInformationPayload]:
 
 @pytest.fixture(scope="session")
 def ar_request() -> Callable[..., Request]:
-    """Build an autoregressive request."""
+    """Returns a function that builds an autoregressive request."""
 
     def build(name: str, tokens: int = 5, raw: object = None, max_tokens: int = 4, client: int = 0) -> Request:
         params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
@@ -110,7 +110,7 @@ def ar_request() -> Callable[..., Request]:
 
 @pytest.fixture(scope="session")
 def diffusion_request(payload: Callable[..., AdditionalInformationPayload]) -> Callable[..., Request]:
-    """Build a diffusion request."""
+    """Returns a function that builds a diffusion request."""
 
     def build(name: str, tokens: int = 1, raw: object = None, rows: int = 3, client: int = 0) -> Request:
         raw = payload(rows).to_bytes() if raw is None else raw
@@ -122,7 +122,10 @@ def diffusion_request(payload: Callable[..., AdditionalInformationPayload]) -> C
 
 @pytest.fixture(scope="session")
 def run_step() -> Callable[..., ModelRunnerOutput]:
-    """Answer a step as a worker would: a token for each sampled request, a tensor for each pooling request."""
+    """Returns a function that answers a step as a worker would.
+
+    A request that samples gets a token, a pooling request gets a tensor.
+    """
 
     def answer(
         scheduler: Any, output: SchedulerOutput, pooled: dict[str, Any] | None = None, token: int = 7
@@ -148,13 +151,16 @@ def run_step() -> Callable[..., ModelRunnerOutput]:
 
 
 def collect(outputs: dict[int, Any]) -> dict[str, Any]:
-    """Returns the outputs of a step by request id, whichever client they go to."""
+    """Returns the outputs of a step for all clients, by request id."""
     return {output.request_id: output for client in outputs.values() for output in client.outputs}
 
 
 @pytest.fixture(scope="session")
 def step(run_step: Callable[..., ModelRunnerOutput]) -> Callable[..., tuple[SchedulerOutput, dict[str, Any]]]:
-    """Schedule, answer and take in one step; returns the scheduler's output and the outputs by request id."""
+    """Returns a function that runs one step: it schedules, answers, and updates the scheduler.
+
+    The function returns the scheduler's output, and the outputs by request id.
+    """
 
     def run(scheduler: Any, pooled: dict[str, Any] | None = None) -> tuple[SchedulerOutput, dict[str, Any]]:
         output = scheduler.schedule()
@@ -165,5 +171,5 @@ def step(run_step: Callable[..., ModelRunnerOutput]) -> Callable[..., tuple[Sche
 
 @pytest.fixture(scope="session")
 def new_ids() -> Callable[[SchedulerOutput], Sequence[str]]:
-    """Ids of the new requests of a step, in order."""
+    """Returns a function that lists the ids of a step's new requests, in order."""
     return lambda output: [data.req_id for data in output.scheduled_new_reqs]

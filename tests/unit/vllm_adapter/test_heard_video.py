@@ -1,4 +1,4 @@
-"""Tokens and positions of videos with their audio, against what transformers' own classes make of the same sizes."""
+"""Tokens and positions of videos with audio equal those that transformers' own classes compute for the same sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FAMILIES = [
 
 
 def ours(grids: int, sound: int, interleave: Any, per_second: int) -> tuple[list[int], list[Place]]:
-    """Returns an image, a sound of 9 tokens, and the video between texts."""
+    """Returns the tokens and places of a prompt with text, an image, audio of 9 tokens, and a video with audio."""
     prompt = [20, BEGIN, 8, END, 21, SOUND_BEGIN, 7, SOUND_END, 20, BEGIN, 9, 7, END, 21, 20]
     lengths = {IMAGE: [HEIGHT * WIDTH], AUDIO: [9, sound], VIDEO: [grids * HEIGHT * WIDTH]}
     return expand(prompt, lengths, [grids], TOKENS, interleave, per_second)
@@ -112,7 +112,7 @@ def test_positions(processor: Any, family: str, interleave: Any, per_second: int
 
 
 def theirs(family: str, expanded: list[int], grids: int, sounds: list[int], per_second: int) -> list[Any]:
-    """get_rope_index of transformers' thinkers, which needs no weights."""
+    """Returns the positions that get_rope_index of transformers' thinkers computes; it needs no weights."""
     module: Any = modeling_qwen2_5_omni if family == "2.5" else modeling_qwen3_omni_moe
     prefix = "Qwen2_5Omni" if family == "2.5" else "Qwen3OmniMoe"
     owner = getattr(module, f"{prefix}PreTrainedModelForConditionalGeneration")
@@ -139,7 +139,7 @@ def theirs(family: str, expanded: list[int], grids: int, sounds: list[int], per_
 
 
 def frames_of(family: str, tokens: int) -> int:
-    """Fewest frames of sound that become so many tokens."""
+    """Returns the fewest audio frames that become `tokens` tokens."""
     if family == "2.5":
         return 4 * tokens
     lengths = processing_qwen3_omni_moe._get_feat_extract_output_lengths
@@ -151,7 +151,7 @@ def frames_of(family: str, tokens: int) -> int:
     [(300, 10, 20), (20, 2.0, 4), (10, 0.4, 4), (3, 1.0, 2), (2, 0.1, 2), (1, 1.0, 0), (75, 2.5, 4), (9000, 600, 768)],
 )
 def test_how_many_frames_are_seen(frames: int, seconds: float, count: int) -> None:
-    """As transformers' video processor counts them; it asks for the rate where we know the length."""
+    """transformers' video processor chooses as many frames. It takes the frame rate, ours takes the length."""
     from transformers import Qwen2VLVideoProcessor
     from transformers.video_utils import VideoMetadata
 
@@ -163,5 +163,5 @@ def test_how_many_frames_are_seen(frames: int, seconds: float, count: int) -> No
 
 @pytest.mark.parametrize(("total", "count"), [(20, 4), (300, 20), (7, 6), (2, 2), (7199, 768), (1001, 500)])
 def test_which_frames_are_seen(total: int, count: int) -> None:
-    """qwen_omni_utils 0.0.9: torch.linspace(0, total_frames - 1, nframes).round().long()."""
+    """As in qwen_omni_utils 0.0.9: torch.linspace(0, total_frames - 1, nframes).round().long()."""
     assert spread(total, count) == torch.linspace(0, total - 1, count).round().long().tolist()

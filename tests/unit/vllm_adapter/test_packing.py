@@ -96,7 +96,7 @@ def _damaged(change: str) -> torch.Tensor:
         packed[8:12] = 255
     elif change == "header is no msgpack":
         packed[12:20] = 0xC1
-    else:  # the same number of bytes in the header, with another content
+    else:  # changes the header's content but not its length
         old, new = {
             "unknown dtype": (b"float32", b"float99"),
             "name twice": (b"\xa1b", b"\xa1a"),

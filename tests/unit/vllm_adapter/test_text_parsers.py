@@ -1,4 +1,4 @@
-"""What vLLM's parsers ask of the sampling, and what they cannot do."""
+"""Which sampling parameters vLLM's parsers require, and which requests are refused because a parser cannot do them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_a_strict_tool_that_may_be_called_holds_its_calls_to_the_schema() -> Non
 
 
 def test_a_parser_that_cannot_is_no_reason_to_drop_strict() -> None:
+    """A strict tool is refused if the parser cannot enforce its schema."""
     pythonic = parsers("pythonic")
     with pytest.raises(InvalidRequestError, match="'weather' is strict"):
         pythonic.open(weather(strict=True), None)

@@ -1,4 +1,4 @@
-"""Every child: its name, its labels, its seal and its size."""
+"""Names, labels, desired-state hashes and sizes of all children."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from support.operator_pipelines import (
 
 HASH = names.DESIRED_HASH_ANNOTATION
 LONGEST_PIPELINE_AND_STAGE = 54
-"""Characters of PIPELINE-STAGE that the resource allows."""
+"""Most characters of PIPELINE-STAGE that the CRD allows."""
 
 
 class TestEveryChild:
-    """Rules that hold for all kinds alike."""
+    """Rules for children of every kind."""
 
     CHILDREN = build_all(make_pipeline([{**stage, "replicas": 2} for stage in make_stages()]))
 
@@ -74,6 +74,7 @@ class TestEveryChild:
         assert seal(child) == child
 
     def test_only_what_outlives_revisions_lacks_the_revision_s_label(self) -> None:
+        """Only children that all revisions share have no revision label."""
         shared = [child for child in self.CHILDREN if REVISION_LABEL not in child["metadata"]["labels"]]
         assert {key_of(child) for child in shared} == {
             ("ServiceAccount", "demo-stages"),
@@ -82,6 +83,8 @@ class TestEveryChild:
         }
 
     def test_children_share_no_parts_that_one_could_change_for_another(self) -> None:
+        """No dict or list belongs to two Deployments, so editing one manifest changes no other."""
+
         def ids_of(value: Any) -> list[int]:
             if isinstance(value, dict):
                 return [id(value), *(found for item in value.values() for found in ids_of(item))]
@@ -95,7 +98,7 @@ class TestEveryChild:
 
 
 class TestSeal:
-    """The hash tells every difference, and only differences."""
+    """The hash changes if and only if the desired object changes."""
 
     def test_stable(self) -> None:
         assert build_all(make_pipeline()) == build_all(make_pipeline())
@@ -108,7 +111,7 @@ class TestSeal:
     @settings(deadline=None, max_examples=30)
     @given(st.permutations(range(4)))
     def test_order_of_stages_does_not_count(self, order: list[int]) -> None:
-        """Server-side apply by two managers puts them in an order of its own."""
+        """Server-side apply by two field managers may reorder the list of stages."""
         stages = [*make_stages(), {"name": "caption", "component": "generic/llm", "inputs": [{"from": "thinker"}]}]
         stages[3]["outputs"] = ["Text"]
         one, other = (
@@ -131,13 +134,14 @@ class TestSeal:
         assert set(sealed["metadata"]["annotations"]) == {"a", HASH}
 
     def test_without_a_live_owner_there_is_no_reference(self) -> None:
+        """Children that are built without a live pipeline have no ownerReferences."""
         pipeline = make_pipeline()
         for child in build_revision_set(pipeline, "abc1234", first_replicas(pipeline), Owner("demo", "ns"), SETTINGS):
             assert "ownerReferences" not in child["metadata"]
 
 
 class TestSizes:
-    """Names and objects at the bounds of the resource."""
+    """Names and objects at the limits of the CRD."""
 
     def test_the_longest_names_fit_every_kind(self) -> None:
         stage = "s" * 20
@@ -151,7 +155,7 @@ class TestSizes:
                 assert len(value) <= 63
 
     def largest(self, length: int) -> OmniPipeline:
-        """Sixteen stages, each with the same annotations of that length."""
+        """Returns a pipeline of sixteen stages. Each value of its common annotations has `length` characters."""
         labels = {f"example.com/{index:02}{'k' * 50}": "v" * 63 for index in range(32)}
         annotations = {f"example.com/{index:02}{'k' * 50}": "a" * length for index in range(32)}
         stages: list[dict[str, Any]] = [
@@ -167,7 +171,7 @@ class TestSizes:
         return make_pipeline(stages, defaults={"podLabels": labels, "podAnnotations": annotations})
 
     def test_the_largest_pipeline_makes_objects_far_below_what_the_api_takes(self) -> None:
-        """The spec's bound is its children's too: common annotations are in each of sixteen Deployments."""
+        """The size limit of the spec also bounds its children, though sixteen Deployments repeat its annotations."""
         children = build_all(self.largest(1200))
         sizes = [len(json.dumps(child)) for child in children]
         assert max(sizes) < 128 * 1024

@@ -1,4 +1,4 @@
-"""Golden manifests: what every sample becomes. A difference here is a difference in clusters."""
+"""Golden manifests of every sample. If one changes, the objects in users' clusters change too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_goldens_are_fresh(script: ModuleType) -> None:
 
 
 def test_defaults_that_are_filled_in_change_nothing_but_the_snapshot(script: ModuleType) -> None:
-    """The API server fills them in, a file has none; a later version of the CRD may have more of them."""
+    """A pipeline from the API server has the CRD's defaults and one from a file has none; both give equal children."""
     for sample in script.SAMPLES.glob("*.yaml"):
         filled, written = (
             {key_of(child): child for child in script.render_children(pipeline, "ns", script.SETTINGS)}

@@ -1,4 +1,4 @@
-"""The pod template's files: the model and what fetches it, the token of the hub, the certificate of the entry."""
+"""Files of the pod template: the model, the container that downloads it, the hub token and the entry's certificate."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ class TestModel:
         assert "secret" not in str(spec["volumes"])
 
     def test_the_certificate_is_a_directory_of_the_entry_alone(self) -> None:
+        """Only the entry's pods mount the certificate's Secret."""
         tls = {"secretName": "web-cert", "clientCertificates": "Required"}
         children = build_all(make_pipeline(entry={"tls": tls}))
         spec = pod_spec(children, "thinker")
@@ -132,6 +133,7 @@ class TestModel:
         assert ".." not in path.parts
 
     def test_the_download_is_charged_like_the_stage_but_takes_no_gpu(self) -> None:
+        """The download container has the stage's CPU and memory resources, but no GPU."""
         resources = {"limits": {"nvidia.com/gpu": 1, "memory": "8Gi", "cpu": 2}, "requests": {"cpu": "500m"}}
         fetch, stage = all_containers(pod_spec(build_all(make_single(resources=resources, spec=HUB))))
         assert stage["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "8Gi", "cpu": "2"}

@@ -1,4 +1,7 @@
-"""Who may talk to whom: the generated NetworkPolicies, evaluated, and the evaluation itself against the API's rules."""
+"""Which connections the generated NetworkPolicies allow.
+
+tests/support/network_policies.py evaluates the policies. TestEvaluation compares that module with the rules of the API.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def test_names_are_resolved_within_the_network(stage: Peer, resolver: Peer, allo
 
 
 class TestDownload:
-    """Out to the hub, only where the uri needs it."""
+    """Egress to the hub is allowed only if the model's uri needs it."""
 
     @pytest.mark.parametrize(
         ("uri", "allowed"), [("hf://org/model", True), ("pvc://models/m", False), ("file:///m", False)]
@@ -121,7 +124,7 @@ class TestDownload:
 
 
 def test_a_collector_is_reached_where_one_is_named() -> None:
-    """The pipeline's own wins over the operator's; the port alone is opened, inside the cluster's network."""
+    """A pipeline's collector replaces the operator's. Only its port is opened, and only inside the cluster network."""
     settings = BuildSettings(default_image=SETTINGS.default_image, otlp_endpoint="http://collector.o11y.svc:4317")
     for pipeline, port in (
         (make_pipeline(), 4317),
@@ -170,7 +173,7 @@ def test_in_any_tree_a_stage_is_called_by_its_upstream_only(parents: list[int]) 
     for caller, source in enumerate(peers):
         for called, destination in enumerate(peers):
             allowed = is_allowed(policies, source, destination, 50051)
-            # A stage has no way out to the entry, though the entry takes whoever comes.
+            # The entry accepts connections from everywhere, but no stage has egress to it.
             assert allowed is (upstream.get(called) == caller)
     assert [is_allowed(policies, CLIENT, peer, 50051) for peer in peers] == [True, *[False] * len(parents)]
 
@@ -183,7 +186,7 @@ def test_every_pod_of_a_stage_is_selected_and_nobody_else() -> None:
 
 
 class TestEvaluation:
-    """The rules of networking.k8s.io/v1 that the generated policies do not use, or only in passing."""
+    """Rules of networking.k8s.io/v1 that the generated policies use little or not at all."""
 
     A = PodPeer("one", {"app": "a"}, {"team": "x"}, {"web": 8080})
     B = PodPeer("two", {"app": "b"}, {"team": "y"})

@@ -1,4 +1,4 @@
-"""The pod template's placement: resources, selectors, tolerations, affinity, priority."""
+"""The pod template's placement: selectors, tolerations, affinity, priority, spread over hosts, images and labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.pod_templates import HUB, all_containers
 
 
 class TestPlacement:
-    """Settings of the resource that place pods."""
+    """Fields of an OmniPipeline that are copied to the pod spec."""
 
     SETTINGS = {
         "imagePullSecrets": [{"name": "registry"}],
@@ -52,6 +52,7 @@ class TestPlacement:
         assert pod_spec(build_all(pipeline))[field] == self.SETTINGS[field]
 
     def test_nothing_said_nothing_written(self) -> None:
+        """Fields that the spec does not set are absent from the pod spec."""
         assert not set(self.SETTINGS) & set(pod_spec(build_all(make_single())))
 
     def test_a_stage_s_own_setting_replaces_the_default_as_a_whole(self) -> None:
@@ -75,6 +76,7 @@ class TestPlacement:
         assert spread["labelSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
     def test_or_as_the_resource_says(self) -> None:
+        """A topology in the spec replaces the default spread over hosts. An empty list removes it."""
         topology = [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}]
         (spread,) = pod_spec(build_all(make_single(topology=topology)))["topologySpreadConstraints"]
         assert {key: spread[key] for key in topology[0]} == topology[0]

@@ -1,4 +1,4 @@
-"""The pod template: Pod Security `restricted`, nothing written to the root; the server, its probes and ports."""
+"""The pod template: Pod Security `restricted`, a read-only root, and the server's arguments, probes and ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.pod_templates import HUB, PVC, all_containers, env_of
 
 
 class TestSecurity:
-    """Pod Security `restricted`, and less."""
+    """Pods meet Pod Security `restricted`, and have a read-only root filesystem and no service account token."""
 
     SPEC = pod_spec(build_all(make_single(spec=HUB)))
 
@@ -76,9 +76,10 @@ class TestSecurity:
 
 
 class TestServer:
-    """What the operator tells the stage server agrees with what the server reads."""
+    """Arguments, ports and probes in the template match what the stage server reads and answers."""
 
     def test_arguments_are_those_of_the_command(self) -> None:
+        """The command line of omni_stage accepts the arguments of both containers."""
         spec = pod_spec(build_all(make_single(spec=HUB)))
         serve = _parser().parse_args(spec["containers"][0]["args"])
         assert (serve.command, serve.log_format) == ("serve", "json")
@@ -111,20 +112,24 @@ class TestServer:
 
     @pytest.mark.parametrize(("request_s", "grace"), [(300, 330), (0.5, 31), (7200, 7230)])
     def test_pods_may_end_their_longest_request(self, request_s: float, grace: int) -> None:
+        """The termination grace period is at least 30 s longer than the longest request."""
         spec = pod_spec(build_all(make_single(spec={"timeouts": {"request": request_s}})))
         assert spec["terminationGracePeriodSeconds"] == grace
         assert spec["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
 
     def test_a_hung_process_does_not_get_that_long(self) -> None:
+        """After a failed startup or liveness probe the grace period is only 30 s."""
         probes = build_probes(0)
         assert all(probes[name]["terminationGracePeriodSeconds"] == 30 for name in ("startupProbe", "livenessProbe"))
 
     @pytest.mark.parametrize("model", [HUB, PVC, {}], ids=["hub", "claim", "image"])
     def test_a_rollout_is_called_failed_only_after_any_pod_could_have_started(self, model: Spec) -> None:
+        """The progress deadline exceeds the longest download and start of a pod."""
         deployment = pick(build_all(make_single(resources=GPU, spec=model)), "Deployment")["spec"]
         assert deployment["progressDeadlineSeconds"] > startup_seconds(1) + (3600 if model is HUB else 0)
 
     def test_threads_follow_a_limit_on_cpu_time(self) -> None:
+        """OMP_NUM_THREADS is the CPU limit. Without a limit, or with a GPU, it is not set."""
         limited = pod_spec(build_all(make_single(resources={"limits": {"cpu": "3500m"}})))["containers"][0]
         assert env_of(limited)["OMP_NUM_THREADS"] == {
             "resourceFieldRef": {"containerName": limited["name"], "resource": "limits.cpu"}
@@ -134,7 +139,7 @@ class TestServer:
         assert "OMP_NUM_THREADS" not in env_of(pod_spec(build_all(with_gpu))["containers"][0]), "vLLM decides there"
 
     def test_nothing_of_the_operator_s_own_version_is_in_the_template(self) -> None:
-        """Settings that an upgrade may change reach a template by the image only, and an image can be named."""
+        """An operator upgrade changes a template only through the default image, and a spec can set its own image."""
         pipeline = make_single(spec={"defaults": {"image": "stage:7"}})
         templates = [
             pick(build_all(pipeline, BuildSettings(default_image=image)), "Deployment")["spec"]["template"]

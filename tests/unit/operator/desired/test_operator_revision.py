@@ -1,4 +1,4 @@
-"""Revisions: what makes a new one, what does not, and that a snapshot builds the very same set again."""
+"""Which edits make a new revision and which do not. A snapshot rebuilds exactly the set that it was taken from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def revision_after(edit: Edit, image: str = IMAGE) -> str:
 
 
 def set_in(*path: Any) -> Edit:
-    """Returns an edit: set_in("stages", 0, "replicas", 3)."""
+    """Returns an edit that sets one field of a spec: set_in("stages", 0, "replicas", 3)."""
     *parents, key, value = path
 
     def edit(spec: Spec) -> None:
@@ -77,7 +77,7 @@ NEW_REVISION = {
     "component": set_in("stages", 0, "component", "generic/llm"),
     "outputs": set_in("stages", 0, "outputs", ["Text", "Audio"]),
     "one stage less": lambda spec: spec.update(stages=spec["stages"][:1]),
-    "a stage renamed": lambda spec: spec["stages"][2].update(name="vocoder"),  # nothing reads it
+    "a stage renamed": lambda spec: spec["stages"][2].update(name="vocoder"),  # no stage has it as input
 }
 
 
@@ -100,13 +100,14 @@ def test_another_default_image_is_a_new_revision_unless_the_pipeline_names_one()
 
 
 def test_revision_of_a_spec_is_the_same_in_every_version_of_the_operator() -> None:
-    """A change here would put a second set of pods beside every pipeline of every cluster."""
+    """If this hash changed, an upgrade of the operator would start a second set of pods for every pipeline."""
     assert revision_after(NOTHING) == "bb4ba81"
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.permutations(range(3)), st.integers(0, 50), st.integers(1, 64))
 def test_neither_order_nor_sizes_count(order: list[int], replicas: int, requests: int) -> None:
+    """The order of stages, their replicas and their limits do not change the revision."""
     stages = make_stages()
     for stage in stages:
         stage |= {"replicas": replicas, "limits": {"maxConcurrentRequests": requests}}
@@ -140,6 +141,8 @@ class TestSnapshots:
         assert build_revision_set(snapshot.pipeline, snapshot.revision, replicas, OWNER, later) == children
 
     def test_name_follows_the_spec_because_data_cannot_be_changed(self) -> None:
+        """A ControllerRevision's data is immutable, so another spec needs another name."""
+
         def name_of(**spec: Any) -> str:
             return str(pick(build_set(make_pipeline(**spec)), "ControllerRevision")["metadata"]["name"])
 

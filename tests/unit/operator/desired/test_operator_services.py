@@ -1,4 +1,4 @@
-"""Services: the stable entry, the headless ones of stages, and their selectors."""
+"""The stable Services of the entry, the headless Services of stages, and their selectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.operator_pipelines import (
 
 
 class TestServices:
-    """Stable entry and headless stages."""
+    """The Services of a pipeline of three stages."""
 
     def test_entry_selects_the_serving_revision_by_role(self) -> None:
         headless, entry = build_shared(OWNER, "abc1234")[1:]
@@ -35,6 +35,7 @@ class TestServices:
 
     @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "TLS"])
     def test_what_meshes_are_told(self, tls: bool) -> None:
+        """A Service's appProtocol shows service meshes whether its port has TLS."""
         entry = {"tls": {"secretName": "cert"}} if tls else {}
         children = [*build_shared(OWNER, "abc1234", tls=tls), *build_set(make_pipeline(entry=entry))]
         told = {

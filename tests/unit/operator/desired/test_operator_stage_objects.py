@@ -25,7 +25,7 @@ from support.operator_pipelines import (
 
 
 class TestConfigMap:
-    """The stage file."""
+    """The ConfigMap with the stage file."""
 
     def test_is_immutable_and_named_by_its_content(self) -> None:
         one = pick(build_all(make_single()), "ConfigMap")
@@ -48,15 +48,17 @@ class TestConfigMap:
         )
 
     def test_says_what_differs_from_the_defaults_only(self) -> None:
+        """The stage file contains only fields that differ from their defaults."""
         text = pick(build_all(make_single()), "ConfigMap")["data"]["stage.yaml"]
         assert set(yaml.safe_load(text)) == {"schemaVersion", "pipeline", "stage", "component", "model", "outputs"}
 
 
 class TestReplicas:
-    """Deployments and budgets by the number of pods."""
+    """Deployments and disruption budgets by number of replicas."""
 
     @pytest.mark.parametrize(("replicas", "budgets"), [(0, 0), (1, 0), (2, 1), (5, 1)])
     def test_a_budget_where_a_pod_can_be_spared(self, replicas: int, budgets: int) -> None:
+        """Only stages with at least two replicas have a PodDisruptionBudget."""
         children = build_all(make_single(replicas=replicas))
         assert pick(children, "Deployment")["spec"]["replicas"] == replicas
         found = [child for child in children if child["kind"] == "PodDisruptionBudget"]
@@ -81,6 +83,7 @@ class TestReplicas:
 
     @pytest.mark.parametrize("suspend", [False, True], ids=["running", "suspended"])
     def test_a_set_that_ends_has_the_pods_it_is_told(self, suspend: bool) -> None:
+        """Deployments have the replicas that the rollout decided, not those of the spec."""
         pipeline = make_pipeline([{**s, "replicas": 3} for s in make_stages()], suspend=suspend)
         children = build_set(pipeline, replicas={"thinker": 0, "talker": 3, "token2wav": 3})
         found = {c["metadata"]["labels"]["omnipipeline.io/stage"]: c["spec"]["replicas"]
@@ -103,7 +106,7 @@ class TestReplicas:
 
 
 class TestPodMonitor:
-    """Only where the cluster has the API."""
+    """The PodMonitor, which exists only where the cluster has that API."""
 
     def test_absent_without_the_api(self) -> None:
         children = build_all(make_pipeline(), BuildSettings())

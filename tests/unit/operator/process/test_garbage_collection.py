@@ -1,4 +1,4 @@
-"""How the process collects garbage: seldom, never over what it has imported, and in the end all the same."""
+"""The operator's garbage collector runs rarely and never scans what was imported, but it still collects cycles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_operator.__main__ import EXIT_SETTINGS, GC_THRESHOLDS
 
 
 def run_program(code: str) -> dict[str, Any]:
-    """Run code in a process of its own, whose collector nothing else has set. Returns what it prints as JSON."""
+    """Runs code in a new process, where nothing has configured the collector. Returns the JSON that it prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

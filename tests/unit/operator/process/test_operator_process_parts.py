@@ -20,7 +20,10 @@ from omni_operator.process.settings import OperatorSettings
 
 @pytest.fixture
 def root_logger() -> Iterator[logging.Logger]:
-    """The root logger, as in a process of its own: vLLM's import, of other tests, adds a field to every record."""
+    """Yields the root logger with Python's default record factory; restores its settings afterwards.
+
+    Other tests import vLLM, which installs a factory that adds a field to every record.
+    """
     root = logging.getLogger()
     handlers, level, factory = root.handlers[:], root.level, logging.getLogRecordFactory()
     logging.setLogRecordFactory(logging.LogRecord)
@@ -119,6 +122,7 @@ def test_metrics_are_named_as_documented() -> None:
     ids=["well", "a silent watch", "all at once", "stuck"],
 )
 def test_what_makes_the_process_unwell(ages: dict[str, float], busy_s: float, problems: int) -> None:
+    """Liveness fails if a watch is silent or the queue is stuck for more than 180 s."""
     found = check_alive(ages, busy_s)
     assert len(found) == problems
     assert all("limit 180 s" in problem for problem in found)
@@ -144,6 +148,7 @@ def test_a_burst_of_one_is_an_even_rate() -> None:
 
 
 def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
+    """kopf's pauses never end, and each iteration over them begins with the shortest."""
     backoffs = EndlessBackoffs()
     for _ in range(2):
         assert list(itertools.islice(backoffs, 6)) == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
@@ -151,6 +156,7 @@ def test_kopf_never_gives_up_and_can_be_asked_again() -> None:
 
 
 def test_kopf_is_a_shell_only() -> None:
+    """kopf's own peering, scanning and Events are turned off."""
     settings = build_kopf_settings(OperatorSettings())
     assert settings.peering.standalone
     assert settings.scanning.disabled

@@ -1,4 +1,4 @@
-"""Settings from flags and environment: what they become, and what is refused by which words."""
+"""Settings from flags and environment variables: the parsed values, and the messages that refuse wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keyed queue: each key once waiting and once in work, whatever comes in between."""
+"""The keyed queue: each key waits at most once and is in work at most once, whatever is added meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uvloop
 from omni_kube.pacing import Backoff
 from omni_operator.process.work_queue import SHORTEST_PAUSE_S, WorkQueue
 
-SOON = 5.0  # deadline of what should happen at once
+SOON = 5.0  # deadline of what should happen immediately
 
 
 async def _next(queue: WorkQueue[str]) -> str:
@@ -37,7 +37,7 @@ async def test_a_key_added_many_times_comes_once() -> None:
 def test_a_key_that_is_due_at_once_may_be_added_again(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], delay_s: float
 ) -> None:
-    """Below half a millisecond uvloop's call_at gives a handle that knows no time: the operator once died of that."""
+    """Below half a millisecond uvloop's call_at returns a handle without a time. That once crashed the operator."""
 
     async def add_twice() -> list[str]:
         queue = _queue()
@@ -83,6 +83,7 @@ async def test_a_sooner_time_replaces_a_later_one_and_not_the_other_way_round() 
 
 
 async def test_done_may_ask_for_another_look() -> None:
+    """done(key, again_after_s) queues the key again after that time."""
     queue = _queue()
     queue.add("a")
     await _next(queue)
@@ -106,6 +107,7 @@ async def test_failures_grow_the_pause_and_success_forgets_them() -> None:
 
 
 async def test_the_server_may_ask_for_a_longer_pause() -> None:
+    """retry() waits for at_least_s if the API server asks for more than the backoff."""
     queue = _queue(first_s=0.01)
     queue.add("a")
     await _next(queue)
@@ -113,6 +115,7 @@ async def test_the_server_may_ask_for_a_longer_pause() -> None:
 
 
 async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> None:
+    """A new event shortens the pause after a failure to SHORTEST_PAUSE_S."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
     await _next(queue)
@@ -125,6 +128,7 @@ async def test_news_shorten_the_pause_after_a_failure_but_not_to_nothing() -> No
 
 
 async def test_news_while_in_work_shorten_the_pause_too() -> None:
+    """An event that comes while the key is in work also shortens the pause after its failure."""
     queue = _queue(first_s=3600.0, longest_s=3600.0)
     queue.add("a")
     await _next(queue)
@@ -156,6 +160,7 @@ async def test_a_key_that_is_forgotten_in_work_does_not_come_again() -> None:
 
 
 async def test_the_oldest_work_is_known() -> None:
+    """longest_due_s() is the age of the oldest key that is ready or in work."""
     queue = _queue()
     assert queue.longest_due_s() == 0.0
     queue.add("a", 0.0)
@@ -202,7 +207,10 @@ async def test_another_tenants_key_does_not_wait_behind_a_thousand() -> None:
 
 
 async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four hundred new pipelines of sixteen stages once got the operator killed for everyone."""
+    """As long as keys are completed, the queue is not stuck, however long others wait.
+
+    The liveness probe once killed the operator while it worked through 400 new pipelines of sixteen stages.
+    """
     queue, loop = _queue(), asyncio.get_running_loop()
     clock = loop.time()
     for number in range(50):
@@ -216,7 +224,7 @@ async def test_a_backlog_that_shrinks_is_not_stuck(monkeypatch: pytest.MonkeyPat
         queue.done(key)
     assert queue.longest_due_s() > 300, "though what waits has waited for long"
     clock += 500.0
-    # Not 500: the sum of a clock and 500 may be rounded down.
+    # Not 500: adding 500 to the clock's float may round down.
     assert queue.stuck_s() > 499.0, "nobody takes what is ready"
     queue.begin()
     assert queue.stuck_s() == 0.0

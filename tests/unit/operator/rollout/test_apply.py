@@ -1,6 +1,6 @@
-"""How a plan is carried out: one write after the other, in its order, and none after a failure.
+"""A plan is carried out one write at a time, in its order, and no write follows a failed one.
 
-The real client over a real connection; the other side is the little of the API that it asks.
+The tests use the real client over a real connection. `Server` implements only the part of the API that the client uses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLURALS = {kind.plural: kind.kind for kind in KIND_BY_NAME.values()}
 
 
 class Server:
-    """Takes every apply, or refuses it with a status, and notes in which order they come."""
+    """Accepts every apply, or refuses it with the status given for its key, and records the order of all applies."""
 
     def __init__(self, refusals: Mapping[ChildKey, int] | None = None) -> None:
         self.refusals = refusals or {}
@@ -120,6 +120,7 @@ async def test_after_a_refusal_nothing_more_is_written(position: int) -> None:
 
 
 async def test_a_name_that_is_taken() -> None:
+    """A 409 means that another object has the child's name, and ends the plan."""
     plan = plan_of(DESIRED)
     taken = next(key_of(child) for child in plan.apply if child["kind"] == "NetworkPolicy")
     outcome = await carry_out(Server({taken: 409}), plan)
@@ -129,6 +130,7 @@ async def test_a_name_that_is_taken() -> None:
 
 
 async def test_what_could_not_be_looked_up_is_not_written() -> None:
+    """A child is not written if its live object could not be read."""
     plan = plan_of(DESIRED)
     lost = next(key_of(child) for child in plan.apply if child["kind"] == "Deployment")
     server = Server()

@@ -1,4 +1,4 @@
-"""What decisions remember: never another answer than without a memory, and never more than a bound."""
+"""The caches of decisions: they never change a decision, and their size is bounded."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def live(name: str = "p", uid: str = "u", **spec: Any) -> Manifest:
 
 
 def decide_first(manifest: Manifest, settings: BuildSettings = SETTINGS) -> Decision:
-    """Returns the decision for a pipeline of which nothing exists yet, twice the same."""
+    """Returns the decision for a pipeline that has no children yet. Decides twice: both plans must be equal."""
     first, again = (decide(parse_live_pipeline(manifest), Observed(pipeline=manifest), settings, NOW) for _ in range(2))
     assert again.plan == first.plan
     return first
 
 
 def build_directly(manifest: Manifest, settings: BuildSettings = SETTINGS) -> list[Manifest]:
-    """Returns the children of such a pipeline without any cache."""
+    """Returns the children of a pipeline that has none yet, built without any cache."""
     spec = {key: value for key, value in manifest["spec"].items() if key != "stages"}
     metadata = manifest["metadata"]
     pipeline = make_pipeline(manifest["spec"]["stages"], name=metadata["name"], **spec)
@@ -86,7 +86,8 @@ CHANGES: dict[str, tuple[Manifest, BuildSettings]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: str) -> None:
-    for manifest, settings in CHANGES.values():  # every other one is remembered by now
+    """A decision from full caches has the same children as builders without caches."""
+    for manifest, settings in CHANGES.values():  # every case is cached before the one under test
         decide_first(manifest, settings)
     manifest, settings = CHANGES[change]
     wanted = {key_of(child): content_hash(child, 16) for child in build_directly(manifest, settings)}
@@ -94,6 +95,7 @@ def test_a_decision_is_that_of_the_builders_whatever_was_decided_before(change: 
 
 
 def test_what_is_remembered_is_not_changed_by_decisions() -> None:
+    """Later decisions do not modify the manifests of earlier ones."""
     first = decide_first(live())
     before = copy.deepcopy(first.plan.apply)
     for manifest, settings in CHANGES.values():
@@ -114,7 +116,7 @@ def test_a_spec_is_parsed_once_and_a_bad_one_refused_each_time() -> None:
 
 
 def test_pipelines_are_told_apart_though_their_memory_is_used_again() -> None:
-    # CPython gives an object's id to the next one of its size: a cache by id alone would take one spec for another.
+    # CPython reuses the id of a freed object for the next object of its size: a cache keyed by id would mix up specs.
     for number in range(3 * REMEMBERED_SETS):
         pipeline = make_pipeline(model={"uri": f"file:///models/{number}"})
         facts = module._facts_of(module._This(pipeline), "stage:1")
@@ -131,6 +133,7 @@ def test_equal_pipelines_have_equal_facts() -> None:
 
 
 def test_each_memory_is_bounded_and_used() -> None:
+    """Each cache has at most REMEMBERED_SETS entries, and a repeated decision is a hit."""
     crowd = [live(f"p{number}") for number in range(REMEMBERED_SETS + 10)]
     for manifest in crowd:
         decide_first(manifest)
@@ -144,6 +147,8 @@ def test_each_memory_is_bounded_and_used() -> None:
 
 @pytest.mark.parametrize("fate", Fate)
 def test_a_view_answers_alike_each_time(fate: Fate) -> None:
+    """RolloutView.replicas returns the same result on every call."""
+
     def look() -> RolloutView:
         pipelines = {"r1": make_pipeline(stages_with(replicas=3)), "r2": make_pipeline()}
         return RolloutView(pipelines, "r1", Observed(pipeline=live()), {}, None, NOW)

@@ -1,4 +1,4 @@
-"""How many pods each stage has: the goal, and the way there."""
+"""How many replicas each stage has: the final number (goal), and the number at the next step (now)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stage(name: str, replicas: int, pods: int) -> LiveStage:
 
 
 def live(**stages: tuple[int, int]) -> LiveSet:
-    """Returns a set: by stage, the replicas that its Deployment asks for, and its pods."""
+    """Returns a live set. Each stage is given as two numbers: the replicas of its Deployment, and its pods."""
     return LiveSet("abc1234", {name: stage(name, *numbers) for name, numbers in stages.items()})
 
 
@@ -62,7 +62,10 @@ def test_a_set_ends_from_the_entry_downwards(fate: Fate, present: LiveSet, now: 
 
 
 def test_to_suspend_starts_no_pods_and_a_retired_set_keeps_what_it_needs() -> None:
-    """A stage without a Deployment below one that still drains: a requests's way may lead through its pods."""
+    """The talker has lost its Deployment while the thinker above it drains.
+
+    A retired set gets the talker back, because requests in flight may need it. A suspended set starts no pods.
+    """
     present = live(thinker=(1, 1), token2wav=(2, 2))
     assert decide_replicas(pipeline(), present, Fate.SUSPEND).now == {"thinker": 0, "talker": 0, "token2wav": 0}
     assert decide_replicas(pipeline(), present, Fate.RETIRE).now == {"thinker": 0, "talker": 3, "token2wav": 0}
@@ -74,6 +77,7 @@ def test_a_set_whose_spec_is_lost_stays_as_it_is() -> None:
 
 
 def test_at_first() -> None:
+    """A new set starts with the replicas of its spec, and a suspended one with none."""
     assert first_replicas(pipeline()) == ASKED
     assert first_replicas(pipeline(suspend=True)) == NONE
 

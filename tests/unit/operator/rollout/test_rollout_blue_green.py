@@ -1,4 +1,4 @@
-"""A second set beside the first: scenarios of BlueGreen over the simulated cluster."""
+"""BlueGreen rollouts in the simulated cluster: a second set of pods starts while the first one serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.simulated_workloads import BAD_IMAGE
 
 
 class TestBlueGreen:
-    """A new revision beside the one that serves."""
+    """A new revision starts while another one serves."""
 
     def test_switch_and_retirement_in_order(self) -> None:
         cluster = settled()
@@ -23,7 +23,8 @@ class TestBlueGreen:
         while cluster.selected() == old:
             assert replicas_of(cluster, old) == {"thinker": 1, "talker": 1, "token2wav": 1}
             step(cluster)
-        # The switch is in the API; only now does the old set begin to end, and while its entry drains, no further.
+        # The entry Service selects the new set now. Only then does the old set scale down: its entry first, and no
+        # other stage until the entry has drained.
         for _ in range(4):
             step(cluster, "end_pods")
         assert replicas_of(cluster, old) == {"thinker": 0, "talker": 1, "token2wav": 1}
@@ -98,6 +99,7 @@ class TestBlueGreen:
         assert BAD_IMAGE in message
 
     def test_no_room_for_two_sets(self) -> None:
+        """If two sets do not fit, the old one serves until the user changes the strategy to Recreate."""
         cluster = settled(capacity=4)
         old = cluster.selected()
         cluster.edit(defaults={"image": "stage:2"})
@@ -115,6 +117,7 @@ class TestBlueGreen:
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
     def test_the_correction_of_a_first_mistake_does_not_wait_for_its_room(self) -> None:
+        """A first revision that never served gives up its GPUs for the corrected one."""
         cluster = make_cluster(capacity=3, defaults={"image": BAD_IMAGE})
         cluster.settle()
         assert cluster.condition("Ready") == ("False", "ImagePullBackOff")
@@ -123,6 +126,7 @@ class TestBlueGreen:
         assert reasons(cluster) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
     def test_the_correction_of_one_broken_stage_takes_its_room_only_when_it_needs_it(self) -> None:
+        """A set with a broken stage ends early only if the corrected set does not fit beside it."""
         stages = make_stages()
         stages[1]["image"] = BAD_IMAGE
         cluster = make_cluster(capacity=6, stages=stages)
@@ -141,6 +145,7 @@ class TestBlueGreen:
         assert reasons(tight) == ("AllStagesReady", "RolloutComplete", "AsExpected")
 
     def test_replicas_edited_midway_count_before_the_switch(self) -> None:
+        """Replicas that change during a rollout apply to the new set before the switch."""
         cluster = settled()
         old = cluster.selected()
         cluster.edit(defaults={"image": "stage:2"})
@@ -153,6 +158,7 @@ class TestBlueGreen:
         assert set(replicas_of(cluster, str(cluster.selected())).values()) == {2}
 
     def test_the_url_tells_how_the_set_that_serves_is_reached(self) -> None:
+        """status.url follows the TLS setting of the serving set, not that of the spec."""
         cluster = settled(capacity=4)
         old, tls = cluster.selected(), {"tls": {"secretName": "cert"}}
         cluster.edit(defaults={"image": "stage:2"}, entry=tls)

@@ -1,4 +1,4 @@
-"""One set alone: scenarios of changes in place and of Recreate over the simulated cluster."""
+"""Changes in place and Recreate rollouts in the simulated cluster. In both, only one set has pods at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.rollout_scenarios import reasons, replicas_of, settled, step, told
 
 
 class TestInPlace:
-    """Changes that keep the contract between stages."""
+    """Changes that do not touch the contract between stages, so the revision stays the same."""
 
     def test_pods_roll_one_by_one_and_serving_goes_on(self) -> None:
         cluster = settled()
@@ -48,6 +48,7 @@ class TestInPlace:
         assert [stage["readyReplicas"] for stage in cluster.pipeline["status"]["stages"]] == [3, 3, 3]
 
     def test_a_stage_without_replicas_is_told(self) -> None:
+        """A stage with 0 replicas makes Ready False with the reason ScaledToZero."""
         cluster = settled()
         stages = make_stages()
         stages[2]["replicas"] = 0
@@ -58,7 +59,7 @@ class TestInPlace:
 
 
 class TestRecreate:
-    """The old set ends first."""
+    """The old set ends before the new one starts."""
 
     def test_the_new_set_waits_for_the_old_one(self) -> None:
         cluster = settled(rollout={"strategy": "Recreate"}, capacity=3)

@@ -1,11 +1,15 @@
-"""What holds in every rollout, whatever is edited, breaks, is deleted or crashes when: searched by hypothesis.
+"""Invariants of every rollout. Hypothesis tries random edits, failures, deletions and crashes to break them.
 
-1. The Services that a pod's configuration names exist, are of its own revision, and their pods are not ended, as long
-   as the pod exists.
-2. The entry Service is never switched to a set that is not fully available while another one is; and what has once
-   served serves on, as long as nobody asks for a pause or breaks it by hand.
-3. When the spec is left alone the cluster comes to rest: the target's children and nothing else, nothing to write.
-4. An operator that dies after any write comes to the same end.
+1. As long as a pod exists, the Services that its configuration names exist and are of its own revision. Their pods are
+   not ended.
+2. The entry Service is never switched to a set that is not fully available while another set is. After the first set
+   has served, a set always serves.
+3. After the last edit of the spec the cluster settles: the operator writes nothing more. If the target is available,
+   only the target's children exist.
+4. An operator that crashes after any write reaches the same final state.
+
+Serving may have gaps, and Services may be missing, after a user has suspended the pipeline, changed its strategy or
+deleted an object.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ IMAGES = ["stage:1", "stage:2", BAD_IMAGE]
 
 
 class Rollouts(RuleBasedStateMachine):
-    """A person, an operator that crashes, and a cluster, each taking steps in any order."""
+    """Random steps, in any order, of a user, of an operator that may crash, and of the cluster."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,14 +76,14 @@ class Rollouts(RuleBasedStateMachine):
         self.cluster.before_write.append(self.check_write)
         self.cluster.before_reconcile.append(self.note_available)
         self.available: frozenset[str] = frozenset()
-        """The revisions that were available when the operator decided: its own writes may roll one of them in place."""
+        """The revisions that were available when the operator decided. Its own writes may then make one unavailable."""
         self.specs: dict[str, OmniPipeline] = {}
         self.disturbed = False
-        """Whether a pause was asked for or something was broken by hand: then serving may have gaps."""
+        """Whether the user has suspended the pipeline, changed its strategy or deleted an object."""
         self.served: str | None = None
         self.remember()
 
-    # --- what a person does
+    # --- steps of a user
 
     @rule(graph=st.sampled_from(sorted(GRAPHS)))
     def edit_graph(self, graph: str) -> None:
@@ -118,7 +122,7 @@ class Rollouts(RuleBasedStateMachine):
     def delete_child(self, index: int) -> None:
         keys = sorted(self.cluster.children)
         key = keys[index % len(keys)]
-        # A snapshot that somebody deletes takes the only knowledge of its revision with it: see the scenarios.
+        # A snapshot is the only record of its revision's spec. test_rollout_scenarios.py tests what its deletion does.
         assume(key.kind != "ControllerRevision")
         self.disturbed = True
         self.cluster.delete(key)
@@ -130,7 +134,7 @@ class Rollouts(RuleBasedStateMachine):
         pods = sorted(self.cluster.pods)
         self.cluster.terminate(self.cluster.pods[pods[index % len(pods)]])
 
-    # --- what everybody else does
+    # --- steps of the operator and the cluster
 
     @rule(most_writes=st.one_of(st.none(), st.integers(0, 20)))
     def operator_round(self, most_writes: int | None) -> None:
@@ -148,7 +152,7 @@ class Rollouts(RuleBasedStateMachine):
                 getattr(self.cluster, step)()
                 self.check_all()
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
     def check_all(self) -> None:
@@ -194,7 +198,7 @@ class Rollouts(RuleBasedStateMachine):
             self.check_switch(self.cluster.selected(), write["spec"]["selector"][REVISION_LABEL])
 
     def check_end(self, stage: str, revision: str) -> None:
-        """A stage may end only when no pod of the one above is left, and not while its set serves."""
+        """Checks that a stage ends only after all pods of its upstream stage, and not while its set serves."""
         serves = revision == self.cluster.selected() and self.view(self.specs).can_serve(revision)
         assert self.disturbed or not serves, f"{stage} ends while its set ({revision}) is selected"
         for above in self.writers(revision, stage):
@@ -212,7 +216,7 @@ class Rollouts(RuleBasedStateMachine):
         self.available = frozenset(revision for revision in view.sets if view.is_available(revision))
 
     def teardown(self) -> None:
-        """Left alone, it comes to rest where the spec says, whatever happened before."""
+        """Checks that the cluster settles in the state that the spec describes, whatever happened before."""
         self.cluster.settle()
         writes, status = self.cluster.writes, self.cluster.status_writes
         self.cluster.reconcile()
@@ -255,11 +259,11 @@ class Rollouts(RuleBasedStateMachine):
         self.specs[self.latest] = pipeline
 
     def target(self) -> str:
-        """Returns the revision of the present spec."""
+        """Returns the revision of the current spec."""
         return self.latest
 
     def view(self, pipelines: Mapping[str, OmniPipeline]) -> RolloutView:
-        """Returns the truth about the revisions that exist."""
+        """Returns the current state of the revisions that exist."""
         observed = self.cluster.observe()
         target = self.target()
         sets = compute_live_sets(observed, self.cluster.now)

@@ -1,4 +1,4 @@
-"""Rollouts over the simulated cluster from beginning to end: creation, suspension, edits by hand, crashes."""
+"""Complete rollouts in the simulated cluster: creation, suspension, edits by hand and crashes."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_an_idle_resync_writes_nothing() -> None:
 
 
 def test_decisions_change_nothing_that_they_are_given() -> None:
+    """decide() does not modify the objects that it reads."""
     cluster = settled()
     cluster.edit(defaults={"image": "stage:2"})
     before = copy.deepcopy((cluster.pipeline, cluster.children, cluster.pods, cluster.replica_sets))
@@ -49,7 +50,7 @@ def test_decisions_change_nothing_that_they_are_given() -> None:
 
 
 class TestSuspend:
-    """No pods, all else stays."""
+    """A suspended pipeline has no pods and keeps its other objects."""
 
     def test_pods_end_from_the_entry_downwards_and_come_back(self) -> None:
         cluster = settled()
@@ -76,6 +77,7 @@ class TestSuspend:
         assert set(replicas_of(cluster, str(cluster.selected())).values()) == {0}
 
     def test_woken_as_another_revision_the_old_one_is_not_started(self) -> None:
+        """A pipeline that is resumed with a new revision starts no pods of the old one."""
         cluster = settled(suspend=True)
         old = str(cluster.selected())
         cluster.edit(suspend=None, defaults={"image": "stage:2"})
@@ -86,7 +88,7 @@ class TestSuspend:
 
 
 class TestHands:
-    """What people and accidents do to children."""
+    """Children that users or accidents delete or change."""
 
     @pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap", "NetworkPolicy", "ServiceAccount"])
     def test_a_deleted_child_comes_back(self, kind: str) -> None:
@@ -110,6 +112,7 @@ class TestHands:
         assert cluster.condition("Ready") == ("True", "AllStagesReady")
 
     def test_a_serving_set_that_is_gone_gives_way(self) -> None:
+        """If somebody deletes the serving set, the entry switches to the new set, even a broken one."""
         cluster = settled()
         old = str(cluster.selected())
         cluster.edit(defaults={"image": BAD_IMAGE})
@@ -136,6 +139,7 @@ class TestHands:
         assert cluster.revisions() == {cluster.selected()} != {old}
 
     def test_a_selector_turned_to_a_set_that_starts_is_turned_back(self) -> None:
+        """If somebody lets the entry select a set that is not ready, the operator reverts it."""
         cluster = settled()
         old = cluster.selected()
         cluster.edit(defaults={"image": BAD_IMAGE})
@@ -157,6 +161,7 @@ class TestHands:
         assert told(cluster) == ["ReplicasMissing", "AsExpected", "AllStagesReady"]
 
     def test_a_pod_of_a_lost_node_does_not_hold_a_rollout_for_ever(self) -> None:
+        """A terminating pod on a lost node delays a rollout only for a limited time."""
         cluster = settled()
         old = str(cluster.selected())
         cluster.edit(defaults={"image": "stage:2"})

@@ -1,4 +1,4 @@
-"""What the operator reads from the store, and what it reports of a decision: pure parts of the shell."""
+"""What the operator reads from the store and what it reports about a decision, as far as pure functions do this."""
 
 from __future__ import annotations
 
@@ -109,10 +109,12 @@ def condition(kind: str = "Ready", status: str = "True", reason: str = "R", **fi
     ids=["numbers", "words", "flip", "reason", "generation", "nothing"],
 )
 def test_what_may_wait(after: dict[str, Any], minor: bool) -> None:
+    """A status update is minor, and may wait, if only numbers or messages change."""
     assert is_minor({"conditions": [condition()], "readyStages": "1/3"}, after) is minor
 
 
 def test_conditions_of_others_are_not_ours() -> None:
+    """live_status leaves out conditions that other controllers wrote."""
     status = {"conditions": [condition(), condition("Audited")], "url": "x"}
     observed = Observed(pipeline=PIPELINE | {"status": status})
     assert live_status(observed) == {"conditions": [condition()], "url": "x"}
@@ -120,6 +122,7 @@ def test_conditions_of_others_are_not_ours() -> None:
 
 
 def test_an_event_says_whom_it_is_about_in_bounds() -> None:
+    """An Event refers to its pipeline, and its fields keep the API's limits."""
     event = build_event(Observed(pipeline=PIPELINE), EventData("Warning", "Reason", "ä" * 2000), "i" * 300, NOW)
     assert event["involvedObject"]["uid"] == "u"
     assert event["metadata"]["namespace"] == "ns"
@@ -142,6 +145,7 @@ def test_an_event_says_whom_it_is_about_in_bounds() -> None:
     ids=str,
 )
 def test_which_failures_the_status_tells(status: int, failures: int, told: bool) -> None:
+    """The status reports refusals immediately, and transient errors only from REPORTED_FAILURES failures on."""
     outcome = Outcome(error=api_error(status, {"message": "no"}), failed="Deployment d")
     assert [(error.what, error.message) for error in describe_failure(outcome, failures)] == (
         [("Deployment d", "no")] if told else []
@@ -149,6 +153,8 @@ def test_which_failures_the_status_tells(status: int, failures: int, told: bool)
 
 
 def test_a_namespace_that_goes_is_no_failure() -> None:
+    """An error that occurs because the namespace is being deleted is not reported."""
+
     class Ending(ApiError):
         retry = RetryClass.NEVER
 

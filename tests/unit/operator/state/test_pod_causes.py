@@ -1,4 +1,4 @@
-"""The cause of a pod that does not run: from statuses as the cluster writes them to what is reported."""
+"""Which cause is reported for a pod that does not run, given a pod status in the form that clusters write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the store keeps: little of the operator's own objects, almost nothing of others, and everything that
-decisions read."""
+"""The store keeps every field that decisions read. Otherwise it keeps little of the operator's own objects and almost
+nothing of other owners' objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (*CHILD_KINDS, PODS, REPLICA_SETS, ENDPOINT_SLICES)
 
 
 def stranger(kind: ObjectKind) -> dict[str, Any]:
-    """Returns a megabyte with a pipeline's label, and text wherever it might be kept."""
+    """Returns another owner's object with a pipeline's label, and 1 MiB of text in each field that might be kept."""
     text = "x" * MIB
     metadata = {"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": text}}
     return {
@@ -44,6 +44,7 @@ def stranger(kind: ObjectKind) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not REPLICA_SETS], ids=lambda kind: str(kind.kind))
 def test_of_what_is_not_ours_next_to_nothing_is_kept(kind: ObjectKind) -> None:
+    """The store keeps less than 1 KiB of an object that has another owner."""
     manifest = stranger(kind)
     raw = msgspec.Raw(msgspec.json.encode(manifest))
     for seen in (Seen.of(manifest), Seen.read(raw, kind)):
@@ -61,14 +62,14 @@ def test_strangers_do_not_fill_the_store() -> None:
 
 
 def live(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Returns a child as it is once it was applied."""
+    """Returns a child as the API server holds it after it was applied."""
     uid = "-".join(key_of(manifest))
     return manifest | {"metadata": manifest["metadata"] | {"uid": uid, "resourceVersion": "7"}}
 
 
 @pytest.fixture(scope="module")
 def observed() -> Observed:
-    """A pipeline whose children are all as they should be."""
+    """Returns a pipeline whose children all match their desired state."""
     text = (SAMPLES / "tiny-omni.yaml").read_text()
     children = [live(child) for child in build_all(parse_pipeline(text))]
     owner = children[0]["metadata"]["ownerReferences"][0]
@@ -93,6 +94,7 @@ def test_a_child_that_was_verified_is_a_hash_and_needs_no_reading(observed: Obse
 
 
 def test_one_that_was_not_is_read_first(observed: Observed) -> None:
+    """A child without its data that was not verified is read before it is compared."""
     desired = list(observed.children.values())
     slim = {key: slim_seen(child) if key.kind == "ConfigMap" else child for key, child in observed.children.items()}
     maps = {key for key in slim if key.kind == "ConfigMap"}
@@ -124,6 +126,7 @@ def pod(**fields: Any) -> dict[str, Any]:
 
 
 def test_of_a_pod_what_causes_are_found_by() -> None:
+    """The store keeps the fields of a pod from which causes are found."""
     manifest = pod(
         spec={
             "nodeName": "n",
@@ -150,6 +153,7 @@ def test_of_a_pod_what_causes_are_found_by() -> None:
 
 
 def test_of_endpoints_whom_they_reach() -> None:
+    """The store keeps what count_ready_endpoints reads of an EndpointSlice."""
     manifest = {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
@@ -166,7 +170,10 @@ def test_of_endpoints_whom_they_reach() -> None:
 
 
 def test_a_spec_that_is_too_large_is_a_number_and_refused() -> None:
-    """One of 991 KB passed the types and made children of 2.1 MB."""
+    """The store keeps only the size of an oversized spec.
+
+    A spec of 991 KB once passed the type checks and made children of 2.1 MB.
+    """
     spec = yaml.safe_load((SAMPLES / "tiny-omni.yaml").read_text())["spec"]
     spec["defaults"] = {"podAnnotations": {f"example.com/{number}": "a" * 1000 for number in range(100)}}
     metadata = {"name": "p", "namespace": "ns", "uid": "u", "resourceVersion": "5", "annotations": {"a": "x" * MIB}}

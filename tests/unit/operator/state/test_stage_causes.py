@@ -1,4 +1,4 @@
-"""The cause of a stage that is not ready: which of several is reported, and what is no cause."""
+"""Which cause is reported for a stage that is not ready, also if it has several, and which states are no cause."""
 
 from __future__ import annotations
 
@@ -125,6 +125,7 @@ def test_evicted_pods_are_told_of_while_replicas_are_missing() -> None:
 
 
 def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
+    """After the progress deadline, a cause that could pass by itself becomes hard."""
     late = {"Progressing": {"status": "False", "reason": "ProgressDeadlineExceeded"}}
     cause = find_cause(stage_of(pod(conditions=unscheduled(NO_GPU)), **late), NOW)
     assert cause is not None
@@ -135,6 +136,7 @@ def test_a_deadline_makes_a_failure_of_what_might_have_passed() -> None:
 
 
 def test_of_several_causes_the_one_is_told_that_a_person_must_mend() -> None:
+    """Of several causes, the one that only a user can correct is reported."""
     unplaced = pod(conditions=unscheduled(NO_GPU), name="a")
     refused = POD_CASES["configuration refused"][0]
     for pods in ((unplaced, refused), (refused, unplaced)):
@@ -150,11 +152,13 @@ def test_the_message_does_not_change_with_the_size_of_the_cluster() -> None:
 
 
 def test_a_crash_is_told_alike_in_every_state_of_its_container() -> None:
+    """A crash gives the same cause while its container waits, has ended or runs again."""
     names = ["engine died, waits", "engine died, just now", "engine died, loads again"]
     assert len({find_cause(stage_of(POD_CASES[name][0]), NOW) for name in names}) == 1
 
 
 def test_what_lacks_room() -> None:
+    """lacks_capacity() is true for missing GPUs, but not for a node selector without matching nodes."""
     assert lacks_capacity(stage_of(pod(conditions=unscheduled(NO_GPU))))
     selector = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
     assert not lacks_capacity(stage_of(pod(conditions=unscheduled(selector))))
@@ -166,6 +170,7 @@ def test_a_stage_without_replicas_has_no_cause() -> None:
 
 
 def test_when_to_look_again() -> None:
+    """next_check() is the time at which a state that is normal now exceeds its time limit."""
     setup = stage_of(HEALTHY["volumes for seconds"])
     assert next_check(setup, NOW) == NOW + timedelta(minutes=1)
     assert next_check(stage_of(HEALTHY["ready"]), NOW) is None

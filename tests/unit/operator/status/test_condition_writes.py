@@ -1,4 +1,4 @@
-"""Conditions as they are written: times move when a status flips; what is written twice is equal."""
+"""How conditions are written: lastTransitionTime changes only if the status does, and a second write is equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 class TestConditions:
-    """The one setter."""
+    """set_conditions, through which all conditions are written."""
 
     VERDICTS = {kind: Verdict(True, Reason.STARTING, "m") for kind in ("Ready", "Progressing", "Degraded")}
 
@@ -37,9 +37,10 @@ class TestConditions:
 
 
 class TestInvalidSpec:
-    """A spec that an older CRD let in."""
+    """The status of a pipeline whose spec was accepted by an older CRD and is invalid now."""
 
     def test_what_ran_is_still_told(self) -> None:
+        """The status of an invalid spec keeps the stages that were reported before."""
         previous = {"readyStages": "3/3", "stages": [{"name": "thinker"}]}
         metadata = {"name": "demo", "namespace": "models", "uid": "u", "generation": 4}
         observed = Observed({"metadata": metadata, "status": previous})

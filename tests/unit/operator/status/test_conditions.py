@@ -1,4 +1,4 @@
-"""Verdicts by table: what a pipeline's state says of Ready, Progressing and Degraded."""
+"""A table of pipeline states, with the conditions Ready, Progressing and Degraded that follow from each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def broken(stages: tuple[StageState, ...], name: str, cause: Cause, **more: Any)
 
 TF = {True: "True", False: "False"}
 CASES: dict[str, tuple[Assessment, str, str, str, str]] = {
-    # name: assessment, Ready, Progressing, Degraded, words of the most telling message
+    # name: (assessment, Ready, Progressing, Degraded, words that at least one of the three messages has)
     "complete": (BASE, "True AllStagesReady", "False RolloutComplete", "False AsExpected", "all 3 stages serve"),
     "starts": (
         replace(BASE, phase=Phase.STARTING, stages=DOWN),

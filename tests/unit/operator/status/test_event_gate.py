@@ -1,4 +1,4 @@
-"""Few Events: equal ones are counted together, and a flapping pipeline has a limited number per hour."""
+"""EventGate keeps Events few: it combines equal ones and limits how many a flapping pipeline gets per hour."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ DOWN, UP = EventData("Warning", "Down", "it is down"), EventData("Normal", "Up",
 
 
 def test_equal_ones_are_told_together() -> None:
+    """Equal Events within pause_s are only counted, and the next Event has their number."""
     gate = EventGate(pause_s=60.0)
     assert gate.admit("u", DOWN, 0.0) == DOWN
     assert [gate.admit("u", DOWN, float(second)) for second in range(1, 60)] == [None] * 59
@@ -19,6 +20,7 @@ def test_equal_ones_are_told_together() -> None:
 
 
 def test_one_pipeline_has_so_many_an_hour() -> None:
+    """A pipeline may have `most` Events in a burst, and `most` per hour after it."""
     gate = EventGate(most=5)
 
     def told(since_s: float) -> int:

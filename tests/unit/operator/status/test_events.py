@@ -1,4 +1,4 @@
-"""Events: which change of a status publishes which Event."""
+"""Which Events each change of a status publishes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_events(name: str) -> None:
 
 
 class TestReasons:
-    """The constants and their table."""
+    """Every Reason is explained, and every Reason that is the cause of a pod's failure has a rank."""
 
     def test_every_reason_is_explained(self) -> None:
         assert set(EXPLANATIONS) == set(Reason)

@@ -1,4 +1,4 @@
-"""The attempts of one request without a connection: what both clients decide, at a clock of the test's."""
+"""The attempts of one request, which both clients share. Tested without a connection and with a fake clock."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def test_nothing_is_tried_again_once_accepted_or_closed() -> None:
 
 
 def test_an_attempt_begins_without_what_the_last_one_had() -> None:
+    """A new attempt must be accepted again before it may receive text."""
     request = attempts()
     request.begin()
     request.take(ACCEPTED)
@@ -71,6 +72,7 @@ def test_an_attempt_begins_without_what_the_last_one_had() -> None:
 
 @pytest.mark.parametrize("response", [None, GenerateResponse(), TEXT], ids=["damaged", "empty", "text"])
 def test_what_may_not_come_first(response: GenerateResponse | None) -> None:
+    """A first message that is damaged, empty or not Accepted is a ProtocolError."""
     request = attempts()
     request.begin()
     with pytest.raises(ProtocolError):

@@ -1,4 +1,4 @@
-"""The clients against a real gRPC server on plain generated stubs: order, deadlines, failures, errors."""
+"""Both clients against a real gRPC server made of the generated stubs: order, deadlines, failures and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_messages_arrive_in_order_and_whole(run: Run) -> None:
 
     async def script(call: Call) -> None:
         seen.append(await anext(call.requests))
-        # What comes after Start waits for Accepted: a stage that refuses is sent no media.
+        # The client sends nothing after Start until Accepted arrives, so a stage that refuses gets no media.
         second = asyncio.ensure_future(anext(call.requests))
         done, _ = await asyncio.wait({second}, timeout=0.2)
         assert not done
@@ -84,6 +84,8 @@ async def test_the_deadline_reaches_the_server_and_ends_the_call(run: Run) -> No
 
 
 async def test_what_came_before_a_failure_stands() -> None:
+    """Events that arrive before a failure are delivered before the error is raised."""
+
     async def script(call: Call) -> None:
         await call.accept()
         await call.say(text=events_pb2.TextDelta(text="hel"))
@@ -139,7 +141,7 @@ async def test_a_call_that_ends_while_media_are_sent_keeps_its_status(run: Run, 
 
 
 async def silent(call: Call) -> None:
-    """Ends with OK and not a word."""
+    """Ends the call with OK without sending a message."""
 
 
 async def text_first(call: Call) -> None:

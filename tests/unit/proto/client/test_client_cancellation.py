@@ -1,4 +1,4 @@
-"""A caller that stops early cancels its call, with either client and in every way of stopping."""
+"""A caller that stops early cancels its call, with either client and however it stops."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_leaving_a_blocking_loop_cancels_the_call() -> None:
             for event in client.generate(raw_text="hi"):
                 if isinstance(event, TextDelta):
                     break
-            # The generator is gone, the client is not: the call must be over now.
+            # The generator is deleted, but the client is still open. The call must be cancelled all the same.
             client.get_stage()
             loop.call_soon_threadsafe(left.set)
             done.result(20)

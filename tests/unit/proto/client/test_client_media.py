@@ -1,4 +1,4 @@
-"""Media in a request: types found by content, chunks for what is large, and what is refused."""
+"""Media in a request: types are found by content, large media are sent in chunks, and wrong media are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reply that a request asks for: text or token ids, tool calls, structured output."""
+"""Arguments for the form of a reply: a given reply as text or token ids, tools, and structured output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client sends, and what it refuses to send: arguments to messages, without a server."""
+"""Which messages the client makes from its arguments, and which arguments it refuses. No server is needed."""
 
 from __future__ import annotations
 
@@ -130,6 +130,7 @@ def test_embeddings_are_announced_and_follow_in_whole_rows() -> None:
     ],
 )
 def test_what_are_no_embeddings(array: Any) -> None:
+    """Arrays of an unsupported shape, dtype or layout are refused as prompt embeddings."""
     with pytest.raises(ArgumentError, match="prompt_embeds"):
         prepare(prompt_embeds=array)
 
@@ -176,6 +177,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(arguments: dict[str
 
 
 def test_an_argument_that_is_none_is_refused_at_once() -> None:
+    """An unknown argument raises TypeError before anything is sent."""
     with OmniClient("localhost:1") as client, pytest.raises(TypeError, match="unknown arguments: sede"):
         client.run(text="a", sede=1)  # type: ignore[call-arg]
 

@@ -1,4 +1,4 @@
-"""What the client makes of answers: events, results, WAV files, errors of statuses."""
+"""How the client turns responses and statuses into events, results, WAV files and errors."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def test_every_message_is_an_event() -> None:
 
 
 def test_kinds_of_a_newer_server_are_no_event() -> None:
+    """Messages of an unknown kind are ignored. An unknown finish reason gets a name with its number."""
     assert event_from_response(GenerateResponse.FromString(b"\x0a\x01s\xa2\x06\x00")) is None
     newer = GenerateResponse(finished=events_pb2.StageFinished(finish_reason=99))  # type: ignore[arg-type]
     event = event_from_response(newer)
@@ -176,6 +177,7 @@ def test_integer_wav_files_are_read_by_libsndfile(tmp_path: Path) -> None:
     [(3, 24000, 1, "pcm_s16le"), (6, 24000, 2, "pcm_s16le"), (4, 0, 1, "pcm_s16le"), (4, 1, 1, "mp3")],
 )
 def test_what_is_no_sound_is_not_written(tmp_path: Path, size: int, rate: int, channels: int, encoding: str) -> None:
+    """Samples that do not fit their format are not written to a WAV file."""
     with pytest.raises(ArgumentError):
         write_wav(tmp_path / "x.wav", bytes(size), sample_rate_hz=rate, channels=channels, encoding=encoding)
 

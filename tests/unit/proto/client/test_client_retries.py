@@ -1,4 +1,4 @@
-"""The clients try again before Accepted, never after it, and not once they are closed."""
+"""The clients retry a request before Accepted, but never after it, and never once they are closed."""
 
 from __future__ import annotations
 

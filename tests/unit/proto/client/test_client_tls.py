@@ -1,4 +1,4 @@
-"""TLS of the clients: what targets and options mean, and that errors say what to do."""
+"""TLS of the clients: the meaning of targets and options, and errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class Servicer(stage_service_pb2_grpc.StageServiceServicer):  # type: ignore[mis
 
 @pytest.fixture
 def serve() -> Iterator[Any]:
-    """Starts a server: serve(pair, mutual) -> port. Without a pair it is plaintext."""
+    """Yields serve(pair, mutual), which starts a server and returns its port. Without a pair the port is plaintext."""
     servers = []
 
     def start(pair: Pair | None, mutual: bool = False) -> int:
         server = grpc.server(futures.ThreadPoolExecutor(2))
         servers.append(server)
         stage_service_pb2_grpc.add_StageServiceServicer_to_server(Servicer(), server)
-        # Not port 0: gRPC takes what is free on the first address of the name, and passes over the others if taken.
+        # Not port 0: gRPC would choose a port that is free on the first address of localhost, and would skip the
+        # other address if that port is in use there.
         (free,) = pick_ports(1)
         if pair is None:
             port = server.add_insecure_port(f"localhost:{free}")
@@ -136,7 +137,7 @@ def test_wrong_files(files: dict[str, Path], names: dict[str, str], words: str) 
 
 
 async def both_ask(target: str, tls: ClientTls | None) -> str:
-    """Returns what the blocking and the asyncio client get; their errors must be the same."""
+    """Returns the answer that the blocking and the asyncio client both get, or raises their common error."""
     answers = []
     with OmniClient(target, tls=tls) as blocking:
         try:

@@ -1,4 +1,4 @@
-"""compile_stages: one StageConfig a stage, in the order of the graph."""
+"""compile_stages returns one StageConfig per stage, in the order of the graph."""
 
 from __future__ import annotations
 
@@ -155,6 +155,7 @@ def test_model_path() -> None:
 
 
 def test_half_a_gpu_is_refused_where_only_types_were_checked() -> None:
+    """compile_stages() refuses half a GPU, which the types alone accept."""
     pipeline = parse_pipeline(TREE.replace('nvidia.com/gpu: "2"', "nvidia.com/gpu: 500m"))
     with pytest.raises(PipelineError, match=r"talker1: resources.limits.nvidia.com/gpu.: must be a whole number"):
         compile_all(pipeline)

@@ -1,4 +1,4 @@
-"""The operator judges components as the rules in CEL do, and a component that is not built in is a warning."""
+"""The operator checks components as the CRD's CEL rules do. A component that is not built in gives a warning."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from support.spec_table import GOOD, make
 
 @pytest.mark.parametrize("case", ODD_COMPONENTS_BAD, ids=lambda name: name.replace(" ", "-"))
 def test_what_the_rules_refuse_is_an_invalid_spec_to_the_operator(case: str) -> None:
+    """The operator, too, finds every spec invalid that the CRD's rules refuse."""
     bad = ODD_COMPONENTS_BAD[case]
     document = make(*bad.edits)
     document["metadata"]["namespace"] = "models"
@@ -81,6 +82,7 @@ def test_an_edge_without_mode_that_could_stream_is_a_warning(
 
 
 def test_no_sample_leaves_the_mode_out() -> None:
+    """Every sample sets the mode of each edge that could stream."""
     samples = sorted((Path(__file__).parents[4] / "manifests" / "samples").glob("*.yaml"))
     pipelines = [load_pipeline(path) for path in samples]
     assert len(pipelines) > 5

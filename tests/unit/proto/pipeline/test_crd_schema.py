@@ -1,4 +1,7 @@
-"""The CRD says of every field what the types say: meaning, bounds, defaults, how lists merge; rules are evaluable."""
+"""The CRD has the description, bounds and default that the types give every field, and says how lists merge.
+
+All its rules can be evaluated.
+"""
 
 from __future__ import annotations
 
@@ -106,6 +109,7 @@ def test_defaults_are_those_of_the_types_and_status_has_none() -> None:
 
 
 def test_nothing_lets_a_pod_out_of_its_box() -> None:
+    """No field of the CRD weakens the isolation of pods."""
     text = str(build_crd())
     for word in ("hostPath", "securityContext", "serviceAccount", "trustRemoteCode", "workerCls", "scaling", "x-rules"):
         assert f"'{word}'" not in text
@@ -138,6 +142,7 @@ def test_names_leave_room_for_the_revision() -> None:
 
 
 def test_gpus_are_told_by_their_resource() -> None:
+    """The rules on resources name every GPU resource."""
     rules = str(FIELDS["spec.stages[].resources"]["x-kubernetes-validations"])
     assert all(f"'{name}'" in rules for name in GPU_RESOURCES)
 

@@ -1,4 +1,4 @@
-"""Exported schemas are what the types say, and every field says what it means."""
+"""The exported schemas match the types, and every field has a description and a bound."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_every_field_is_described_and_bounded() -> None:
     for model in (OmniPipeline, StageConfig):
         for name, value in properties(model.model_json_schema(by_alias=True)):
-            # pydantic leaves out a description that repeats that of the type.
+            # pydantic leaves out the description of a field if it equals that of the field's type.
             assert value.get("description") or "$ref" in value, f"{name} has no description"
             for variant in [value, *value.get("anyOf", [])]:
                 if variant.get("type") == "array":

@@ -1,4 +1,4 @@
-"""docs/pipelines.md shows pipelines that are valid, one for each thing that people ask for."""
+"""The pipelines in docs/pipelines.md are valid, and there is one for each common need."""
 
 from __future__ import annotations
 

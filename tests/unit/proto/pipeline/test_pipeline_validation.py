@@ -1,6 +1,6 @@
-"""Wrong pipelines are refused with the offender and the remedy named; right ones are accepted.
+"""Invalid pipelines are refused with a message that names the field and the remedy. Valid ones are accepted.
 
-The same tables are compared with a real API server in tests/controlplane/test_crd_verdicts.py.
+tests/controlplane/test_crd_verdicts.py tests a real API server with the same tables.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_which_object_it_is(case: str) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    # What the schema says and the types do not: keys of lists and of all objects' metadata.
+    # Left out: cases that the CRD's schema refuses but the types do not, such as duplicate items of a list.
     sorted(
         BAD_FIELDS.keys()
         - {"pull secret twice", "topology twice", "output twice", "label", "model alias twice"}
@@ -82,7 +82,7 @@ def test_which_object_it_is(case: str) -> None:
     ids=lambda name: name.replace(" ", "-"),
 )
 def test_types_alone_refuse_wrong_fields_too(case: str) -> None:
-    """A stage server has no CEL library: OmniLLM reads its file by the types."""
+    """A stage server has no CEL library, so OmniLLM checks its pipeline file with the types alone."""
     bad = BAD_FIELDS[case]
     found = problems(dump(*bad.edits), parse_pipeline)
     assert any(problem.startswith((bad.field, "spec: ")) for problem in found), found
@@ -102,6 +102,7 @@ NO_TREE = {
 
 @pytest.mark.parametrize("case", NO_TREE, ids=lambda name: name.replace(" ", "-"))
 def test_types_alone_refuse_what_is_no_tree(case: str) -> None:
+    """Stages that do not form a tree are refused by the types too."""
     (found,) = problems(dump(NO_TREE[case]), parse_pipeline)
     assert found.startswith("spec: ")
     assert "one stage without inputs, all others below it; `omnipipe validate` names the offender" in found
@@ -123,7 +124,7 @@ NOT_A_PIPELINE = {
 
 
 def test_keys_are_compared_once_each() -> None:
-    """Each with each took 10 s for a file of 220 KB; this many would take minutes."""
+    """Comparing every pair of keys took 10 s for a file of 220 KB; for 40,000 keys it would take minutes."""
     nodes = [
         (yaml.ScalarNode("tag:yaml.org,2002:str", f"k{number}"), yaml.ScalarNode("tag:yaml.org,2002:null", ""))
         for number in range(40_000)
@@ -200,9 +201,10 @@ def test_dates_stay_text() -> None:
     assert parse_checked(text).metadata.annotations == {"day": "2026-01-01"}
 
 
-# tests/controlplane/test_crd_api.py holds the same against kubectl.
+# tests/controlplane/test_crd_api.py compares the same words with kubectl.
 @pytest.mark.parametrize(("word", "value"), YAML_WORDS.items())
 def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any) -> None:
+    """A YAML word without quotes gets the same value and type as in kubectl."""
     found = parse_document(f"key: {word}\n", "test")["key"]
     assert found == value
     assert type(found) is type(value)
@@ -210,4 +212,5 @@ def test_plain_words_of_yaml_are_what_they_are_to_kubectl(word: str, value: Any)
 
 @pytest.mark.parametrize("parse", [parse_checked, parse_pipeline])
 def test_whole_numbers_with_a_point(parse: Callable[[str], OmniPipeline]) -> None:
+    """A whole number may be written with a decimal point, such as 2.0."""
     assert parse(dump(first(replicas=2.0))).spec.stages[0].replicas == 2

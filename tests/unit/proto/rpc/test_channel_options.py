@@ -1,4 +1,4 @@
-"""Whatever options a caller gives, its channels share no connection: gRPC core 1.85 now and then crashes at that."""
+"""Channels share no connection, whatever options the caller gives: sharing sometimes crashes gRPC core 1.85."""
 
 from __future__ import annotations
 

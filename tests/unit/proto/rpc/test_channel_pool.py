@@ -1,4 +1,4 @@
-"""Which channel a call takes, and when an earlier one is closed."""
+"""Which channel a call uses, and when a replaced channel is closed."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_calls_share_a_channel_that_reaches_the_pipeline() -> None:
 
 
 def test_a_lost_channel_is_left_and_closed_once_its_calls_have_ended() -> None:
+    """A channel that could not reach its stage is replaced, and closed after its last call."""
     pool = numbered()
     long, failing, also_failing = pool.take(), pool.take(), pool.take()
     assert give_back(pool, failing, unreached=True) is None
@@ -47,6 +48,7 @@ def test_a_lost_channel_is_left_and_closed_once_its_calls_have_ended() -> None:
 
 
 def test_a_young_channel_is_kept_and_closing_takes_all() -> None:
+    """A channel younger than renew_after_s is not replaced. close() returns all channels."""
     pool = numbered(renew_after_s=60)
     assert give_back(pool, pool.take(), unreached=True) is None
     assert pool.take().channel == 1
@@ -64,7 +66,10 @@ class _Stage(stage_service_pb2_grpc.StageServiceServicer):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Channels that clients open from now on; one that lost the pipeline is left at once."""
+    """Returns a list with one item for each channel that clients open from now on.
+
+    A channel that cannot reach the pipeline is replaced immediately, not only after RENEW_AFTER_S.
+    """
     made: list[int] = []
     create = ChannelPool._new
 

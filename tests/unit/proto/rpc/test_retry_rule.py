@@ -1,4 +1,4 @@
-"""What is tried again, after how long, and what counts as a call that reached no stage."""
+"""Which failures are retried and after how long, and which calls count as having reached no stage."""
 
 from __future__ import annotations
 
@@ -73,6 +73,7 @@ def test_trailers_that_are_no_status_of_this_call_are_ignored() -> None:
 
 
 def test_of_two_reasons_the_stage_s_own_is_read() -> None:
+    """If a status has two ErrorInfos, the one of domain omnipipeline.io is used."""
     status = status_pb2.Status(code=UNAVAILABLE.value[0])
     for domain, reason in (("acme.example", "OTHER"), ("omnipipeline.io", "DRAINING")):
         status.details.add().Pack(error_details_pb2.ErrorInfo(domain=domain, reason=reason))

@@ -1,4 +1,4 @@
-"""Whatever the bytes are, random, odd or mutated, the codec decodes them as protobuf does."""
+"""The codec decodes random, odd and mutated bytes exactly as protobuf does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FUZZ = settings(max_examples=300, derandomize=True, deadline=None, suppress_heal
 
 
 def check_like_protobuf(message: bytes) -> None:
-    """Decoding either gives what protobuf gives, or a WireError where protobuf refuses; never anything else."""
+    """Checks that the codec decodes a message as protobuf does, or raises WireError where protobuf raises too."""
     try:
         decoded = decode_generate_request(message)
     except WireError:

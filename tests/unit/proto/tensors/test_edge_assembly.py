@@ -1,4 +1,4 @@
-"""Reassembly of an edge: headers must be those of the schema, tensors may interleave, and no damage is accepted."""
+"""Reassembly of an edge: headers must match the schema, tensors may interleave, and no damage is accepted."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_edge_takes_interleaved_tensors_in_any_order() -> None:
 
 
 def damage(messages: list[bytes], rng: random.Random) -> list[bytes]:
-    """Returns one to three random faults of a transport or a peer."""
+    """Returns the messages with one to three random faults, such as a transport or a faulty peer may cause."""
     result = list(messages)
     for _ in range(rng.randint(1, 3)):
         if not result:
@@ -132,7 +132,7 @@ def flip(message: bytes, bits: int, rng: random.Random) -> bytes:
 
 
 def test_no_damage_is_ever_accepted() -> None:
-    """3000 damaged transfers: each is a named error, or what arrives is exactly what was sent."""
+    """Each of 3000 damaged transfers raises a named error, or delivers exactly what was sent."""
     data = {spec.name: tensor_of(spec, 10, seed=5) for spec in SCHEMA.tensors}
     clean = [bytes(m) for spec in SCHEMA.tensors for m in encode_rows(spec, data[spec.name], chunk_bytes=48)]
     rng = random.Random(20)
@@ -145,7 +145,7 @@ def test_no_damage_is_ever_accepted() -> None:
         except (TensorError, WireError) as error:
             outcomes[type(error).__name__] = outcomes.get(type(error).__name__, 0) + 1
         else:
-            # Harmless: two tensors' chunks changed places, or a fault undid another or hit what protobuf ignores.
+            # A harmless fault: it swapped chunks of two tensors, undid another fault, or hit what protobuf ignores.
             assert received == data
             outcomes["harmless"] = outcomes.get("harmless", 0) + 1
     assert outcomes.pop("harmless", 0) < 600

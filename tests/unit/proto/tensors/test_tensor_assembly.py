@@ -1,4 +1,4 @@
-"""Reassembly: what is sent arrives bit for bit, and every damage is a named error of the right kind."""
+"""Reassembly: tensors arrive bit for bit, and any damage raises a named error of the right kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec: its bytes are protobuf's own; it reads what any library may write; hostile bytes are errors."""
+"""The codec writes the same bytes as protobuf, reads every legal encoding, and raises WireError for hostile bytes."""
 
 from __future__ import annotations
 

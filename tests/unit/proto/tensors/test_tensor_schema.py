@@ -1,4 +1,4 @@
-"""Schemas: what is well-formed, the canonical JSON, and the hash that both sides of an edge compare."""
+"""Tensor schemas: which ones are valid, their canonical JSON, and the hash that both sides of an edge compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting: a tensor goes out in chunks of whole rows, numbered and checksummed; what does not fit is not sent."""
+"""A tensor is split into chunks of whole rows, each with its row offset and checksum. What does not fit is refused."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def test_rows_are_split_whole_and_numbered() -> None:
 
 
 def test_a_row_above_the_chunk_size_goes_alone() -> None:
+    """A row that is larger than the chunk size gets a chunk of its own."""
     spec = TensorSpec("x", "uint8", (100,))
     chunks = list(encode_rows(spec, bytes(300), chunk_bytes=10))
     assert len(chunks) == 3
 
 
 def test_no_rows_end_a_tensor_or_say_nothing() -> None:
+    """Zero rows become an empty last chunk, or no chunk if more rows may follow."""
     spec = TensorSpec("x", "int16", (3,))
     assert decode_generate_request(next(encode_rows(spec, b"", first_row=4))) == as_view(
         fields("x", 4, 0, 0, True, b"")

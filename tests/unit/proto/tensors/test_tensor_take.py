@@ -1,4 +1,4 @@
-"""Taking the rows of an edge before its end: each row once, in order, and as it was sent."""
+"""EdgeAssembler.take() returns rows before an edge has ended: each row once, in order, and as it was sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def edge(rows: int) -> EdgeAssembler:
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 40), st.booleans()), max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_rows_are_taken_once_and_stay_as_they_were(steps: list[tuple[str, int, bool]]) -> None:
-    """Small first buffers, so that they grow between takes: what was taken before must not change."""
+    """Rows that were taken stay unchanged when a buffer grows. Buffers start small here, so they grow between takes."""
     before, assembly.FIRST_CAPACITY_BYTES = assembly.FIRST_CAPACITY_BYTES, 64  # type: ignore[misc]
     try:
         assembler, sent = edge(2000), {"a": 0, "b": 0}

@@ -18,7 +18,7 @@ from support.streamed_pairs import Gates, Pair
 @pytest.fixture
 def start_pair(kit: Any) -> Callable[..., Any]:
     async def start(think: Any, *, take: int | None = None, fail: Exception | None = None, **talker: Any) -> Pair:
-        """Returns a talker that reads `take` rows, all if None, and then speaks, or fails."""
+        """Starts both stages. The talker reads `take` rows (all if None) and then returns audio, or raises `fail`."""
         pair = Pair(None, None)
         gates = talker.pop("gates", Gates())
 

@@ -1,6 +1,7 @@
-"""10,000 damaged transfers: each is DATA_LOSS or INVALID_ARGUMENT with a documented reason, never accepted.
+"""A stage refuses 10,000 damaged transfers, each with DATA_LOSS or INVALID_ARGUMENT and a documented reason.
 
-Damage is done to the bytes on the wire, and goes the way of every call: deserializer, reader, assembler, status.
+The bytes on the wire are damaged. They pass through the same parts as in every call: deserializer, reader, assembler
+and the mapping of errors to statuses. A damaged transfer may be accepted only if exactly what was sent is received.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SCHEMA = TensorSchema(
     "test/damage",
     1,
     (
-        # Names, widths and types that are a bit apart: the worst case for a flipped bit.
+        # x and y differ in one bit of their names and have equal rows: the worst case for a flipped bit.
         TensorSpec("x", "bfloat16", (4,)),
         TensorSpec("y", "bfloat16", (4,)),
         TensorSpec("ids", "int64"),
@@ -38,7 +39,7 @@ END = pb.GenerateRequest(end=pb.End()).SerializeToString()
 
 
 def make_transfer(rng: random.Random) -> Wire:
-    """Chunks of all tensors, in the order of each, mixed; then End."""
+    """Returns the chunks of all tensors and then End. The tensors are interleaved; each one's chunks are in order."""
     queues = []
     for spec in SCHEMA.tensors:
         rows = rng.randrange(1, 9)
@@ -61,7 +62,7 @@ def make_transfer(rng: random.Random) -> Wire:
 
 
 def receive(wire: Sequence[bytes]) -> dict[str, bytes]:
-    """Returns what a stage makes of the messages after Start. Raises what ends the call."""
+    """Returns the tensors that a stage reads from the messages after Start. Raises the error that ends the call."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, 16) for name in SCHEMA.names])
     start = pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(SCHEMA)))
     reader = RequestReader()
@@ -136,12 +137,12 @@ def test_every_damage_is_a_named_error() -> None:
         damage(wire, rng)
         try:
             received = receive(wire)
-        except Exception as error:  # noqa: BLE001 - the mapping of any error is what is tested
+        except Exception as error:  # noqa: BLE001 - the test covers how any error is mapped
             status = to_status(error, stage="talker", request_id="r")
             told = read_status(status)
             refused[damage.__name__, told.code.name, told.reason] += 1
         else:
-            # Another place among the chunks of other tensors, an unknown field, a bool of 3 for 1: nothing was lost.
+            # Harmless: chunks of two tensors changed their order, a field is unknown, or a bool is 3 instead of 1.
             assert received == sent, f"{damage.__name__} was accepted and changed what was received"
             harmless += 1
     assert {code for _, code, _ in refused} == {"DATA_LOSS", "INVALID_ARGUMENT"}
@@ -158,5 +159,5 @@ def test_lost_and_repeated_chunks_are_never_harmless(damage: Callable[[Wire, ran
     for _ in range(300):
         wire = make_transfer(rng)
         damage(wire, rng)
-        with pytest.raises(Exception):  # noqa: B017, PT011 - which one is tested above
+        with pytest.raises(Exception):  # noqa: B017, PT011 - the test above checks which one
             receive(wire)

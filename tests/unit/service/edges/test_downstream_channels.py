@@ -1,4 +1,7 @@
-"""Channels to a stage whose name goes and comes back, and whose server drains: real gRPC, a name server in the test."""
+"""Channels to a stage whose DNS name disappears and returns, and to a server that drains.
+
+The tests use real gRPC and a name server of their own.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ TIMEOUT_S = 20.0
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Knows one name, as 127.0.0.1, while `known`."""
+    """Resolves every name to 127.0.0.1 while `known` is true. Otherwise no name exists."""
 
     known = False
     queries = 0
@@ -42,7 +45,7 @@ class NameServer(asyncio.DatagramProtocol):
 
 
 class Stage(stage_service_pb2_grpc.StageServiceServicer):
-    """Accepts, and ends when it may."""
+    """Accepts each call and ends it once `may_end` is set."""
 
     def __init__(self) -> None:
         self.may_end = asyncio.Event()
@@ -80,7 +83,7 @@ async def first_message(opened: OpenCall) -> str:
 
 
 async def call_in_vain(channels: DownstreamChannels) -> grpc.StatusCode:
-    """Returns how a call failed that never got an answer."""
+    """Makes a call that must fail before any message arrives. Returns its status code."""
     opened = call(channels)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await first_message(opened)
@@ -107,7 +110,8 @@ async def test_calls_on_a_channel_that_is_replaced_go_on() -> None:
         assert await first_message(running) == "accepted"
         drained = asyncio.create_task(server.stop(TIMEOUT_S))
         for _ in range(3):
-            # A call that meets the server's shutdown ends with CANCELLED; explain_failure takes both for a lost stage.
+            # A call that meets the server's shutdown ends with CANCELLED. explain_failure takes either code for a lost
+            # stage.
             code = await call_in_vain(channels)
             assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         stage.may_end.set()
@@ -127,7 +131,7 @@ async def test_a_young_channel_is_kept() -> None:
 
 
 async def test_channels_share_no_connection() -> None:
-    """Of a shared one each channel's thread watches the health, and gRPC core 1.85 now and then crashes at that."""
+    """gRPC core 1.85 sometimes crashes when several channels watch the health of a shared connection."""
     async with serving() as (stage, _, port):
         stage.may_end.set()
         with TcpProxy(f"127.0.0.1:{port}") as proxy:

@@ -1,4 +1,4 @@
-"""What a downstream stage may say, in which order, and how long it gets."""
+"""Which messages a downstream stage may send, in which order, and which deadline its call gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an edge sends: the rows of a step in one message, and many rows in messages that let others between."""
+"""What an edge sends: the rows of a step in one message, or many rows in several messages of limited size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def step(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 def receive(messages: list[OutgoingChunk]) -> dict[str, Any]:
-    """Returns the tensors, read as the stage below reads them; each must be whole."""
+    """Returns the tensors as the downstream stage reads them. Raises if one is incomplete."""
     prompt = tensor_prompt(SCHEMA, "thinker", [(name, 1 << 14) for name in SCHEMA.names])
     assembler = EdgeAssembler(SCHEMA, prompt.tensors)
     for message in messages:
@@ -62,6 +62,7 @@ def test_a_tensor_that_is_complete_ends_once() -> None:
     "rows", [{"y": np.zeros(1)}, {"ids": np.zeros(1)}, {"x": np.zeros((1, 3), np.int16)}, {"ids": np.int64(1)}]
 )
 def test_what_the_schema_does_not_say_is_refused(rows: dict[str, Any]) -> None:
+    """A tensor with another name, dtype or shape than in the schema is refused."""
     with pytest.raises(ModelExecutionError, match="schema"):
         EdgeWriter(SCHEMA).encode([rows], last=False)
 

@@ -1,6 +1,6 @@
-"""How long one turn of the event loop takes while a tensor of 64 MiB passes: other calls wait for no longer.
+"""While a tensor of 64 MiB passes through a stage, no turn of the event loop delays other calls for long.
 
-Measured as CPU time of the loop's thread, turn by turn, which a busy machine does not stretch much.
+Each turn is measured in CPU time of the loop's thread, which a busy machine hardly changes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from omni_stage.models.component import FinishReason, StageRequest, StageStep
 from support import scripted_stages as lab
 
 ROW, ROWS = 3584, 9362
-"""7 KiB, as Qwen2.5-Omni-7B's hidden states; just below 64 MiB in all: beyond, the buffer is copied as it grows."""
+"""A row has 7 KiB, like Qwen2.5-Omni-7B's hidden states. All rows together have just below 64 MiB, because a larger
+buffer is copied as it grows."""
 TENSOR = torch.ones(ROWS, ROW, dtype=torch.bfloat16)
 WIDE = TensorSchema("test/wide", 1, (TensorSpec("x", "bfloat16", (ROW,)),))
 MOST_S = 0.05
-"""One message of 64 MiB took 178 ms; the longest turn takes about 10."""
+"""Limit for the longest turn in seconds. It takes about 0.01 s; when all 64 MiB were one message, it took 0.178 s."""
 PER_CHUNK_S = 0.0001
 
 
 class Turns:
-    """CPU seconds of each turn, by what ran."""
+    """The CPU seconds of each turn, and which callback ran in it."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[float, str]] = []
@@ -47,7 +48,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
         run(handle)
         found.taken.append((time.thread_time() - began, repr(handle)))
 
-    # As the stage server does: what was imported is not gone through again and again.
+    # As in the stage server, the garbage collector must not scan imported objects again and again.
     gc.collect()
     gc.freeze()
     monkeypatch.setattr(asyncio.Handle, "_run", timed)
@@ -83,7 +84,7 @@ async def test_no_turn_is_long_while_a_tensor_passes(kit: Any, turns: Turns) -> 
         component=lab.ScriptedComponent(output_schema=WIDE),
         max_model_len=ROWS + 10,
     )
-    # What is imported and connected once.
+    # The first request is not measured: it imports modules and opens connections.
     assert (await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=60)).code is grpc.StatusCode.OK
     turns.taken.clear()
     answer = await lab.ask(entry, [lab.start("a" * ROWS), lab.END], timeout_s=60)

@@ -1,4 +1,4 @@
-"""When rows go, decided on a clock that the test turns."""
+"""When the rows of an edge are sent, tested with a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MANY = 64
 
 
 def send_times(pacing: Pacing, step_s: float, steps: int, open_calls: int) -> list[float]:
-    """Returns how long the oldest row of each message waited, and nothing else wakes the sender than steps and dues."""
+    """Returns how many seconds the oldest row of each message waited. Messages leave only at steps and due times."""
     waits, oldest = [], None
     due = float("inf")
     for number in range(steps):
@@ -34,12 +34,14 @@ def test_the_first_rows_go_at_once(open_calls: int) -> None:
 
 
 def test_among_many_calls_later_rows_travel_in_company_and_in_time() -> None:
+    """With many calls, later rows share messages and wait at most LONGEST_S."""
     waits = send_times(Pacing(), 0.01, 200, MANY)[EARLY_STEPS:]
     assert len(waits) <= (200 - EARLY_STEPS) / 3, "three rows a message and more"
     assert max(waits) <= LONGEST_S + 1e-9
 
 
 def test_one_call_alone_waits_for_nobody() -> None:
+    """With a single open call, every row is sent immediately."""
     assert set(send_times(Pacing(), 0.01, 200, 1)) == {0.0}
 
 
@@ -49,7 +51,7 @@ def test_a_stage_that_is_no_faster_than_speech_never_waits(step_s: float) -> Non
 
 
 def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
-    """A burst gives it 2 s of sound; after 3 s without a step that is used up."""
+    """100 rows buffer 2 s of audio. After 3 s without a step the buffer is empty, so the next row does not wait."""
     pacing = Pacing()
     for number in range(100):
         pacing.add(1, number * 0.001, MANY)
@@ -60,6 +62,7 @@ def test_what_the_reader_has_in_hand_bounds_the_wait() -> None:
 
 
 def test_rows_that_nobody_reads_before_the_end_wait_even_alone() -> None:
+    """Rows of a Full edge wait up to LONGEST_S, even with a single open call."""
     waits = send_times(Pacing(heard=False), 0.005, 100, 1)
     assert waits[0] == 0.0, "the first opens the call"
     assert len(waits) <= 20

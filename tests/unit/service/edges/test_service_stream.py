@@ -19,11 +19,11 @@ from support.streamed_pairs import Gates, step
 
 
 async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., Any]) -> None:
-    """The thinker writes on only once the talker has read: were the edge Full, both would wait for ever."""
+    """The thinker continues only after the talker has read its rows. With a Full edge both would wait forever."""
     gates = Gates()
 
     async def think(request: StageRequest) -> AsyncIterator[StageStep]:
-        # The talker accepted before this engine was asked; its own engine is asked a moment later.
+        # The call to the talker opens while this engine runs, so the talker's engine gets its request later.
         await until(lambda: pair.talker.engine.requests)
         for begin, end in ((0, 3), (3, 4), (4, 6)):
             yield step(begin, end, prompt_token_ids=[1] if begin == 0 else None)
@@ -48,7 +48,7 @@ async def test_rows_arrive_while_the_upstream_writes(start_pair: Callable[..., A
 async def test_rows_that_are_due_leave_within_the_engines_step(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not in a task of their own, which would run after the steps of all other requests of the batch."""
+    """Due rows are not sent by a task of their own, which would run only after all other requests' steps."""
     begun: list[OutgoingChunk] = []
     written: list[OutgoingChunk] = []
     write = downstream_call._write
@@ -67,7 +67,7 @@ async def test_rows_that_are_due_leave_within_the_engines_step(
         for number in range(3):
             tensors = {"x": lab.rows(1, number), "ids": torch.tensor([number])}
             yield StageStep(token_ids=[number], prompt_token_ids=[1] if not number else None, tensors=tensors)
-            # A step without text waits for nothing: no turn of the event loop has passed.
+            # A step without text does not wait for anything, so the event loop has had no turn since the yield.
             seen.append(len(begun))
             await until(lambda: len(written) > len(seen) - 1)
         yield StageStep(finish_reason=FinishReason.STOP)
@@ -76,7 +76,7 @@ async def test_rows_that_are_due_leave_within_the_engines_step(
     answer = await lab.ask(pair.thinker)
     assert answer.code.name == "OK", answer.message
     assert pair.rows == [0, 1, 2]
-    # The sender of this call may start after the first step, which this script makes at once.
+    # The first step is not checked: the script makes it so early that the call's sender may not have started yet.
     assert seen[1:] == [2, 3]
 
 
@@ -105,7 +105,7 @@ async def test_tensors_end_one_by_one(start_pair: Callable[..., Any]) -> None:
 async def test_the_engine_works_while_the_stage_below_accepts(
     start_pair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The talker is asked only once the thinker's engine runs: were one to wait for the other, nothing would come."""
+    """The call to the talker opens only after the thinker's engine has begun, so neither may wait for the other."""
     began, opened = asyncio.Event(), EdgeCall.open
 
     async def open_late(call: EdgeCall, max_rows: int) -> None:

@@ -1,4 +1,4 @@
-"""Every way a Stream edge ends: a stage fails, refuses, needs no more, breaks the protocol or falls silent."""
+"""Every way a Stream edge ends: a stage fails, refuses, needs no more rows, violates the protocol or stops sending."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def talker_start() -> pb.GenerateRequest:
 
 
 def call_talker(pair: Pair, messages: Any, timeout_s: float = 20) -> Any:
-    """Returns a call to the talker by hand; a list of messages comes after Start."""
+    """Calls the talker directly. A list of messages is sent after Start; any other iterator must begin with Start."""
     channel = grpc.aio.insecure_channel(pair.talker.target)
     generate = channel.stream_stream(
         "/omni_proto.stage.v1.StageService/Generate",

@@ -1,4 +1,4 @@
-"""Every hostile medium is refused by its header, refused by the decoder, or taken in the memory that was reserved."""
+"""Hostile media are refused because of their headers or by the decoder, or are decoded in the memory reserved."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from support.scripted_stages import ScriptedComponent
 
 RULES = MediaRules(Limits(), MediaLimits(), ScriptedComponent(), 4096, hear_videos=True)
 PATIENCE_S = 200.0
-"""For a decoder to end: a busy machine is no hostile file."""
+"""Seconds for a decoder to end: long, so that a busy machine does not make a file seem hostile."""
 SLOW = "flac of 8 channels at 192 kHz, 40 s"
 WORKER_BASE_BYTES = 128 << 20
-"""Its own: the interpreter, Pillow, numpy, and FFmpeg once a video came."""
+"""Memory of a decoder process without a job: the interpreter, Pillow, numpy, and FFmpeg after the first video."""
 
 
 def judge(medium: Hostile, rules: MediaRules = RULES) -> MediaSlot:
@@ -45,7 +45,7 @@ async def pool() -> AsyncIterator[MediaPool]:
 
 
 def held_by_jobs() -> list[str]:
-    """Shared memory of decoders that this process maps or has open."""
+    """Returns the decoders' shared memory that this process maps or has open."""
     gc.collect()
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:media" in line]
     return mapped + [str(link) for link in Path("/proc/self/fd").iterdir() if "memfd:media" in os.path.realpath(link)]
@@ -60,7 +60,7 @@ def test_header_is_enough_to_refuse(medium: Hostile) -> None:
 
 
 def peak_bytes(pool: MediaPool) -> int:
-    """Largest resident size that the pool's process had since it was last asked, shared memory included."""
+    """Returns the largest resident size of the pool's process since the last call, shared memory included."""
     process = Path(f"/proc/{pool._idle[0]._process.pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     (process / "clear_refs").write_text("5")
@@ -91,6 +91,7 @@ async def test_decoder_holds_no_more_than_was_reserved(pool: MediaPool, medium: 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_job_ends_with_its_caller_and_with_its_time(pool: MediaPool) -> None:
+    """A cancelled job ends with its decoder process. So does a job that exceeds its time limit."""
     slow = judge(next(m for m in CORPUS if m.name == SLOW))
     quick = judge(next(m for m in CORPUS if m.name == "wav"))
     await pool.decode([quick], RULES, PATIENCE_S)
@@ -117,7 +118,7 @@ async def test_a_caller_that_leaves_a_short_job_costs_no_process(
     await pool.decode([quick], RULES, PATIENCE_S)
     (worker,) = pool._idle
     job = asyncio.create_task(pool.decode([quick], RULES, PATIENCE_S))
-    while not pool._busy:  # noqa: ASYNC110 - looked at in every turn of the loop, since the job takes a millisecond
+    while not pool._busy:  # noqa: ASYNC110 - checked in every turn of the loop, because the job takes about 1 ms
         await asyncio.sleep(0)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -142,7 +143,7 @@ async def test_killed_processes_are_replaced_one_for_one(pool: MediaPool) -> Non
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None:
-    """Its own process maps it as long as the job needs it, and its files are closed then."""
+    """This process maps a job's shared memory only as long as the job needs it, and then closes its files."""
     taken_, refused = (judge(next(m for m in CORPUS if m.name == name)) for name in ("png at the cap", "wav of NaN"))
     await pool.decode([taken_], RULES, PATIENCE_S)
     with pytest.raises(InvalidMediaError):
@@ -172,6 +173,8 @@ async def test_memory_of_a_job_is_freed_however_it_ends(pool: MediaPool) -> None
 async def test_a_worker_that_was_taken_over_is_not_believed(
     pool: MediaPool, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Answers of a decoder process are checked, because a hostile file may control it."""
+
     async def ask(*_: object) -> dict[str, Any]:
         return answer
 

@@ -1,4 +1,7 @@
-"""The cost of media is read from headers, reserved before a byte is decoded, and compared with what Start announced."""
+"""The cost of media is computed from their headers and reserved before anything is decoded.
+
+It is compared with what Start announced.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def chunked(size: int, decoded: int = 0, kind: MediaKind = "image") -> MediaSlot
 
 
 def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
-    """A PNG of 2 kB and one of 20 MB cost the same if they are of one size."""
+    """A PNG of 2 kB and one of 20 MB cost the same if their width and height are equal."""
     small = plan_medium(prompt_pb2.Media(data=flat_png(4096, 4096)), "f", "image", RULES)
     assert small.size < 4000
     assert small.held_bytes > 4096 * 4096 * 20
@@ -59,7 +62,7 @@ def test_a_bomb_is_reserved_by_its_size_decoded() -> None:
     ("width", "height"), [(1, 1), (1, 200), (200, 1), (28, 5600), (333, 2), (4096, 4096), (800, 600)]
 )
 def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
-    """With the costs of the real thinker, which rounds sides up to patches and makes small images larger."""
+    """Uses the costs of the real thinker, which rounds sides up to whole patches and enlarges small images."""
     from omni_stage.models.shared.media_cost import MediaCosts
 
     costs = MediaCosts(3136, 12_845_056, 4_800_000, 28, 640)
@@ -75,6 +78,7 @@ def test_what_is_announced_covers_what_comes(width: int, height: int) -> None:
 
 
 def test_nothing_announced_reserves_the_cap() -> None:
+    """Media without an announced decoded size reserve the largest size that is allowed."""
     assert chunked(100).held_bytes >= chunked(100, RULES.media.max_image_pixels * 3).held_bytes
     assert chunked(100, kind="audio").held_bytes >= 300 * 16_000 * 4
     assert chunked(100, 3).held_bytes < chunked(100).held_bytes // 100
@@ -119,7 +123,7 @@ def test_a_model_of_text_alone_refuses_media_unread() -> None:
 
 @pytest.mark.parametrize(("messages", "parts"), [(1024, 2), (2, 513), (1, 1025), (1025, 1)])
 def test_parts_are_bounded_together(messages: int, parts: int) -> None:
-    """1,024 messages of 1,024 parts once held the event loop for 1.4 s."""
+    """1,024 messages of 1,024 parts once blocked the event loop for 1.4 s."""
     start = pb.Start()
     for _ in range(messages):
         start.chat.messages.add(role="user").parts.extend([prompt_pb2.ContentPart(text="a")] * parts)
@@ -130,6 +134,7 @@ def test_parts_are_bounded_together(messages: int, parts: int) -> None:
 
 
 def test_large_chats_and_media_are_planned_beside_the_loop() -> None:
+    """Only light requests are planned on the event loop; large chats and media are not light."""
     text = prompt_pb2.ContentPart(text="a")
     assert is_light(pb.Start(text="a" * 100_000))
     assert is_light(chat(*[text] * 64))
@@ -138,7 +143,7 @@ def test_large_chats_and_media_are_planned_beside_the_loop() -> None:
 
 
 async def test_the_budget_holds_what_media_are_decoded(kit: Any) -> None:
-    """Two kilobytes that are 16 million pixels do not pass a stage whose budget they would break."""
+    """A stage refuses an image of 2 kB if its 16 million pixels would exceed the byte budget."""
     stage = await kit.serve(limits={"maxInflightBytes": 256 << 20})
     answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(image(flat_png(4096, 4096)))), lab.END])
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "REQUEST_TOO_LARGE")
@@ -149,6 +154,7 @@ async def test_the_budget_holds_what_media_are_decoded(kit: Any) -> None:
 
 
 async def test_a_sound_that_lies_fails_its_own_request(kit: Any) -> None:
+    """Audio whose header has a false length fails only its own request."""
     stage = await kit.serve()
     part = prompt_pb2.ContentPart(audio=prompt_pb2.Media(data=with_frames(flac(1), 10_000_000)))
     answer = await lab.ask(stage, [pb.GenerateRequest(start=chat(part)), lab.END])

@@ -1,4 +1,4 @@
-"""Failures of a stage below: relayed unchanged, turned into an event with allow_partial, or tried again."""
+"""Failures of a downstream stage are relayed unchanged, turned into an event (allow_partial), or retried."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from omni_stage import errors
 from omni_stage.models.component import FinishReason, StageStep
 from support import scripted_stages as lab
-
-# Failures below ------------------------------------
 
 
 async def test_failure_below_is_relayed_unchanged(kit: Any) -> None:
@@ -82,7 +80,7 @@ async def test_retry_before_accepted_succeeds(kit: Any) -> None:
     middle.server.admission.max_requests = 0
 
     async def make_room() -> None:
-        # The metric is what an outsider can see of the refusal.
+        # Only this metric shows from outside that the talker has refused a call.
         refusal = {"code": "RESOURCE_EXHAUSTED", "reason": "TOO_MANY_REQUESTS"}
         await middle.wait_for_metric("omni_stage_requests_total", 1, **refusal)
         middle.server.admission.max_requests = 4

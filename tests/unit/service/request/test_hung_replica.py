@@ -1,7 +1,7 @@
-"""One of two replicas of a diffusion stage hangs in a step: requests outside that step do not wait for it.
+"""If one of two replicas of a diffusion stage hangs in a step, requests outside that step do not wait for it.
 
-Real stage servers, scripted engines. Those whom round_robin sends to the hung replica wait until its watchdog speaks,
-and end with STEP_TIMEOUT; text, and speech of the other replica, end while the step still hangs.
+The stage servers are real, their engines scripted. Requests that round_robin sends to the hung replica wait until its
+watchdog ends them with STEP_TIMEOUT. Text requests, and speech from the other replica, finish while the step hangs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from support.polling import until
 from support.scripted_stages import EDGE_B, make_sound
 
 LONG_S, SHORT_S = 600.0, 1.0
-"""A step's time limit: one that no test waits for, and one that ends soon."""
+"""Time limits of a step in seconds: LONG_S never passes during a test, SHORT_S passes soon."""
 PATIENCE_S = 60.0
 SPEECH, TEXT = (sampling_pb2.MODALITY_TEXT, sampling_pb2.MODALITY_AUDIO), (sampling_pb2.MODALITY_TEXT,)
 
 
 class Diffusion:
-    """Makes a sound at once, until it hangs."""
+    """An engine's script that returns audio immediately, or never once `hangs` is set."""
 
     def __init__(self) -> None:
         self.hangs = False
@@ -42,13 +42,13 @@ class Diffusion:
 
 
 class Replicas:
-    """A chain whose token2wav has two replicas, of which one can hang."""
+    """A chain whose token2wav has two replicas, one of which can hang."""
 
     def __init__(self, kit: Any) -> None:
         self._kit, self._engine = kit, Diffusion()
 
     async def start(self, step_timeout_s: float) -> None:
-        """Start all four servers, and let each replica answer something."""
+        """Starts all four servers and sends requests until each replica has had one."""
         self.hung = await self._kit.serve(
             self._engine.play,
             stage="token2wav",
@@ -70,17 +70,17 @@ class Replicas:
                 assert await self.ask(*SPEECH) == "ok"
 
     def hang(self) -> None:
-        """From now on every step of the one replica hangs."""
+        """Makes every later step of one replica hang."""
         self._engine.hangs = True
 
     async def ask(self, *modalities: int) -> str:
-        """One request. Returns "ok" or the error's reason."""
+        """Sends one request. Returns "ok" or the error's reason."""
         start = lab.start("hello", modalities=modalities)
         answer = await lab.ask(self._entry, [start, lab.END], timeout_s=PATIENCE_S)
         return "ok" if answer.code is grpc.StatusCode.OK else str(answer.info.reason)
 
     def begin(self, count: int, *modalities: int) -> list[asyncio.Task[str]]:
-        """So many requests at once."""
+        """Starts `count` concurrent requests."""
         return [asyncio.create_task(self.ask(*modalities)) for _ in range(count)]
 
 
@@ -90,13 +90,14 @@ def replicas(kit: Any) -> Replicas:
 
 
 async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> None:
+    """Text requests, and speech requests at the other replica, finish while one replica hangs."""
     await replicas.start(LONG_S)
     replicas.hang()
     before = len(replicas.hung.engine.requests)
     speech = replicas.begin(20, *SPEECH)
     await until(lambda: len(replicas.hung.engine.requests) > before)
     assert {await text for text in replicas.begin(20, *TEXT)} == {"ok"}
-    # All but those that the hung replica holds, and it holds some, end.
+    # All speech requests end, except the one or more that the hung replica has.
     await until(lambda: sum(task.done() for task in speech) == 20 - (len(replicas.hung.engine.requests) - before) > 0)
     assert {task.result() for task in speech if task.done()} == {"ok"}
     assert not all(task.done() for task in speech)
@@ -106,6 +107,7 @@ async def test_who_is_not_in_the_hung_step_does_not_wait(replicas: Replicas) -> 
 
 
 async def test_a_hung_replica_says_so_and_is_asked_no_more(replicas: Replicas) -> None:
+    """A hung replica reports NOT_SERVING, and no further requests are sent to it."""
     await replicas.start(SHORT_S)
     watching = asyncio.create_task(replicas.hung.server.serve(asyncio.Event(), asyncio.Event()))
     replicas.hang()

@@ -1,4 +1,4 @@
-"""Prompt embeddings, priority and cache salt from the client's call to what the engine is asked, over real gRPC."""
+"""Prompt embeddings, priority and cache salt, from the client's call to the engine's request, over real gRPC."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ async def test_the_example_of_the_readme_runs(
 
 
 async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any) -> None:
+    """The byte budget counts the rows once for each of their EMBEDS_COPIES copies."""
     reserved = []
 
     async def note(request: Any) -> Any:
@@ -120,6 +121,7 @@ async def test_rows_are_reserved_as_often_as_they_are_held(kit: Any) -> None:
 
 
 async def test_the_engines_zeros_are_not_shown_as_token_ids(kit: Any) -> None:
+    """The engine's placeholder ids for prompt embeddings are not returned to the client."""
     stage = await serve(kit)
     include = {"token_ids": True}
     for start, ids in ((pb.Start(text="x", include=include), [1, 2, 3]), (pb.Start(include=include), [])):
@@ -227,9 +229,9 @@ def test_requests_above_priority_0_leave_a_quarter_to_the_others(priority: int) 
             take(requests, -1000)
 
         by_bytes = Admission(8, 1000)
-        take(by_bytes, priority, 900)  # of any size into an idle stage
+        take(by_bytes, priority, 900)  # an idle stage admits any size
         with pytest.raises(ByteBudgetExceededError):
             take(by_bytes, priority, 1)
         take(by_bytes, 0, 100)
 
-        take(Admission(1, 1000), priority)  # at least one
+        take(Admission(1, 1000), priority)  # at least one request is admitted

@@ -1,7 +1,7 @@
-"""The caller's side of the protocol as a state machine: any message at any time, against a model of a few lines.
+"""RequestReader as a state machine: hypothesis feeds it any message at any time and compares it with a small model.
 
-A message that breaks the protocol is refused with the error that the model predicts and changes nothing: the right one
-is taken afterwards.
+A message that violates the protocol must raise the error that the model predicts and must change nothing, so that a
+correct message is still accepted afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def chunk(name: str, offset: int, rows: int, last: bool, **changes: Any) -> Tens
 
 
 class ReaderStates(RuleBasedStateMachine):
-    """The reader beside its model: `rows`, `complete` and `media` are what it must hold."""
+    """The reader and its model, which says what the reader must hold: `rows`, `complete` and `media`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,19 +51,19 @@ class ReaderStates(RuleBasedStateMachine):
 
     @initialize(early=st.sampled_from([None, pb.GenerateRequest(end=pb.End()), chunk("x", 0, 1, False)]))
     def begin(self, early: Any) -> None:
-        """Start, perhaps after something that must not come first."""
+        """Sends Start, perhaps after a message that must not come first."""
         if early is not None:
             self.refuse(early, ProtocolViolationError)
         prompt = tensor_prompt(SCHEMA, "thinker", [(name, MAX_ROWS) for name in SCHEMA.names])
         request = pb.GenerateRequest(start=pb.Start(tensors=prompt, edge_schema_hash=schema_hash(SCHEMA)))
         start = self.reader.start(request)
-        # No stage reads both; the reader does not care.
+        # No stage expects both media and tensors, but the reader allows it.
         self.reader.expect(MEDIA_BYTES, check_edge(start, "thinker", SCHEMA))
         self.started = True
 
     @rule(name=TENSORS, rows=st.integers(0, 3), last=st.booleans())
     def next_chunk(self, name: str, rows: int, last: bool) -> None:
-        """A chunk at its place; it may be one too many, too long, or empty."""
+        """Sends a chunk at the right offset. Its tensor may already be complete, or it may be too long or empty."""
         message = chunk(name, self.rows[name], rows, last)
         if self.ended:
             self.refuse(message, ProtocolViolationError)
@@ -80,7 +80,7 @@ class ReaderStates(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule()
     def chunks_together(self) -> None:
-        """A row of each tensor that goes on, in one message; all of them count."""
+        """Sends one row of each incomplete tensor in one message; all of them count."""
         names = [name for name in SCHEMA.names if name not in self.complete and self.rows[name] < MAX_ROWS]
         message = tuple(chunk(name, self.rows[name], 1, False) for name in names)
         if not message:
@@ -110,7 +110,7 @@ class ReaderStates(RuleBasedStateMachine):
 
     @rule(media_id=st.sampled_from([0, 1, 2, 3]), shift=st.sampled_from([0, 0, 0, 1, -1]), size=st.integers(0, 3))
     def medium(self, media_id: int, shift: int, size: int) -> None:
-        """A piece of a medium, announced or not, in order or not, too long or not."""
+        """Sends a piece of a medium, which may be unannounced, out of order, too long or empty."""
         offset = self.media.get(media_id, 0) + shift
         if offset < 0:
             return
@@ -124,7 +124,7 @@ class ReaderStates(RuleBasedStateMachine):
 
     @rule(message=st.sampled_from(["start", "empty", "damaged"]))
     def nonsense(self, message: str) -> None:
-        """Start again, an empty message, bytes that are none."""
+        """Sends a second Start, an empty message, or bytes that are not a message."""
         kinds = {
             "start": pb.GenerateRequest(start=pb.Start()),
             "empty": pb.GenerateRequest(),
@@ -148,7 +148,7 @@ class ReaderStates(RuleBasedStateMachine):
     @precondition(lambda self: not self.ended)
     @rule()
     def complete_all(self) -> None:
-        """All that is missing, so that many runs come to their End."""
+        """Sends everything that is missing and then End, so that many runs reach it."""
         for name in set(SCHEMA.names) - self.complete:
             self.next_chunk(name, min(1, MAX_ROWS - self.rows[name]), True)
         for media_id, size in MEDIA_BYTES.items():
@@ -159,7 +159,7 @@ class ReaderStates(RuleBasedStateMachine):
 
     @rule()
     def hang_up(self) -> None:
-        """The caller closes its side: fine after End, and only then."""
+        """The client closes its side of the stream, which is allowed only after End."""
         if self.ended:
             self.reader.end_of_stream()
         else:

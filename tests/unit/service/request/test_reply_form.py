@@ -1,4 +1,4 @@
-"""A given reply, tools and structured output in Start: what is read, and what is refused with which field."""
+"""A given reply, tools and structured output in Start: how they are read, and which field each refusal names."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_reply_is_part_of_the_prompt_whatever_its_input() -> None:
 
 
 def test_reply_bounds_the_rows_whatever_would_be_sampled() -> None:
+    """A given reply sets max_tokens and the number of output rows."""
     given = plan({"text": "x", "reply": {"token_ids": {"ids": [1] * 20}}}, downstream=[SPEECH])
     assert given.sampling.max_tokens == 20
     assert given.output_rows == 9 + 20
@@ -109,7 +110,7 @@ def test_tool_messages_of_a_conversation_are_read() -> None:
 
 DEEP = "[" * MAX_JSON_DEPTH + "]" * MAX_JSON_DEPTH
 REFUSED: list[Any] = [
-    # A reply.
+    # Given replies.
     ({"text": "x", "reply": {}}, InvalidRequestError, "start.reply.token_ids.ids", {}),
     ({"text": "x", "reply": {"text": ""}}, InvalidRequestError, "start.reply.text", {}),
     ({"text": "x", "reply": {"text": "y" * 201}}, RequestTooLargeError, "start.reply.text", {}),
@@ -131,7 +132,7 @@ REFUSED: list[Any] = [
     ),
     ({**tools(WEATHER), "reply": {"text": "y"}}, InvalidRequestError, "start.chat.tools", {}),
     ({"prompt_embeds": {}, "reply": {"text": "y"}}, InvalidRequestError, "start.prompt_embeds", {}),
-    # A form.
+    # Structured output.
     ({"text": "x", "structured_output": {}}, InvalidRequestError, "start.structured_output", {}),
     (
         {"text": "x", "structured_output": {"json_object": True}},

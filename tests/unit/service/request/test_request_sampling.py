@@ -1,4 +1,4 @@
-"""Sampling of a request: what is out of bounds is refused by its path, as the resource's defaults are."""
+"""Sampling parameters of a request: a value that is out of bounds is refused with the path of its field."""
 
 from __future__ import annotations
 
@@ -25,4 +25,5 @@ def test_out_of_bounds_is_refused_by_its_path(wrong: dict[str, float], parameter
 
 
 def test_decimals_come_back_as_they_were_written() -> None:
+    """A float32 on the wire is read as the decimal number that the client wrote."""
     assert sampling_from_proto(sampling_pb2.SamplingParams(temperature=0.9), "x").temperature == 0.9

@@ -1,4 +1,4 @@
-"""What a call may hold, and for how long: a call without Start, a deadline beyond the stage's longest request."""
+"""Time limits of calls: one that sends no Start, and one whose deadline is beyond the stage's longest request."""
 
 from __future__ import annotations
 

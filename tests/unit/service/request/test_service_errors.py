@@ -1,4 +1,4 @@
-"""Errors of a stage's own: the code, the ErrorInfo, and what must not leak."""
+"""Errors that a stage itself raises: their code and ErrorInfo, and what they must not leak."""
 
 from __future__ import annotations
 

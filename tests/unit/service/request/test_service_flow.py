@@ -1,4 +1,4 @@
-"""A request through one stage and through three: order and contents of what comes back, and what each stage got."""
+"""Requests through one stage and through three: order and content of the responses, and what each stage receives."""
 
 from __future__ import annotations
 
@@ -155,6 +155,7 @@ async def test_token_ids_only_on_request(kit: Any) -> None:
 
 
 async def test_sampling_layers_and_the_one_seed(kit: Any) -> None:
+    """Parameters of the request replace the defaults. Its seed applies to every stage without its own."""
     first, middle, last = await kit.chain(defaultSampling={"topP": 0.5, "temperature": 0.3})
     sampling = {
         "thinker": sampling_pb2.SamplingParams(temperature=0.9),

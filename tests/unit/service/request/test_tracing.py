@@ -1,4 +1,4 @@
-"""Traces of a stage: which spans a timeline holds, and what an OTLP collector receives of real calls."""
+"""Traces of stages: which spans a timeline becomes, and what an OTLP collector receives."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 
 def test_stages_of_one_request_are_one_trace(collector: Collector) -> None:
-    """As the servicer calls it: each stage's traceparent is the next one's caller."""
+    """As in the servicer, each stage passes its traceparent to the next stage."""
     stages = [open_tracing("omni", name) for name in ("thinker", "talker", "token2wav")]
     given, traces = CALLER, []
     for tracing in stages:

@@ -1,4 +1,4 @@
-"""The certificate of an entry stage."""
+"""A fixture for the certificate of an entry stage."""
 
 from __future__ import annotations
 

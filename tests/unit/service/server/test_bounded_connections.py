@@ -1,5 +1,4 @@
-"""Plain HTTP ports under attack: peers that hoard connections or send half a header lose them; requests are
-answered."""
+"""A plain HTTP port closes connections of peers that hoard them or send half a header, and still answers requests."""
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ HOARD = 2_000
     ids=["room for all", "one peer too many", "the port is full: of whom holds most", "of whom came first"],
 )
 def test_who_goes(came: list[str], gone: list[str], left: int) -> None:
+    """Beyond a limit, the oldest connection of the peer over its share, or with the most, is closed."""
     table: ConnectionTable[str] = ConnectionTable(in_all=5, per_peer=3)
     assert [victim for name in came if (victim := table.enter(name[0], name)) is not None] == gone
     assert len(table) == left

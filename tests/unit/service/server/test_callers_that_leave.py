@@ -1,4 +1,4 @@
-"""Callers that leave while a message is written to them: a cancellation, not a fault of the stage."""
+"""A client that disconnects while a message is written to it causes a cancellation, not an error of the stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate's files: what is wrong with them is named, and which keys are taken."""
+"""The certificate's files: which keys are accepted, and errors that name what is wrong."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_required_client_certificates_need_a_ca(tmp_path: Path, ca: bytes | None
 
 @pytest.mark.parametrize("name", ["tls.crt", "tls.key", "ca.crt"])
 def test_damage_raises_nothing_else(tmp_path: Path, name: str) -> None:
-    """What is not understood must not end the watch: bytes of the DER inside and of the PEM around it."""
+    """Random damage of the DER or of the PEM around it raises only ConfigurationError, which the watch survives."""
     randoms = random.Random(name)
     files = tls_files(PAIR, CA.certificate)
     secret = MountedSecret(tmp_path / "secret", files)
@@ -109,6 +109,7 @@ def test_the_key_is_in_no_repr(secret: MountedSecret) -> None:
 def test_a_swap_between_two_files_is_read_again(
     tmp_path: Path, secret: MountedSecret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If the Secret changes between two reads, all files are read again."""
     renewed = CA.issue()
     read, reads = tls._read, []
 
@@ -131,7 +132,7 @@ def test_a_stage_without_its_certificate_ends_with_78_before_it_loads_anything(t
         {
             "pipeline": "web",
             "stage": "thinker",
-            # Of the components, the one whose server imports no vLLM.
+            # The server of this component does not import vLLM.
             "component": "sim/thinker",
             "model": {"path": str(tmp_path / "missing")},
             "listen": listen(secret),

@@ -1,7 +1,7 @@
-"""Keepalive pings that nobody takes for a flood: a call without a word for ten minutes, with the product's options.
+"""With the product's options, keepalive pings do not look like a flood: a silent call lasts for ten minutes.
 
-A server that counts too many pings ends the connection with GOAWAY (ENHANCE_YOUR_CALM, "too_many_pings"), and the call
-with it. That ours does so is shown by a peer that floods it: gRPC's own clients cannot.
+A server that counts too many pings closes the connection with GOAWAY (ENHANCE_YOUR_CALM, "too_many_pings"), which also
+ends its calls. A raw HTTP/2 peer tests that ours does so, because gRPC's own clients cannot flood a server.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ SILENCE_S = 600.0
 @pytest.mark.full
 @pytest.mark.timeout(900)
 async def test_ten_silent_minutes_are_too_many_pings_for_nobody(kit: Any) -> None:
+    """A call without messages still runs after ten minutes of keepalive pings."""
     stage = await kit.serve(lab.wait_forever, timeouts={"request": 800})
     began = time.monotonic()
     async with grpc.aio.insecure_channel(stage.target, options=channel_options()) as channel:
@@ -44,7 +45,7 @@ async def test_a_flood_of_pings_ends_its_own_connection(kit: Any) -> None:
             for _ in range(10):
                 peer.ping()
             peer.read(lambda: peer.going_away)
-            # A close with pings unread is a reset, which may overtake the server's goodbye.
+            # A server that closes with unread pings sends a TCP reset, which may overtake its GOAWAY.
             return peer.going_away or not peer.alive
 
     assert await asyncio.to_thread(flood)

@@ -1,4 +1,4 @@
-"""Messages that are small on the wire and large or deep once read: gzip bombs, nesting, and who reads them."""
+"""Messages that are small on the wire but large or deeply nested once decoded. Only protobuf's upb may decode them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEGIN_GROUP, END_GROUP = b"\x0b", b"\x0c"
 
 
 def peak_bytes() -> int:
-    """Most memory that this process ever had resident."""
+    """Returns the peak resident memory of this process."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) * 1024
@@ -49,7 +49,10 @@ async def test_a_gzip_bomb_is_too_large(kit: Any) -> None:
 
 
 async def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(kit: Any) -> None:
-    """256 MiB in about 1 MB: gRPC stops at the limit of one message, here in the process whose peak is measured."""
+    """gRPC unpacks 256 MiB, compressed to about 1 MB, only up to the size limit of a message.
+
+    The server runs in this process, so peak_bytes() measures it.
+    """
     stage = await kit.serve()
     bomb = grpc_message(gzip_of_zeros(256), compressed=True)
     assert (await lab.ask(stage)).text == "Hello"
@@ -79,7 +82,7 @@ async def test_what_is_nested_too_deep_is_not_decoded(kit: Any, depth: int, says
 
 
 def test_no_message_of_ours_nests_in_itself() -> None:
-    """So what is deep is never a legal request."""
+    """Therefore a deeply nested message is never a legal request."""
 
     def depth(message: Any, above: tuple[str, ...] = ()) -> int:
         assert message.full_name not in above, message.full_name

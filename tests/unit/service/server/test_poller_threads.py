@@ -1,4 +1,4 @@
-"""gRPC's poller is found by its name: a gRPC that names it otherwise must not pass unnoticed."""
+"""gRPC's poller thread is found by its name. This test fails if a new version of gRPC renames it."""
 
 from __future__ import annotations
 

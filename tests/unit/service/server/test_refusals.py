@@ -1,4 +1,4 @@
-"""Refusals in moderation: who is refused often waits for the next refusal, and nobody else waits for anything."""
+"""A client whose calls are refused too often waits for its next refusals. Nothing else waits."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from support import scripted_stages as lab
 from support.polling import until
 
 BAD = [lab.END]
-"""A call that does not begin with Start."""
+"""The messages of a call that does not begin with Start."""
 LIMITS = {"refusalsPerSecond": 1, "maxRefusalWait": 10}
 BURST = 5
 HELD = StageMetric.PIPELINE_HELD_REFUSALS
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock in seconds that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -55,7 +55,10 @@ class Clock:
     ids=["a burst", "beyond it", "a second later", "it fills up to a burst", "another client"],
 )
 def test_a_client_has_a_rate(steps: str, answers: str) -> None:
-    """steps: refusals of clients a and b, and seconds that pass. Two a second, ten at once."""
+    """The rate is two refusals a second, with bursts of ten.
+
+    steps: a letter is a refusal of that client, a digit is so many seconds. answers: y is within the rate, n beyond.
+    """
     clock = Clock()
     buckets, found = RefusalBuckets(2, clock), ""
     for step in steps:
@@ -76,6 +79,7 @@ def test_users_of_an_address_have_a_rate_each() -> None:
 
 
 def test_made_up_users_do_not_escape() -> None:
+    """All users of an address together have at most USERS times the rate of one."""
     buckets = RefusalBuckets(1, Clock())
     within = sum(buckets.charge(Client("bad", f"user-{number}")) for number in range(1000))
     assert within == USERS * BURST
@@ -91,7 +95,7 @@ def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [buckets.charge(Client(client)) for client in "fa"] == [False, True], "the oldest are forgotten"
 
 
-def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - never changed here
+def hold(clock: Callable[[], float] = Clock(), **limits: Any) -> HeldRefusals:  # noqa: B008 - this clock is never advanced
     counter = prometheus_client.Counter("held", "held", registry=prometheus_client.CollectorRegistry())
     return HeldRefusals(Limits.model_validate({**LIMITS, **limits}), counter, clock=clock, jitter=lambda: 1.0)
 
@@ -132,6 +136,7 @@ def test_waits_differ_and_can_be_turned_off() -> None:
 
 
 async def test_so_many_wait_and_further_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond HELD_PER_CLIENT and HELD_IN_ALL, refusals are answered immediately."""
     monkeypatch.setattr(refusals, "HELD_PER_CLIENT", 2)
     monkeypatch.setattr(refusals, "HELD_IN_ALL", 3)
     held = hold()
@@ -166,7 +171,7 @@ def test_the_name_of_a_user(value: str, user: str) -> None:
 
 
 async def begin_held(stage: Any, **call: Any) -> tuple[Any, asyncio.Task[Any]]:
-    """Calls until one waits. Returns it, and its answer to be."""
+    """Makes refused calls until one is held. Returns that call and the task that waits for its answer."""
     while True:
         refused = stage.stub.Generate(iter(BAD), timeout=60, **call)
         task = asyncio.create_task(lab.collect(refused))
@@ -183,7 +188,7 @@ async def test_one_mistake_is_answered_at_once(kit: Any) -> None:
 
 
 async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) -> None:
-    """All have one address. A call counts by time that has passed, so that a slow machine changes nothing."""
+    """All callers have the same address. The bound grows with the time that passes, so a slow machine can keep it."""
     stage = await kit.serve(limits={**LIMITS, "maxRefusalWait": 2, "maxConcurrentRequests": 2})
     refused: list[StatusCode] = []
     stop = asyncio.Event()
@@ -204,7 +209,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
     stop.set()
     await asyncio.gather(*loops)
     passed = time.monotonic() - began
-    # The burst, what the bucket gained, and each caller once in the shortest wait.
+    # The burst, what the bucket gained (one a second), and for each caller one call per shortest wait.
     shortest = 2 * refusals.LEAST_JITTER
     assert len(refused) <= BURST + passed + 32 * (1 + passed / shortest)
     assert set(refused) == {StatusCode.INVALID_ARGUMENT}
@@ -212,7 +217,7 @@ async def test_callers_in_a_loop_are_slowed_and_honest_ones_are_not(kit: Any) ->
 
 
 def find_readers() -> set[int]:
-    """Returns the ids of what holds the messages of a request."""
+    """Returns the ids of all RequestReaders, which hold the messages of requests."""
     return {id(one) for one in gc.get_objects() if isinstance(one, RequestReader)}
 
 
@@ -220,7 +225,7 @@ async def test_a_held_call_keeps_nothing_of_its_request(kit: Any) -> None:
     stage = await kit.serve(limits=LIMITS)
     gc.collect()
     gc.disable()
-    # Other tests of this process may have left some behind.
+    # Other tests in this process may have left some readers.
     earlier = find_readers()
     try:
         _, answer = await begin_held(stage)
@@ -240,12 +245,14 @@ async def test_a_caller_that_leaves_is_not_held(kit: Any) -> None:
 
 
 async def test_a_deadline_is_kept(kit: Any) -> None:
+    """A held refusal is answered before its call's deadline."""
     stage = await kit.serve(limits=LIMITS)
     while not stage.metric(HELD):
         assert (await lab.ask(stage, BAD, timeout_s=1)).code is StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_drain_answers_who_waits(kit: Any) -> None:
+    """A drain answers the held refusals immediately."""
     stage = await kit.serve(limits=LIMITS, timeouts={"drainNotice": 0.0})
     _, answer = await begin_held(stage)
     stop = asyncio.Event()
@@ -256,6 +263,7 @@ async def test_a_drain_answers_who_waits(kit: Any) -> None:
 
 
 async def test_users_that_a_client_names_wait_apart(kit: Any) -> None:
+    """While a refusal of one user is held, another user's refusal is answered immediately."""
     stage = await kit.serve(limits=LIMITS)
     _, answer = await begin_held(stage, metadata=[(USER_KEY, "mallory")])
     assert (await lab.ask(stage, BAD, metadata=[(USER_KEY, "alice")])).code is StatusCode.INVALID_ARGUMENT
@@ -265,7 +273,7 @@ async def test_users_that_a_client_names_wait_apart(kit: Any) -> None:
 
 
 async def test_stages_answer_one_another_at_once(kit: Any) -> None:
-    """A refusal of a downstream stage passes through the entry, which does not count it."""
+    """The entry relays a downstream stage's refusal and does not count it."""
     first, middle, last = await kit.chain(talker=lab.failing(InvalidRequestError("no")), limits=LIMITS)
     assert (middle.server.held, last.server.held) == (None, None)
     for _ in range(2 * BURST):

@@ -1,4 +1,4 @@
-"""Calls that only occupy slots: each kind has its own, each peer has a share, and real requests are accepted."""
+"""Floods of idle calls: each kind of call has its own places and each peer a share, so requests are still accepted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., RawConnection]]:
-    """Opens raw connections, which are closed after the test. Blocking: to be called in a thread."""
+    """Yields a function that opens raw connections, which are closed after the test. It blocks: call it in a thread."""
     opened: list[RawConnection] = []
 
     def open_one(port: int, peer: str = "127.0.0.1") -> RawConnection:
@@ -50,7 +50,7 @@ def connect() -> Iterator[Callable[..., RawConnection]]:
     ids=["room", "a peer's share", "of whom came first", "of whom holds most"],
 )
 async def test_who_gets_a_place(peers: str, became: str) -> None:
-    """became: what happened to the call of each peer: h(eld), l(ost) or r(efused)."""
+    """became: for the call of each peer, h if it holds a place, l if it lost its place, r if it was refused."""
     places = Places("calls", 4, per_peer=2)
     ended: list[str] = []
     found: list[Place | None] = []
@@ -85,7 +85,7 @@ def test_starts_in_flight_take_at_most_half_of_the_byte_budget(requests: int, bu
 
 
 async def hoard(connection: RawConnection, method: str, count: int, message: bytes = b"", *, end: bool = False) -> None:
-    """Begin calls that nobody ends."""
+    """Begins `count` calls and leaves them open."""
 
     def begin() -> None:
         for _ in range(count):
@@ -95,7 +95,7 @@ async def hoard(connection: RawConnection, method: str, count: int, message: byt
 
 
 async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[..., RawConnection]) -> None:
-    """512 idle watches once closed a stage."""
+    """512 idle health watches once made a stage refuse all other calls."""
     stage = await kit.serve(limits={"maxConcurrentRequests": 2})
     for number in range(10):
         watcher = await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number + 10}")
@@ -109,7 +109,7 @@ async def test_watches_take_no_place_of_requests(kit: Any, connect: Callable[...
 
 
 async def test_health_answers_throughout_a_fivefold_overload(kit: Any) -> None:
-    """Who comes too many is refused at once, on the same port as health and while every place is taken."""
+    """While every place is taken, further requests are refused immediately, on the port that also answers health."""
     places, callers, rounds = 4, 20, 5
     stage = await kit.serve(lab.wait_forever, limits={"maxConcurrentRequests": places})
     held = [stage.stub.Generate(iter([lab.start(), lab.END]), timeout=60) for _ in range(places)]
@@ -164,6 +164,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
     message: bytes,
     end: bool,
 ) -> None:
+    """A call is ended if its request does not arrive within REQUEST_TIMEOUT_S."""
     monkeypatch.setattr(side_calls, "REQUEST_TIMEOUT_S", 0.1)
     stage = await kit.serve()
     peer = await asyncio.to_thread(connect, stage.server.ports.grpc)
@@ -174,6 +175,7 @@ async def test_a_request_that_does_not_come_ends_its_call(
 async def test_half_sent_starts_give_way_to_who_sends_one(
     kit: Any, connect: Callable[..., RawConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When all places are taken, the peer with the most half-sent Starts loses one to each call that needs a place."""
     monkeypatch.setattr("omni_stage.service.request.call_messages.START_GRACE_S", 0.01)
     stage = await kit.serve(limits={"maxConcurrentRequests": 3, "maxInflightBytes": MIB})
     peer, slow = [await asyncio.to_thread(connect, stage.server.ports.grpc, f"127.0.0.{number}") for number in (7, 8)]
@@ -204,6 +206,7 @@ async def test_a_call_that_loses_its_place_is_told_so(kit: Any, connect: Callabl
 
 
 async def test_nobody_waits_in_silence_for_a_stream_of_a_connection(kit: Any) -> None:
+    """A connection allows more streams than there are places, so excess calls get an error."""
     stage = await kit.serve()
     config, starting = stage.server.config, stage.server.runtime.starting.in_all
     options = dict(main_options(config, starting))

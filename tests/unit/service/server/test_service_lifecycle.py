@@ -1,4 +1,4 @@
-"""Deadlines, cancellation, admission, health, drain, engine death, watchdog: what ends calls and servers."""
+"""What ends calls and servers: deadlines, cancellation, admission, drain, engine death, watchdog. Also health."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def check(port: int, service: str) -> int:
 
 
 async def begin(stage: Any, timeout_s: float | None = 30) -> tuple[Any, asyncio.Task[Any]]:
-    """Returns a call that the engine has begun."""
+    """Returns a call whose request the engine has begun, and the task that collects its answer."""
     call = stage.stub.Generate(iter([lab.start(), lab.END]), timeout=timeout_s)
     task = asyncio.create_task(lab.collect(call))
     await asyncio.wait_for(stage.engine.started.wait(), 10)
@@ -54,6 +54,7 @@ async def test_default_deadline_is_timeouts_request(kit: Any) -> None:
 
 
 async def test_deadline_shrinks_on_every_hop_and_the_last_stage_speaks(kit: Any) -> None:
+    """Each stage gives the next one a shorter deadline, so the last stage reports the timeout."""
     first, middle, last = await kit.chain(token2wav=lab.wait_forever, timeouts={"request": 1.5})
     answer = await lab.ask(first, timeout_s=None)
     assert (answer.code, answer.info.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
@@ -229,7 +230,7 @@ async def test_watchdog_ends_calls_of_a_stuck_engine(kit: Any) -> None:
 async def test_what_is_left_for_kubelet_tells_nothing_of_requests(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool, reason: str
 ) -> None:
-    """The operator retells it in Events and the status."""
+    """The termination message holds no content of requests, because the operator copies it to Events and the status."""
     note, canary = tmp_path / "termination", "canarino7f3a"
     monkeypatch.setenv("OMNI_TERMINATION_LOG", str(note))
     stage = await kit.serve(lab.wait_forever, timeouts={"step": 30 if dies else 0.3})

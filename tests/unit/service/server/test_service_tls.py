@@ -1,4 +1,4 @@
-"""TLS of the entry's port: what is served, who is let in, and what a renewed certificate changes."""
+"""TLS of the entry's port: which clients are accepted, and what a renewed certificate changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int:
-    """Serial number of the certificate that a new connection sees; version: the only one that the client speaks."""
+    """Returns the serial number of the certificate that a new connection gets, optionally with one TLS version."""
 
     def shake_hands() -> int:
         context = ssl.create_default_context(cadata=CA.certificate.decode())
@@ -50,7 +50,7 @@ async def shown_serial(stage: Any, version: ssl.TLSVersion | None = None) -> int
     return await asyncio.to_thread(shake_hands)
 
 
-# Who is let in ------------------------------------
+# Which clients are accepted ------------------------------------
 
 
 async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedSecret) -> None:
@@ -66,6 +66,7 @@ async def test_clients_that_trust_the_ca_are_answered(kit: Any, secret: MountedS
     "trust", [None, credentials(OTHER.certificate)], ids=["plaintext", "a client that trusts another CA"]
 )
 async def test_others_are_not(kit: Any, secret: MountedSecret, trust: grpc.ChannelCredentials | None) -> None:
+    """Plaintext clients and clients that trust another CA cannot connect."""
     stage = await kit.serve(listen=listen(secret))
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await ask(stage, trust)
@@ -92,6 +93,7 @@ async def test_health_and_metrics_ports_stay_plaintext(kit: Any, secret: Mounted
     ids=["1.3", "1.2", "1.1", "1.0"],
 )
 async def test_versions(kit: Any, secret: MountedSecret, version: ssl.TLSVersion, taken: bool) -> None:
+    """The server accepts TLS 1.2 and 1.3, but no older version."""
     stage = await kit.serve(listen=listen(secret))
     if taken:
         assert await shown_serial(stage, version) == PAIR.serial

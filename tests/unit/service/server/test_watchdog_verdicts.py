@@ -1,4 +1,4 @@
-"""When the watchdog takes an engine for stuck, or dead."""
+"""When the watchdog judges an engine to be stuck or dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The capture ledger over made-up schedules: every position once and in order, and what asynchronous outputs carry."""
+"""The capture ledger sends every position once and in order, whatever vLLM schedules. Also tests async outputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from omni_stage.vllm_adapter.ar.capture import CaptureLedger, Delivery, HostCopy
 from omni_stage.vllm_adapter.ar.output import AsyncRowsOutput, StepOutput
 from omni_stage.vllm_adapter.packing import unpack
 
-# One step: request -> (first position, positions, whether it samples).
+# One step: request -> (first position, number of positions, whether it samples).
 Step = dict[str, tuple[int, int, bool]]
 
 
 def play(ledger: CaptureLedger, steps: list[Step]) -> dict[str, list[list[int]]]:
-    """Returns what each request is sent, per delivery; the row of position p is p itself."""
+    """Returns what each request is sent, one list per delivery. The row of position p has the value p."""
     sent: dict[str, list[list[int]]] = {}
     for step in steps:
         batch = torch.cat([torch.arange(start, start + length) for start, length, _ in step.values()])
@@ -112,6 +112,7 @@ def test_nothing_is_kept_of_requests_that_end() -> None:
 
 
 def test_only_the_first_delivery_says_so() -> None:
+    """Only a request's first delivery has `first` set."""
     ledger = CaptureLedger()
     ledger.open("a")
     firsts = []

@@ -1,4 +1,4 @@
-"""What counts as the same answer of compiled code, and at which batch sizes it is asked."""
+"""Which differences between compiled and eager code count, and at which batch sizes the two are compared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGITS = torch.randn(6, 100, generator=torch.Generator().manual_seed(1))
 def compare(
     hidden: torch.Tensor = HIDDEN, logits: torch.Tensor | None = LOGITS, eager_logits: torch.Tensor | None = LOGITS
 ) -> str:
-    """find_difference where eager gave HIDDEN and eager_logits, and the configured way the other two."""
+    """Returns find_difference of a configured run (hidden, logits) and an eager run (HIDDEN, eager_logits)."""
     configured = Rehearsed("decode step 1 of 6", hidden, None if logits is None else rate(logits, None))
     chosen = None if configured.choices is None else configured.choices.best
     eager = Rehearsed("decode step 1 of 6", HIDDEN, None if eager_logits is None else rate(eager_logits, chosen))
@@ -29,7 +29,7 @@ def changed(tensor: torch.Tensor, row: int, factor: float) -> torch.Tensor:
 
 
 def runner_up(by: float) -> torch.Tensor:
-    """Logits whose second best token of request 2 is now ahead, by this share of the range."""
+    """Returns logits in which request 2's second best token leads by `by`, a share of the range of the logits."""
     result = LOGITS.clone()
     best, second = LOGITS[2].topk(2).indices
     result[2, second] = LOGITS[2, best] + by * (LOGITS[2].max() - LOGITS[2].min())
@@ -37,7 +37,7 @@ def runner_up(by: float) -> torch.Tensor:
 
 
 def close_race(gap: float) -> torch.Tensor:
-    """Logits whose two best tokens of request 2 are this share of the range apart."""
+    """Returns logits in which request 2's two best tokens differ by `gap`, a share of the range of the logits."""
     result = LOGITS.clone()
     best, second = LOGITS[2].topk(2).indices
     result[2, second] = LOGITS[2, best] - gap * (LOGITS[2].max() - LOGITS[2].min())
@@ -47,7 +47,7 @@ def close_race(gap: float) -> torch.Tensor:
 def test_rounding_is_no_difference() -> None:
     assert compare() == ""
     assert compare(HIDDEN * 1.019) == ""
-    # bfloat16's own rounding, many times over.
+    # One rounding to bfloat16 is far below the tolerance.
     assert compare(HIDDEN.bfloat16().float(), LOGITS.bfloat16()) == ""
     assert compare(logits=None, eager_logits=None) == ""
 
@@ -72,6 +72,7 @@ def test_differences_are_named(configured: dict[str, torch.Tensor], what: str) -
 
 @pytest.mark.parametrize(("gap", "same"), [(0.01, True), (0.03, False)])
 def test_a_race_that_rounding_decides_is_no_difference(gap: float, same: bool) -> None:
+    """If eager's two best tokens are close, the configured run may choose the other one."""
     assert (compare(logits=runner_up(0.001), eager_logits=close_race(gap)) == "") is same
 
 
@@ -84,6 +85,7 @@ def test_tokens_that_can_never_be_chosen_do_not_widen_the_range() -> None:
 
 
 def test_rows_are_rated_some_at_a_time() -> None:
+    """Rating many rows in parts gives the same result as rating each row by itself."""
     logits = LOGITS.repeat(30, 1)
     chosen = logits.roll(1, 0).argmax(dim=-1)
     together = rate(logits, chosen)

@@ -1,4 +1,4 @@
-"""vLLM's own router uses the given experts, and weighs them as it weighs its own."""
+"""vLLM's router uses the experts that it is given, and weights them as it weights its own choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def logits(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def select(one: CPURouter, scores: torch.Tensor) -> dict[int, dict[int, float]]:
-    """Weight by expert, by token."""
+    """Returns, for each token, the weights of its experts: token -> expert -> weight."""
     weights, ids = one.select_experts(torch.zeros(TOKENS, 8), scores)
     return {
         token: {int(i): float(w) for i, w in zip(ids[token], weights[token], strict=True)} for token in range(TOKENS)
@@ -60,7 +60,7 @@ def test_a_router_that_is_told_another_choice_obeys_and_says_how_far_behind_it_i
     choices = ExpertChoices([one], TOKENS, CPU)
     own = select(one, scores)
     order = scores.argsort(dim=-1, descending=True)
-    # Token 5 takes the fifth best in place of the fourth best.
+    # Token 5 is given its fifth best expert instead of its fourth best.
     other = order[:, :TOP].clone()
     other[5, -1] = order[5, TOP]
     with choices.told([other.int()]):

@@ -1,4 +1,7 @@
-"""Input rows: chunks in order, the last row held, zeros wherever a request has none, and no rows left behind."""
+"""Input rows: chunks stay in order, the last row is repeated, and requests without rows get zeros.
+
+No row remains in the buffer after its step, or in the store after its request.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,10 @@ def test_a_step_is_filled_by_offset_and_padded_with_zeros() -> None:
     spans = [ScheduledSpan("a", 1, 2, 0), ScheduledSpan("none", 0, 1, 2), ScheduledSpan("b", 9, 1, 3)]
     store.fill(spans, 6)
     assert store.buffer[:, 0].tolist() == [2, 2, 0, 5, 0, 0, 0, 0]
-    # A request without rows where another one's rows were: the neighbour's do not reach it.
+    # The request without rows now has the positions where another request's rows were, and still gets zeros.
     store.fill([ScheduledSpan("none", 0, 2, 0), ScheduledSpan("b", 9, 1, 2)], 4)
     assert store.buffer[:, 0].tolist() == [0, 0, 5, 0, 0, 0, 0, 0]
-    # A smaller step, then one without rows: nothing of the larger one stays.
+    # A smaller step, then one without rows: no rows of the larger step remain.
     store.fill([ScheduledSpan("b", 0, 1, 0)], 1)
     assert store.buffer[:, 0].tolist() == [5, 0, 0, 0, 0, 0, 0, 0]
     store.fill([ScheduledSpan("none", 0, 3, 0)], 3)

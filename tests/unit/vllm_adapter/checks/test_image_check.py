@@ -1,4 +1,4 @@
-"""What the build of the GPU's image refuses."""
+"""The problems for which the build of the GPU image fails."""
 
 from __future__ import annotations
 

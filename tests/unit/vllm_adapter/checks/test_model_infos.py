@@ -1,4 +1,4 @@
-"""Answers about model classes that an image brings reach vLLM's cache, and never stop a start."""
+"""The image's prepared facts about model classes are copied to vLLM's cache. A failed copy never stops a start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_stage.vllm_adapter.checks.model_infos import MODEL_INFOS, copy_model_i
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
-    """What an image brings: two answers."""
+    """Returns an image's cache directory with two prepared results."""
     folder = tmp_path / "image" / "modelinfos"
     folder.mkdir(parents=True)
     for name in ("one", "two"):

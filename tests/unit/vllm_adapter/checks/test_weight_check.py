@@ -1,4 +1,4 @@
-"""A checkpoint's tensors against a model: what is required, what may be there, what is refused. On toy models."""
+"""Which tensors a checkpoint must have for a model, which it may have, and which are refused. Uses a toy model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAPPER = WeightsMapper(orig_to_new_prefix={"other.": None, "mine.": ""})
 
 
 class Toy(nn.Module):
-    """A linear layer, a fused one, a tied one, a buffer, and a part that is left out."""
+    """A linear layer, a fused one and a tied one, a persistent and a computed buffer, and a part that is left out."""
 
     packed_modules_mapping = {"qkv": ["q", "k"]}
 
@@ -39,7 +39,7 @@ class Toy(nn.Module):
 
 
 class Fused(nn.Module):
-    """Takes its parts one by one, as vLLM's fused layers do."""
+    """A layer whose parts are loaded one by one, as in vLLM's fused layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""OmniOutputProcessor on vLLM's own classes: what is peeled off, in which order, and what stays vLLM's."""
+"""OmniOutputProcessor with vLLM's own classes: it takes the rows from outputs in order, and leaves the rest to vLLM."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rows_leave_before_detokenizing_and_stay_in_order(processor: OmniOutputP
     converted = convert_output(first, capture, first=True)
     assert converted.prompt_token_ids == [1, 2, 3]
     assert converted.tensors["rows"].flatten().tolist() == [1, 2, 3]
-    # Two engine steps before the consumer looks: their rows come together, in order.
+    # Two engine steps pass before the consumer reads. It gets their rows together and in order.
     processor.process_outputs([step("a-1", [8], rows(4))])
     last = processor.process_outputs([step("a-1", [9], rows(5), FinishReason.LENGTH)]).request_outputs[0]
     converted = convert_output(last, capture, first=False)

@@ -1,4 +1,4 @@
-"""Schedulers of diffusion stages."""
+"""A fixture for schedulers of diffusion stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_stage.vllm_adapter.diffusion.scheduler import DiffusionScheduler
 
 @pytest.fixture
 def make(make_scheduler):
-    """Build a scheduler as a diffusion stage has it: pooling runner, no KV cache, no chunked prefill."""
+    """Returns a function that builds a diffusion stage's scheduler: pooling runner, no KV cache, no chunked prefill."""
 
     def build(settings=None, **kwargs):
         options = {"runner": "pooling", "kv_blocks": 0, "enable_chunked_prefill": False} | kwargs

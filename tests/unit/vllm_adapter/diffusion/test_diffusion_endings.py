@@ -29,7 +29,7 @@ def test_queue_timeout_ends_the_waiting_request(make, diffusion_request, run_ste
     assert new_ids(late) == []
     results = scheduler.update_from_output(first, run_step(scheduler, first))[0].outputs
     by_id = {result.request_id: result for result in results}
-    # The one that runs is not timed out, however long its step takes.
+    # The running request does not time out, however long its step takes.
     assert by_id["runs"].stop_reason == "diffusion_done"
     assert by_id["waits"].stop_reason == "queue_timeout"
     assert by_id["waits"].finish_reason == FinishReason.ABORT
@@ -71,7 +71,7 @@ def test_wall_clock_does_not_matter(make, diffusion_request, step):
     request.arrival_time -= 3600
     scheduler.add_request(request)
     assert step(scheduler)[1]["a"].stop_reason == "diffusion_done"
-    # And the clock that it goes by is the monotonic one, which runs on another scale than the wall clock.
+    # The scheduler's clock returns monotonic times, which differ from the wall clock's.
     before = time.monotonic()
     assert before <= scheduler.clock() <= time.monotonic()
 

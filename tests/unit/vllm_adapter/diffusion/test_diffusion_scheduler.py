@@ -1,4 +1,4 @@
-"""DiffusionScheduler over real vLLM schedulers: detection, batching, budgets, order."""
+"""DiffusionScheduler with vLLM's real scheduler: detection of diffusion requests, batches, budgets and order."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestDa
 
 
 def test_detection_is_by_what_the_request_says(ar_request, diffusion_request, payload):
+    """A pooling request with an omni payload is a diffusion request. No other request is."""
     raw = payload().to_bytes()
     cases = {
         "pooling with payload": (diffusion_request("a"), True),
@@ -96,7 +97,7 @@ def test_several_requests_share_one_step(make, diffusion_request, step):
 
 
 LIMITS = {
-    # name: (settings, scheduler arguments, tokens a request, ids of each step)
+    # name: (settings, scheduler arguments, tokens per request, request ids of each step)
     "count": ({"max_batch": 2}, {}, 1, ["ab", "cd", "e"]),
     "sequences of the engine": ({}, {"max_num_seqs": 3}, 1, ["abc", "de"]),
     "work": ({"step_work": 120}, {"max_num_batched_tokens": 1024}, 50, ["ab", "cd", "e"]),
@@ -121,12 +122,12 @@ def test_byte_budget_is_kept_and_nobody_overtakes(make, diffusion_request, paylo
     scheduler = make(settings={"embedding_budget_bytes": one + three - 1})
     for name, rows in (("a", 10), ("b", 30), ("c", 10), ("d", 10)):
         scheduler.add_request(diffusion_request(name, rows=rows))
-    # b does not fit beside a; c would, but must not overtake b.
+    # b does not fit into a's step. c would fit, but must not overtake b.
     assert [new_ids(step(scheduler)[0]) for _ in range(3)] == [["a"], ["b"], ["c", "d"]]
 
 
 def test_long_requests_run_one_after_another_and_short_ones_share(make, diffusion_request, step, new_ids):
-    """All of them in one step would take as long as all of them, and the watchdog would see no step."""
+    """A single step with all long requests would last so long that the watchdog would take it for a hang."""
     scheduler = make(settings={"step_work": 80})
     for name in "abcdef":
         scheduler.add_request(diffusion_request(name, tokens=60))
@@ -138,7 +139,7 @@ def test_long_requests_run_one_after_another_and_short_ones_share(make, diffusio
 
 
 def test_a_chunk_of_a_request_is_not_an_end_without_output(make_scheduler, diffusion_request, step):
-    """Beside autoregressive requests vLLM may split a request's placeholders over steps."""
+    """An engine with chunked prefill, as for autoregressive requests, may split placeholder tokens over steps."""
     scheduler = make_scheduler(DiffusionScheduler, max_num_batched_tokens=32)
     scheduler.add_request(diffusion_request("a", tokens=20))
     scheduler.add_request(diffusion_request("b", tokens=20))
@@ -171,7 +172,7 @@ def test_mixed_queue_keeps_its_order(make_scheduler, ar_request, diffusion_reque
     assert list(output.num_scheduled_tokens) == order
     assert output.num_scheduled_tokens == {"ar1": 5, "diff1": 1, "ar2": 5, "diff2": 1, "ar3": 5}
     assert {name for name, result in results.items() if result.finish_reason is not None} == {"diff1", "diff2"}
-    # The autoregressive ones go on, token by token, to their end.
+    # The autoregressive requests continue, token by token, to their end.
     for _ in range(3):
         output, results = step(scheduler)
         assert list(output.num_scheduled_tokens) == ["ar1", "ar2", "ar3"]
@@ -260,6 +261,7 @@ def test_whoever_is_due_first_comes_first_within_a_priority(make, diffusion_requ
 
 @pytest.mark.parametrize("due", [float("nan"), float("inf"), "soon", None])
 def test_a_due_time_that_is_none_means_now(diffusion_request, due):
+    """A due time that is missing, not finite or not a number counts as now."""
     request = diffusion_request("a")
     request.pooling_params.extra_kwargs[OMNI_DUE_KEY] = due
     assert find_due(request, 7.0) == 7.0

@@ -1,4 +1,4 @@
-"""Single steps of the diffusion runner over scheduler outputs of vLLM's own types, without an engine."""
+"""Single steps of the diffusion runner for scheduler outputs of vLLM's own types, without an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestDa
 
 
 class Doubler(nn.Module):
-    """Doubles `x` into a buffer that it writes again in its next step; 0 rows stand for a request without payload."""
+    """Doubles `x` into a buffer that its next step overwrites. A request without `x` gets 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,6 +158,7 @@ def test_a_model_may_warm_up() -> None:
     ],
 )
 def test_a_fault_is_told_without_its_words(fault: Exception, message: str) -> None:
+    """A model's exception is reported without its message, which may quote values."""
     runner = make_runner()
     runner.model.fault = fault
     output = runner.execute_model(step({"a": 1}, new=(new_request("a", 1.0),)))
@@ -185,6 +186,7 @@ def test_a_broken_device_ends_the_engine() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
+    """Settings and calls that a diffusion runner does not support raise ConfigurationError."""
     refused = {"pipeline_parallel_size": {"pipeline": 2}, "async_scheduling": {"async_scheduling": True}}
     for field, options in refused.items():
         with pytest.raises(ConfigurationError) as caught:

@@ -16,7 +16,7 @@ CUDA = torch.device("cuda", 0)
 
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, Any]]:
-    """What torch was told; there is no device here that could enforce it."""
+    """Returns a list that records the calls to torch's memory limit, which would need a GPU."""
     told: list[tuple[float, Any]] = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *call: told.append(call))
     return told

@@ -1,4 +1,4 @@
-"""Variables that we set for vLLM are ones that this version of it reads."""
+"""The installed version of vLLM reads every VLLM_ variable that our code names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's own function, which its engine processes call first, opens an exporter where the variable is set; here not."""
+"""vLLM's engine processes open a span exporter if the endpoint's variable is set. without_load_spans prevents that."""
 
 from __future__ import annotations
 

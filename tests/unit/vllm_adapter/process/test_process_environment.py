@@ -1,4 +1,4 @@
-"""What is set in the stage server's process before vLLM is imported, and when that process must not be forked."""
+"""Variables of the stage server's process that are set before vLLM is imported, and when it must not be forked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_threads_are_counted_where_there_is_no_gpu(tmp_path: Path) -> None:
 
 
 def test_with_a_gpu_vllm_may_drop_to_one_thread(tmp_path: Path) -> None:
-    """vLLM 0.32 does so unless the variable is set (utils/torch_utils.py, set_torch_threads_for_runtime)."""
+    """vLLM 0.32 uses one thread unless OMP_NUM_THREADS is set (utils/torch_utils.py, set_torch_threads_for_runtime)."""
     assert "OMP_NUM_THREADS" not in applied(tmp_path, "nvidiactl")
     assert applied(tmp_path, "nvidiactl", OMP_NUM_THREADS="3")["OMP_NUM_THREADS"] == "3"
 

@@ -1,5 +1,4 @@
-"""Which prompts wait for the first audio of earlier requests: the rule alone, and vLLM's own schedulers in virtual
-time."""
+"""Which prompts wait for the first audio of earlier requests. Tests the rule, and vLLM's schedulers on a fake clock."""
 
 from __future__ import annotations
 
@@ -14,12 +13,13 @@ from omni_stage.vllm_adapter.scheduling.pace import PACE_KEY
 from omni_stage.vllm_adapter.scheduling.scheduler import OmniAsyncScheduler, OmniScheduler
 
 CPU_COST = (0.023, 0.0011)
-"""Seconds of a step, and of a token more: hidden size 1,024, 14 layers, float32, one core."""
+"""Seconds per step, and seconds more per token: hidden size 1,024, 14 layers, float32, one core."""
 GPU_COST = (0.007, 0.00002)
 PROMPT, FIRST, REPLY = 100, 12, 24
 
 
 def test_a_line_through_the_steps() -> None:
+    """StepCost fits seconds per step and seconds per token to the measured steps."""
     cost = StepCost()
     for index in range(200):
         tokens = (1, 8, 64, 30)[index % 4]
@@ -30,6 +30,7 @@ def test_a_line_through_the_steps() -> None:
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
+    """StepCost has no result with too few steps, or with steps of only one size."""
     few, equal = StepCost(), StepCost()
     for _ in range(3):
         few.add(1, 0.01)
@@ -42,6 +43,7 @@ def test_what_is_not_known_is_not_guessed() -> None:
 
 @pytest.mark.parametrize(("cost", "joined"), [(CPU_COST, 6), (GPU_COST, 8), (None, 8), ((0.023, 10.0), 1)])
 def test_how_many_of_eight_are_one_group(cost: tuple[float, float] | None, joined: int) -> None:
+    """The costlier a token is, the fewer of eight waiting prompts join the group."""
     group = Group(cost, unheard=0, waiting=8, steps_left=0)
     admitted = [group.admits(145, FIRST) for _ in range(8)]
     assert admitted == [True] * joined + [False] * (8 - joined)
@@ -53,7 +55,10 @@ def test_long_prompts_wait_on_a_gpu_too() -> None:
 
 
 def run_burst(scheduler: Any, ar_request: Any, run_step: Any, cost: tuple[float, float]) -> list[tuple[float, float]]:
-    """Eight requests at once, after one that showed what steps cost. Returns when each has FIRST tokens, and ends."""
+    """Runs one request, which shows what steps cost, and then eight concurrently.
+
+    Returns for each of the eight when it had FIRST tokens and when it ended, in seconds after their start.
+    """
     scheduler.now = 0.0
     scheduler.clock = lambda: scheduler.now
     fixed, per_token = cost
@@ -92,8 +97,8 @@ def test_first_audio_of_a_burst(
     ar_request: Any,
     run_step: Any,
 ) -> None:
-    """Where tokens are dear, half of the listeners hear sooner, and no one's reply ends much later. Elsewhere nothing
-    changes."""
+    """Where tokens are expensive (CPU), the median first audio comes at least 15 % sooner. Where they are cheap (GPU),
+    it comes at most 1 % later. In both cases the last reply ends at most 25 % later."""
     runs = {}
     for early in (True, False):
         pace = {"tokens_per_second": 50.0, "first_tokens": FIRST, "heard_early": early}

@@ -1,4 +1,4 @@
-"""How media take turns with the tokens of others: the decision alone, and over real vLLM schedulers."""
+"""How the encoding of media takes turns with other requests' tokens. Tests the rule, and real vLLM schedulers."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ def test_media_alone_have_no_bound_and_owe_nothing() -> None:
     assert turns.room(others=True) == STEP_EMBEDS
     run(turns, 5.0, 6.0, encodes=True)
     assert turns.room(others=True) == 0
-    # Nobody waits any more: what was owed is owed to nobody.
+    # No other request is left, so the time that was owed to the others is dropped.
     run(turns, 6.0, 6.1, others=False)
     assert turns.room(others=True) == STEP_EMBEDS
 
 
 def test_a_share_of_one_is_vllms_way() -> None:
+    """With a share of 1 media have no limit, as in vLLM."""
     turns = MediaTurns(1)
     run(turns, 0.0, 5.0, encodes=True)
     assert turns.room(others=True) is None
@@ -66,7 +67,7 @@ def test_steps_that_are_planned_ahead_wait_for_the_one_that_encodes() -> None:
     ahead = turns.begin(0.01, encodes=False, others=True)
     turns.end(media, 1.0)
     assert turns.owed == pytest.approx(1.0)
-    # It ran only after the former, so its time counts from there.
+    # The second step ran only after the first, so its time counts from the end of the first.
     turns.end(ahead, 1.2)
     assert turns.owed == pytest.approx(0.8)
 
@@ -94,7 +95,7 @@ def test_a_share_that_is_none_is_refused(value: object) -> None:
 
 @pytest.fixture
 def picture_request(ar_request: Callable[..., Any]) -> Callable[..., Any]:
-    """Build a request whose prompt has two tokens and an image, or several, of `embeds` tokens each."""
+    """Returns a function that builds a request: `before` tokens, then `images` images of `embeds` tokens each."""
 
     def build(name: str, embeds: int = 20, images: int = 1, before: int = 2) -> Any:
         request = ar_request(name, tokens=before + images * embeds + 1, max_tokens=1)
@@ -111,7 +112,10 @@ def picture_request(ar_request: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def make_seeing_scheduler(make_scheduler: Callable[..., Any]) -> Callable[..., Any]:
-    """Build a scheduler with vLLM's encoder cache and a clock that stands; the bare model has no encoder itself."""
+    """Returns a function that builds a scheduler with vLLM's encoder cache and a clock that only the test advances.
+
+    The bare model itself has no encoder.
+    """
 
     def build(scheduler_class: type, share: float = 0.5, **settings: Any) -> Any:
         sizes = {"max_model_len": 8192, "max_num_batched_tokens": 8192, "kv_blocks": 1024, **settings}
@@ -127,7 +131,10 @@ def make_seeing_scheduler(make_scheduler: Callable[..., Any]) -> Callable[..., A
 
 @pytest.fixture
 def one_step(run_step: Callable[..., Any]) -> Callable[..., dict[str, int]]:
-    """Run a step, which takes `media_s` if it encodes. The number of media that it encoded, by request."""
+    """Returns a function that runs a step, which takes `media_s` seconds if it encodes media.
+
+    The function returns how many media the step encoded, by request.
+    """
 
     def step(scheduler: Any, media_s: float = STEP_S) -> dict[str, int]:
         output = scheduler.schedule()
@@ -145,7 +152,7 @@ def one_step(run_step: Callable[..., Any]) -> Callable[..., dict[str, int]]:
 def test_text_keeps_its_share_beside_a_flood_of_images(
     scheduler_class, share, rest, make_seeing_scheduler, picture_request, ar_request, one_step
 ):
-    """An image takes as long as ten tokens: at a half, ten tokens come between two images; at a quarter, thirty."""
+    """Encoding takes as long as ten tokens. With a share of 0.5, ten tokens follow it; with 0.25, thirty."""
     scheduler = make_seeing_scheduler(scheduler_class, share)
     scheduler.add_request(ar_request("text", max_tokens=400))
     one_step(scheduler)
@@ -154,17 +161,17 @@ def test_text_keeps_its_share_beside_a_flood_of_images(
     encoded = []
     for _ in range(3 * (rest + 1) + 1):
         encoded.append(sum(one_step(scheduler, 10 * STEP_S).values()))
-        # A step without it would be a token that it waits for twice.
+        # The text request gets a token in every step, those that encode included.
         assert "text" in one_step.tokens
     at = [number for number, count in enumerate(encoded) if count]
-    # Three of 300 embeddings fit the first step.
+    # Three images of 300 embeddings fit into the first step, whose limit is STEP_EMBEDS.
     assert at == [0, rest + 1]
     assert [encoded[number] for number in at] == [3, 1]
 
 
 @BOTH
 def test_text_passes_images_that_wait(scheduler_class, make_seeing_scheduler, picture_request, ar_request, one_step):
-    """vLLM looks at no request behind one that cannot start; here the image is the prompt's first token."""
+    """vLLM would consider no request behind one that cannot start, such as one whose prompt begins with an image."""
     scheduler = make_seeing_scheduler(scheduler_class)
     scheduler.add_request(ar_request("text", max_tokens=400))
     one_step(scheduler)
@@ -178,7 +185,7 @@ def test_text_passes_images_that_wait(scheduler_class, make_seeing_scheduler, pi
     assert scheduler.get_num_unfinished_requests() == 3
     while "second" in scheduler.requests:
         one_step(scheduler)
-    # The first took as long as a hundred tokens, which come before the second.
+    # Encoding the first image took as long as a hundred tokens, so a hundred come before the second image.
     assert len(scheduler.requests["text"].output_token_ids) == pytest.approx(100, abs=4)
 
 
@@ -195,12 +202,13 @@ def test_a_step_takes_so_many_images_and_no_more(
     seen = []
     while {"album", "large"} & set(scheduler.requests):
         seen.append(one_step(scheduler))
-    # Four of the album fill a step; two leave no room for the large one, which then comes alone.
+    # Four images of the album fill a step. The other two leave no room for the large one, which gets its own step.
     assert [step for step in seen if step] == [{"album": 4}, {"album": 2}, {"large": 1}]
 
 
 @BOTH
 def test_images_alone_are_as_fast_as_in_vllm(scheduler_class, make_seeing_scheduler, picture_request, one_step):
+    """Without other requests, a step encodes all waiting images, as in vLLM."""
     scheduler = make_seeing_scheduler(scheduler_class, 0.1)
     for number in range(3):
         scheduler.add_request(picture_request(f"picture {number}", 2000))
@@ -209,7 +217,7 @@ def test_images_alone_are_as_fast_as_in_vllm(scheduler_class, make_seeing_schedu
 
 @BOTH
 def test_no_request_waits_for_ever(scheduler_class, make_seeing_scheduler, picture_request, ar_request, one_step):
-    """Images in every form beside text that never ends, in little KV cache: all are answered."""
+    """Requests with images of many sizes are all answered, while a long text runs and with a small KV cache."""
     scheduler = make_seeing_scheduler(scheduler_class, kv_blocks=300, max_num_seqs=4)
     scheduler.add_request(ar_request("text", max_tokens=3000))
     names = []

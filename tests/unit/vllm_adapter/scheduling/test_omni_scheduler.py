@@ -1,4 +1,4 @@
-"""OmniScheduler over real vLLM schedulers: order, enrichment with payloads, limits."""
+"""OmniScheduler with vLLM's real schedulers: the order of requests, their payloads, and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.scheduler_classes import BOTH
     ],
 )
 def test_vllm_builds_our_scheduler_for_each_kind_of_stage(kind, overlaps, ours, stock, make_scheduler, ar_request):
-    """By the name in our arguments and vLLM's own look-up; and the step that it makes is vLLM's."""
+    """vLLM finds our class by the name in our arguments. The class then schedules the same step as vLLM's own."""
     config = SchedulerConfig.default_factory(scheduler_cls=scheduler_cls(kind, overlaps), async_scheduling=overlaps)
     built = config.get_scheduler_cls()
     assert built is ours
@@ -56,9 +56,9 @@ def test_lower_priority_numbers_go_first_and_equals_keep_their_order(
 
 @BOTH
 def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_scheduler, ar_request, run_step):
-    """Two requests fill the KV cache; when one needs a further block, the one of the higher number is preempted."""
+    """Two requests fill the KV cache. When one needs another block, the one with the higher number is preempted."""
     scheduler = make_scheduler(scheduler_class, kv_blocks=5)
-    # Under "fcfs" the one that came last would be preempted.
+    # With the policy "fcfs", the request that came last would be preempted.
     for name, priority in {"patient": 5, "urgent": 0}.items():
         request = ar_request(name, tokens=31, max_tokens=20)
         request.priority = priority
@@ -72,7 +72,7 @@ def test_the_least_urgent_request_gives_up_its_memory(scheduler_class, make_sche
 
 @BOTH
 def test_a_request_in_parts_keeps_its_place_in_the_queue(scheduler_class, make_scheduler, ar_request, run_step):
-    """vLLM would move its arrival to that of each part, within the heap that is ordered by it."""
+    """vLLM would set the request's arrival time to each part's, although the queue is a heap ordered by that time."""
     scheduler = make_scheduler(scheduler_class)
 
     def part(arrival):

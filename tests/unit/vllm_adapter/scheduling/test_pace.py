@@ -1,5 +1,4 @@
-"""Which requests step first when tokens are played as speech: tables, a model of fairness, and vLLM's own
-schedulers."""
+"""Which requests step first when tokens are played as speech. Tests the rule, its fairness, and vLLM's schedulers."""
 
 from __future__ import annotations
 
@@ -43,6 +42,7 @@ def test_a_listener_hears_nothing_before_the_first_window() -> None:
     ],
 )
 def test_settings_that_are_none(values: object) -> None:
+    """Invalid settings raise ConfigurationError."""
     with pytest.raises(ConfigurationError, match=PACE_KEY):
         Pace.from_additional_config({PACE_KEY: values})
 
@@ -55,8 +55,10 @@ def test_settings_that_are_none(values: object) -> None:
     rate=st.floats(1.0, 100.0),
 )
 def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, rate: float) -> None:
-    """One token a step, for whoever is due first, and a newcomer every few steps: more than can be served. Everyone
-    that waits is served before those that came FIRST_AHEAD_S after its silence began."""
+    """Each step serves the listener that is due first, and more listeners come than can be served.
+
+    A listener that waits is served before those that began to wait more than FIRST_AHEAD_S later.
+    """
     pace, now = Pace(rate), 0.0
     listeners = {index: Listener.at(now, 0) for index in range(old)}
     tokens = dict.fromkeys(listeners, 0)
@@ -75,7 +77,7 @@ def test_nobody_waits_for_ever(old: int, step_s: float, newcomers_every: int, ra
 
 @pytest.fixture
 def paced(make_scheduler: Callable[..., Any]) -> Callable[..., Any]:
-    """A scheduler with a pace, and a clock that is set by hand."""
+    """Returns a function that builds a scheduler with a pace and a clock that only the test advances."""
 
     def build(scheduler_class: type, **settings: Any) -> Any:
         values = {"tokens_per_second": 10, "first_tokens": 4}
@@ -88,7 +90,7 @@ def paced(make_scheduler: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dict[str, int]:
-    """One step that takes so long. Returns what it computed."""
+    """Runs one step that takes `seconds`. Returns the number of tokens that it computed, by request."""
     output = scheduler.schedule()
     scheduler.now += seconds
     scheduler.update_from_output(output, run_step(scheduler, output))
@@ -99,7 +101,7 @@ def advance(scheduler: Any, run_step: Callable[..., Any], seconds: float) -> dic
 def test_who_has_most_in_hand_gives_up_its_memory(
     scheduler_class: type, paced: Any, ar_request: Any, run_step: Any
 ) -> None:
-    """vLLM's order would preempt the newcomer, which has said nothing yet."""
+    """The request with the most audio ahead is preempted. vLLM's order would preempt the new one, still silent."""
     scheduler = paced(scheduler_class, kv_blocks=6)
     scheduler.add_request(ar_request("plays", tokens=5, max_tokens=90))
     for _ in range(30):
@@ -115,7 +117,7 @@ def test_who_has_most_in_hand_gives_up_its_memory(
 
 @BOTH
 def test_who_hears_silence_next_steps_first(scheduler_class: type, paced: Any, ar_request: Any, run_step: Any) -> None:
-    """A step of two tokens, and three requests that each need one."""
+    """A step has room for two tokens and three requests need one each, so the requests take turns."""
     scheduler = paced(scheduler_class, max_num_seqs=4, max_num_batched_tokens=4)
     for name in ("a", "b", "c"):
         scheduler.add_request(ar_request(name, tokens=1, max_tokens=60))

@@ -1,4 +1,4 @@
-"""OmniScheduler: a request whose payload cannot be read ends alone, and its client hears of it."""
+"""OmniScheduler ends only the request whose payload cannot be read, and reports it to that request's client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.scheduler_classes import BOTH
 
 
 def damage(raw: bytes) -> bytes:
-    """Flip one bit of the tensor's data."""
+    """Returns the payload with one flipped bit in the tensor's data."""
     index = raw.index(torch.ones(1).numpy().tobytes())
     return raw[:index] + bytes([raw[index] ^ 1]) + raw[index + 1 :]
 
@@ -50,7 +50,7 @@ def test_unreadable_payload_ends_that_request_only(
     assert results["bad"].new_token_ids == []
     assert "bad" not in scheduler.requests
     assert "request bad ends" in caplog.text
-    # The other goes on, and the worker is told to forget the one that ended.
+    # The other request continues, and the worker learns that the bad one has ended.
     assert results["good"].new_token_ids == [7]
     output, results = step(scheduler)
     assert "bad" in output.finished_req_ids
@@ -107,7 +107,7 @@ def test_rejecting_unknown_requests_is_ignored(make_scheduler, step):
 
 
 def test_async_scheduler_ends_a_request_that_is_in_flight_twice(make_scheduler, ar_request, payload, run_step):
-    """Two steps are scheduled before the first one's output comes, as with async_scheduling."""
+    """As with async_scheduling, the second step is scheduled before the first one's output arrives."""
     scheduler = make_scheduler(OmniAsyncScheduler)
     scheduler.add_request(ar_request("bad", raw=b""))
     scheduler.add_request(ar_request("good", raw=payload().to_bytes(), max_tokens=4))

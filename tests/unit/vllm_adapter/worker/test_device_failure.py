@@ -1,4 +1,4 @@
-"""What a failure in a step means: the request's own fault, or a device that no longer works."""
+"""Whether a failure in a step is the request's own fault, or means that the device no longer works."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_stage.vllm_adapter.worker.device_failure import judge_failure, probe_d
 
 
 class Device:
-    """A device that works, or raises what it is told to; counts how often it was asked."""
+    """A probe of a device that works, or that raises `fault`. Counts its calls in `probes`."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.fault = fault
@@ -24,7 +24,7 @@ class Device:
 
 CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling cublasSgemm")
 CASES = {
-    # name: (what the model raised, times the device is asked, class that the request gets, words in it)
+    # name: (what the model raised, number of probes, class of the request's error, words in its message)
     "our own error": (InvalidTensorError("codes: too many"), 0, InvalidTensorError, "codes: too many"),
     "out of memory": (torch.OutOfMemoryError("tried to allocate"), 0, ModelExecutionError, "too little memory"),
     "a shape that does not fit": (RuntimeError("mat1 and mat2: 3x4"), 1, ModelExecutionError, "(RuntimeError)"),
@@ -34,6 +34,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_working_device_leaves_is_the_requests(name: str) -> None:
+    """If the device works, the failure is the request's own."""
     error, probes, kind, words = CASES[name]
     device = Device()
     verdict: OmniStageError = judge_failure(error, device)
@@ -50,7 +51,7 @@ def test_a_device_that_fails_its_probe_ends_the_engine(fault: Exception) -> None
         judge_failure(CUBLAS, Device(fault))
     assert caught.value.__cause__ is CUBLAS
     assert "cublasSgemm" not in str(caught.value)
-    # Told once, it is not judged a second time, as a fault of the batch's other requests.
+    # The same error is raised again for the batch's other requests, and is not judged to be their fault.
     with pytest.raises(EngineDeadStageError):
         judge_failure(caught.value, Device())
 

@@ -1,4 +1,4 @@
-"""The runner's settings: defaults, what is read, and a named error for everything else."""
+"""The runner's settings: defaults, how they are read, and errors that name the wrong field."""
 
 from __future__ import annotations
 
