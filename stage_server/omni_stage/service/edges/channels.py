@@ -68,7 +68,7 @@ class DownstreamChannels:
         self._refused_at[stage] = time.monotonic()
 
     def is_trusted(self, stage: str) -> bool:
-        """Returns whether the stage will probably accept a request: it refused none lately."""
+        """Returns whether the stage will probably accept a request: it refused none within TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:

@@ -17,7 +17,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class StageHealth:
-    """Health of the stage on both ports: `main` beside StageService, `probes` on the health-only port."""
+    """Health of the stage: `main` on the port of StageService, `probes` on the health-only port."""
 
     def __init__(self) -> None:
         self.main = HealthServicer()

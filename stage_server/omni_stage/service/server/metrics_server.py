@@ -25,7 +25,7 @@ class MetricsServer:
         self._registry = registry
         self._http = web.Server(self._answer, access_log=None)
         self._server: asyncio.Server | None = None
-        # One thread, so that collecting takes at most one core from requests. The connections bound the queue.
+        # One thread, so that collecting takes at most one core from requests. Bounded connections bound its queue.
         self._collector = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self.port = 0
         """The port, once started."""

@@ -34,7 +34,7 @@ CHAIN_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
 CLIENT_CA_FILE: Final = "ca.crt"
 POLL_S: Final = 5.0
-"""Seconds between two reads of the files; kubelet takes up to a minute to write them."""
+"""Seconds between two reads of the files. kubelet takes up to a minute to update them."""
 FIELD: Final = "listen.tls"
 _MAX_BYTES: Final = 1 << 20
 """Largest file: the most that a Secret may hold."""

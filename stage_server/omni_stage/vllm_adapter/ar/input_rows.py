@@ -84,7 +84,7 @@ class InputRowStore:
     def __init__(self, max_num_tokens: int, row_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._row_size = row_size
         self._requests: dict[str, InputRows] = {}
-        # This state is written both inside and outside of inference mode, so it must not be inference tensors.
+        # These tensors are written both inside and outside of inference mode, so they must not be inference tensors.
         with torch.inference_mode(False):
             self.buffer = torch.zeros(max_num_tokens, row_size, dtype=dtype, device=device)
             staged = host_memory.copies_overlap(device)

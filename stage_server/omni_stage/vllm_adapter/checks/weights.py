@@ -1,9 +1,9 @@
 """Checks a checkpoint against the model that loads it: no tensor is missing or left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
-a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not; it
-does nothing at all for quantized checkpoints; it cannot see that one part of a fused parameter (q, k, v) is missing;
-and `AutoWeightsLoader` drops unknown biases. A stage would start and return noise.
+a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not. It
+does nothing at all for quantized checkpoints, and cannot see that one part of a fused parameter (q, k, v) is missing.
+`AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
@@ -16,7 +16,7 @@ Private interfaces of vLLM 0.32 used here, and why:
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
 - `AutoAWQConfig.modules_to_not_convert`, `AutoGPTQConfig.modules_in_block_to_quantize` and `maybe_update_config`:
-  where vLLM keeps which modules are quantized, and how it reads that off the checkpoint's tensors.
+  where vLLM stores which modules are quantized, and how it finds that out from the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 """vLLM's parameters that hold a layer's experts -> the names in the checkpoint of one expert's parts."""
 _SHOWN = 5
-"""Names in the error, of each kind."""
+"""Most names of one kind, missing or unknown, in the error."""
 _NAME_LENGTH = 120
 _ROTARY_TABLE = "rotary_emb.inv_freq"
 """Computed from the configuration, but GPTQModel stores it anyway. vLLM's loader drops it too."""
@@ -86,8 +86,8 @@ def load_checked(
 def quantize_what_is_quantized(quant_config: Any, model_path: str, mapper: WeightsMapper) -> None:
     """Make AWQ and GPTQ treat exactly those modules as quantized whose tensors in the checkpoint are quantized.
 
-    The lists in published configurations are incomplete: AWQ's name the vision encoder alone as dense, and some name
-    nothing. Changes `quant_config` in place; other quantizations, and None, are left unchanged.
+    The lists in published configurations are incomplete: AWQ's name only the vision encoder as not quantized, and some
+    are empty. Changes `quant_config` in place; does nothing for other quantizations and for None.
     """
     if isinstance(quant_config, AutoAWQConfig):
         quant_config.modules_to_not_convert = []
@@ -135,7 +135,7 @@ class _Tally:
         self.current = None
 
     def check(self) -> None:
-        """Raises ConfigurationError unless exactly the expected tensors came."""
+        """Raises ConfigurationError unless exactly the expected tensors were loaded."""
         missing = [self._name_in_checkpoint(name) for name in self.expected.required if name not in self._seen]
         problems = [
             f"{_count(names)} {what}: {_list(names)}"
