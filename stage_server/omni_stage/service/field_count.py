@@ -1,8 +1,8 @@
 """Counts the fields of a request in its bytes, before protobuf parses them and creates an object for each.
 
 A message of 8 MiB may hold four million empty parts. Parsing them would block the event loop for half a second and take
-hundreds of megabytes, before admission. The count walks into repeated fields only, and stops at the bound. Source:
-protobuf's wire format.
+hundreds of megabytes, before admission. The count descends only where fields repeat (_REPEATING), and stops at the
+bound. Source: protobuf's wire format.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_FIELDS: Final = 8192
-"""Most fields of a request. A chat of 1,024 messages with one part each has about 4,100 fields."""
+"""Most fields of a request. A chat of 1,024 messages with one part each has about 3,100 fields."""
 _SMALL_BYTES: Final = 16 << 10
 """The fields of a smaller message are not counted: a field takes at least two bytes, so the message parses quickly."""
 
 _Tree = Mapping[int, Any]
 _REPEATING: Final[_Tree] = {1: {2: {1: {}}, 5: {2: {}}}, 14: {}}
-"""Fields that are walked into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
+"""Field numbers to descend into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 

@@ -1,4 +1,4 @@
-"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies."""
+"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies or is stuck."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class InFlight:
         return len(self._entries)
 
     def refuse(self) -> None:
-        """Make `track` refuse new calls from now on: the stage is shutting down."""
+        """Make `track` refuse new calls from now on: the stage drains, or its engine is stuck."""
         self.refusing = True
 
     @asynccontextmanager

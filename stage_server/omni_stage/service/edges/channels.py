@@ -72,7 +72,7 @@ class DownstreamChannels:
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
-        """Return the channel of a call that has ended to the pool; close the channel if it is no longer needed."""
+        """Give a channel back to its pool once its call has ended; close the channel if it is no longer needed."""
         if not loan.over:
             self.open_calls -= 1
         unused = self._pools[stage].give_back(loan)

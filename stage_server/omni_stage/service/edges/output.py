@@ -55,7 +55,7 @@ class _Tensor:
 
 
 class EdgeWriter:
-    """Numbers the rows of one request's tensors."""
+    """Packs the rows of one request's tensors into messages, and numbers them."""
 
     def __init__(self, schema: TensorSchema) -> None:
         self._tensors = {spec.name: _Tensor(spec) for spec in schema.tensors}

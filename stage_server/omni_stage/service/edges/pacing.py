@@ -44,7 +44,7 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the last step was one of the first, which speech waits for."""
+        """Whether the latest step was one of the first EARLY_STEPS, whose rows speech needs to begin."""
         return self.heard and self._steps <= EARLY_STEPS
 
     def add(self, rows: int, now: float, open_calls: int) -> float:

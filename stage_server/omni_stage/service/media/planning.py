@@ -1,4 +1,4 @@
-"""Computes what a request's media will cost from their headers, and checks that cost before decoding. Pure.
+"""Reads the headers of a request's media, and computes and checks what the media will cost before decoding. Pure.
 
 Media inside Start are checked before admission. For media that follow in chunks, the stage reserves the decoded size
 that Start states, or its own limit if Start states none. Once these media have arrived, their headers are compared with

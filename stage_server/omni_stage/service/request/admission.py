@@ -94,5 +94,5 @@ _YIELDING = ", of which a priority above 0 may fill three quarters"
 
 
 def _share(most: int) -> int:
-    """Returns how much of a limit yielding requests may fill; at least 1."""
+    """Returns how far a limit may be filled once a yielding request is admitted; at least 1."""
     return max(1, int(most * YIELDING_SHARE))

@@ -21,8 +21,7 @@ async def read_start(
 ) -> stage_service_pb2.Start:
     """Returns the first message. A call that has not sent it after START_GRACE_S needs a place.
 
-    Raises TooManyRequestsError without a place, or if another call takes it; DeadlineExceededError; and
-    ProtocolViolationError.
+    Raises TooManyRequestsError if the call gets no place or loses it, DeadlineExceededError, ProtocolViolationError.
     """
     place = None
     try:

@@ -32,7 +32,7 @@ class Place:
     end: Callable[[], None]
     """Ends the call."""
     lost: bool = False
-    """Whether the call got no place when it needed one, or lost its place to another call."""
+    """Whether the call lost its place to another call, or got none because its peer holds per_peer places."""
     timer: asyncio.TimerHandle | None = None
     """The timer of a call that does not need its place yet."""
 
@@ -53,10 +53,10 @@ class Places:
 
     @contextmanager
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
-        """Hold a place while the context is open, from after_s seconds after it was entered.
+        """Hold a place while the context is open, beginning after_s seconds after its start.
 
-        Calls `end` when the place is lost to another call, or when no place is free after after_s. With after_s = 0,
-        raises TooManyRequestsError if no place is free.
+        Calls `end` when the place is lost to another call, or when the peer holds per_peer places already after
+        after_s. In the latter case, with after_s = 0, raises TooManyRequestsError instead.
         """
         place = Place(end)
         if after_s:

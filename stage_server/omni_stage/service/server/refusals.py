@@ -36,8 +36,8 @@ HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
 """Most refusals that wait, in all and per client; further ones are answered immediately. A held call uses neither a
 place nor reserved bytes."""
 EARLY_S: Final = 0.5
-"""A call that its client cancels, or whose deadline passes, within this time counts as refused: it cost as much. There
-is no answer to hold back."""
+"""A call that its client cancels, or whose deadline passes, within this time counts as refused: it cost as much. Its
+own answer is not held back, because nobody waits for it."""
 LEAST_JITTER: Final = 0.8
 """Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
 SPARE_S: Final = 0.05

@@ -67,7 +67,7 @@ class Choices:
     best: torch.Tensor
     """[B], int64: the token with the largest logit."""
     behind: torch.Tensor
-    """[B], float32: how far the logit of the other run's token is below it, as a share of the range of the logits."""
+    """[B], float32: how far the other run's token is below the largest logit, as a share of the range of the logits."""
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
@@ -135,7 +135,7 @@ def is_compiled(config: VllmConfig) -> bool:
 
 
 def check_runner(runner: OmniARRunnerMixin) -> str:
-    """Rehearse with a runner that is ready to serve, on every rank. Returns how it differs from eager, or ""."""
+    """Rehearse on every rank, with a runner that is ready to serve. Returns how it differs from eager, or ""."""
     config = runner.vllm_config
     if not is_compiled(config):
         return ""

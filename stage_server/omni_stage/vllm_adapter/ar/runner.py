@@ -19,7 +19,7 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
   and compiled code, for the check at start-up (compiled_check).
 
-vLLM's V2 runner has none of these names; `worker.py` refuses it.
+vLLM's V2 runner lacks most of these methods; `worker.py` refuses it.
 """
 
 from __future__ import annotations

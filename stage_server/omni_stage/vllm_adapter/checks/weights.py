@@ -10,8 +10,8 @@ Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.StageMissingLayer`, `PPMissingLayer`: stand for parts that are left out on purpose, such as encoders of
   media that the stage does not take.
 - `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
-  checkpoints have a tensor for each.
-- `packed_modules_mapping`, a model's declaration of which of a checkpoint's modules make up a fused one.
+  checkpoints have a tensor for each expert.
+- `packed_modules_mapping`: a model's declaration of which modules of a checkpoint make up a fused module.
 - `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules of
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
@@ -63,7 +63,7 @@ def load_checked(
     """
     quant_config = getattr(model, "quant_config", None)
     if quant_config is not None:
-        # As AutoWeightsLoader: drops what vLLM has no use for, such as GPTQ's g_idx.
+        # Like AutoWeightsLoader, drop tensors that vLLM does not use, such as GPTQ's g_idx.
         mapper = mapper | quant_config.get_cache_scale_mapper() | quant_config.get_checkpoint_weight_mapper()
     tally = _Tally(_find_expectations(model, quant_config), mapper, frozenset(ignored))
     try:
@@ -110,7 +110,7 @@ class _Expectations:
     left_out: tuple[str, ...]
     """Prefixes of parts that this stage does not have."""
     open_ended: bool
-    """Whether the checkpoint may hold more than the model's names say: scales of other quantizations."""
+    """Whether the checkpoint may hold further tensors, such as the scales of other quantizations."""
 
 
 @dataclass(slots=True)

@@ -68,8 +68,8 @@ class EngineCore(Protocol):
     def session_room(self) -> SessionRoom:
         """How many requests with input in parts may be open, and how much KV cache they can fill.
 
-        A request that waits for its next part keeps its KV and cannot be preempted. If more are open than fit at their
-        full length, they wait for each other's KV forever.
+        A request that waits for its next part keeps its KV cache and cannot be preempted. If more requests are open
+        than fit at full length, they may wait for each other's KV cache forever.
         """
         ...
 

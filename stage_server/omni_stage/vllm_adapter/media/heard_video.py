@@ -4,7 +4,7 @@ vLLM 0.32 has an option of its own for it, `use_audio_in_video`, which falls sho
 
 - It applies to all videos of a prompt, needs one audio clip for each of them, and allows no other audio.
 - If its cache holds a video, it guesses from token counts whether the option is set.
-- It places Qwen2.5-Omni's positions one off.
+- Its positions for Qwen2.5-Omni are off by one.
 - It mixes up video and audio where a chunk of a prompt holds one stretch of each.
 
 Interfaces of vLLM that the two mixins override:
@@ -99,8 +99,8 @@ class PairedModel:
     ) -> tuple[torch.Tensor, int]:
         """Returns the positions of transformers' get_rope_index, int64 [3, tokens], and the offset of later positions.
 
-        Later positions continue from the last position, as in transformers' generate(). Its rope_deltas would continue
-        from the largest position, which a wide video with short audio moves beyond the positions of the text after it.
+        Later positions continue from the last position, as in transformers' generate(). rope_deltas would continue from
+        the largest position, which a wide video with short audio moves beyond the positions of the text after it.
         """
         by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
         for feature in mm_features:

@@ -58,7 +58,7 @@ _template: int | None = None
 
 
 def start_template() -> bool:
-    """Import what stage server and engine share, then fork the template. Returns False, and logs why, if it must not.
+    """Import what stage server and engine share, then fork the template. Returns whether it forked; logs why if not.
 
     Call it on the main thread, before anything starts a thread. Without a template, engines are spawned, which is
     slower.

@@ -3,12 +3,12 @@
 - Payloads: `schedule` runs vLLM's own and then adds the decoded payload to new requests that carry one.
 - Order: where a component says how fast its tokens are played (pace.py), requests of equal priority are ordered by when
   their audio will run out. If a step cannot hold all requests, the one that runs out first goes first. If the KV cache
-  is full, the request with the most audio ahead is preempted. A new request waits where its prompt would cost earlier
-  requests more time before their first audio than it saves (groups.py).
+  is full, the request with the most audio ahead is preempted. A new request waits where its prompt would delay the
+  first audio of earlier requests by more than it saves the waiting ones (groups.py).
 - Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
   still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
   that cannot start.
-- Early ends: `update_from_output` ends requests that were rejected, with the cause for their clients, then runs vLLM's.
+- Early ends: `update_from_output` first ends rejected requests, with the cause for their clients, then runs vLLM's own.
 
 A request whose payload cannot be read stays in the step that scheduled it, and ends after that step. Taking it out of
 the step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
@@ -21,7 +21,7 @@ Private interfaces of vLLM 0.32, which has no public scheduler interface:
   `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
 - `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
   may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in its order.
-- `Scheduler._handle_blocked_waiting_request` is called once for each waiting request and step, in queue order, before
+- A step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
   anything is allocated. A request for which it returns False keeps its place.
 """
 
@@ -173,7 +173,7 @@ class OmniSchedulerMixin:
     def _update_request_as_session(self, session: Request, update: Any) -> None:
         """Take the next part of a request whose input comes in parts, and keep the request's arrival time.
 
-        vLLM sets it to the part's arrival time. But a request that waits for its next part is in the priority queue's
+        vLLM sets it to the part's arrival time. But a request that waits for its next part is in a priority queue's
         heap, which is ordered by priority and arrival time: the change would break that order.
         """
         arrival_time = session.arrival_time
