@@ -31,7 +31,7 @@ class StreamedRuns:
     lowering: Lowering
     work: WorkLedger
     sessions: Sessions
-    """Limits how many sessions are open at once; further ones wait here, outside the engine."""
+    """Limits how many sessions are open at a time; further ones wait here, outside the engine."""
     windows: dict[str, str] = field(default_factory=dict)
     """Request id -> the engine's id of the window that runs for it."""
 

@@ -1,4 +1,4 @@
-"""Measures when the response to one request reached its caller, and how much audio it held."""
+"""Measures when the response to one request reached its caller, and how much audio it contained."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class OmniModelConfig:
 def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
-    Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, if config.json is
-    not JSON or has no model_type, or if this process may not read the weights.
+    Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, config.json is
+    not JSON or has no model_type, or this process may not read the weights.
     """
     file = path / "config.json"
     if not path.is_dir():

@@ -245,7 +245,7 @@ def _decoded_bytes(slot: MediaSlot) -> int:
 
 
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
-    """Returns the most bytes, besides the encoded ones, that a medium may hold whose header is not known yet."""
+    """Returns an upper bound of a medium's bytes, without the encoded ones, while its header is not known."""
     if slot.kind == "video":
         return _bound_unseen_video(slot, rules)
     if slot.kind == "image":

@@ -55,8 +55,8 @@ class Places:
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
         """Hold a place while the context is open, beginning after_s seconds after its start.
 
-        Calls `end` when the place is lost to another call, or when the peer holds per_peer places already after
-        after_s. In the latter case, with after_s = 0, raises TooManyRequestsError instead.
+        Calls `end` when the place is lost to another call. If the peer already holds per_peer places: raises
+        TooManyRequestsError with after_s = 0, otherwise calls `end` after after_s.
         """
         place = Place(end)
         if after_s:

@@ -1,6 +1,6 @@
 """grpc.health.v1, which kubelet, load balancers and upstream stages query.
 
-Readiness depends on this stage alone (its engine, its drain), never on the health of downstream stages. Otherwise one
+Readiness depends only on this stage (its engine, its drain), never on the health of downstream stages. Otherwise one
 stage's fault would take all others out of service. `liveness` reports whether a restart would help.
 """
 

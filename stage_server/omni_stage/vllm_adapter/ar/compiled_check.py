@@ -1,9 +1,9 @@
 """Checks at start-up whether compiled code and CUDA graphs compute what the model's own code computes.
 
-Which kernels a compiler generates for a card, and whether a captured graph reads what the runner wrote, is known only
-on that card. So before a stage serves, the runner rehearses: the same random requests (tokens, and input rows where the
-model takes them) go through real steps, a prefill and decode steps at batch 1, 2 and the largest captured size, once as
-configured and once as the model is written. If the results differ, the stage serves eager (docs/adr/0018).
+Which kernels a compiler generates for a GPU, and whether a captured graph reads what the runner wrote, is known only on
+that GPU. So before a stage serves, the runner rehearses. It runs the same random requests (tokens, and input rows where
+the model takes them) twice, once as configured and once with the model's own code. Each run has a prefill and decode
+steps, at batch 1, 2 and the largest captured size. If the results differ, the stage serves eager (docs/adr/0018).
 
 In a mixture of experts, both runs use the experts that the configured run chose (expert_choices). Rounding alone may
 decide between two experts, and another expert gives another result.

@@ -51,7 +51,7 @@ class Capture:
     stop_reason: str = ""
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
     on_submit: Callable[[], None] | None = None
-    """Called when the request goes to the engine core."""
+    """Called when the request is sent to the engine core."""
     outputs: int = 0
     """Number of outputs so far."""
 

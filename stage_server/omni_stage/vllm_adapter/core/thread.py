@@ -82,5 +82,5 @@ class EngineThread:
                 continue
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - goes to the waiter of the future
+            except BaseException as error:  # noqa: BLE001 - reported through the future
                 future.set_exception(error)
