@@ -35,7 +35,7 @@ class InFlight:
 
     @asynccontextmanager
     async def track(self) -> AsyncIterator[None]:
-        """Count the current task's call. Raises DrainingError if calls are refused, and the error given to fail_all."""
+        """Count the current task's call. Raises DrainingError if calls are refused, or the error given to fail_all."""
         if self.refusing:
             raise DrainingError("the stage is shutting down; another replica answers", retry_after_s=0.1)
         task = asyncio.current_task()

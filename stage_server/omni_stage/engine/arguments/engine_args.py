@@ -154,7 +154,7 @@ def build_engine_args(
     # Set even if false, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
     chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
-        # Compiling needs a C++ compiler and a minute and gains little: kernel launches do not dominate a CPU's steps.
+        # Compiling needs a C++ compiler and a minute, but gains little: kernel launches do not dominate a CPU's steps.
         chosen.setdefault("enforce_eager", True)
     if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
         chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES

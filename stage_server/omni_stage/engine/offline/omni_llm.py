@@ -1,8 +1,8 @@
 """OmniLLM: a whole pipeline offline, every stage's engine in this process.
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
-processors as the stage servers do; only gRPC is missing. Edges are Full: a stage starts when its input is complete.
-Stages that read the same input stage run concurrently.
+processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that
+read the same input stage run concurrently.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from omni_stage.vllm_adapter.text_parsers import structured_sampling
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lowering:
-    """How requests of one started engine are lowered."""
+    """Lowers the requests of one started engine."""
 
     component: Component
     traits: EngineTraits

@@ -18,7 +18,7 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
 
 TRUST_AFTER_S: Final = 5.0
-"""How long after a refusal a stage is expected to refuse the next request too."""
+"""For this long after a refusal, a stage is expected to refuse the next request too."""
 
 
 @dataclass(frozen=True, slots=True)

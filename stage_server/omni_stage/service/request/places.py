@@ -16,7 +16,7 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.admission import RETRY_AFTER_S
 
 FEWEST_START_PLACES = 8
-"""At least this many calls may be sending their Start, however small the byte budget is."""
+"""At least this many calls may be sending their Start (or max_requests, if less), however small the byte budget is."""
 START_GRACE_S = 0.5
 """Seconds after which a call without Start needs a place. Start mostly arrives with the call, even with hundreds of
 calls at a time. Until then a call can hold only what was sent in so short a time."""
@@ -111,7 +111,7 @@ def peer_address(peer: str) -> str:
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """Returns how many calls may be sending their Start: max_requests, if their messages fit half of the byte budget.
+    """Returns how many calls may be sending their Start: as many as fit half of the byte budget, at most max_requests.
 
     A Start may be as large as the largest message, and is in memory before any bytes are reserved for it.
     """

@@ -109,7 +109,7 @@ class StageServicer:
         self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline, meter: AnswerMeter | None
     ) -> None:
         runtime, config = self._runtime, self._config
-        # 1. Read Start, and nothing large yet.
+        # 1. Read Start, but none of the data that follows it.
         self._check_engine()
         reader = RequestReader()
         start = await read_start(messages, reader, runtime.starting, peer_address(context.peer()))

@@ -34,7 +34,7 @@ _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns an error that leaves a call into its status (service/errors.py); keeps the access log and the metrics.
+    """Turns the error of a failed call into a status (service/errors.py); keeps the access log and the metrics.
 
     Other services of the port (health, reflection) pass unchanged.
     """

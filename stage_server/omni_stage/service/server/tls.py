@@ -66,8 +66,8 @@ class Certificate:
 def read_certificate(settings: ServerTls) -> Certificate:
     """Returns the certificate in the current files.
 
-    An expired one is accepted: clients check that by their own clocks. Raises ConfigurationError that names the file
-    and what is wrong with it, never its content.
+    An expired certificate is accepted: clients check the date by their own clocks. Raises ConfigurationError that names
+    the file and what is wrong with it, never its content.
     """
     wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
     names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))

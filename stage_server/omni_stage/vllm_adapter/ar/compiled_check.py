@@ -55,9 +55,9 @@ class Rehearsed:
     choices: Choices | None
     """None on a rank that does not compute logits."""
     experts: list[torch.Tensor] | None = None
-    """The experts of each router, [tokens, k]; None without routers, or if their choice cannot be fixed."""
+    """In the configured run: each router's experts, [tokens, k]; None if there are none whose choice can be fixed."""
     experts_behind: float = 0.0
-    """In the eager run: how far the worst of these experts is behind the run's own choice (`ExpertChoices.behind`)."""
+    """In the eager run: how far the worst of those experts is behind this run's own choice (`ExpertChoices.behind`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Rows that condition an autoregressive model: one row is added to the model's input at every position.
 
-A request brings its rows in its payload, all together or in chunks. Row p belongs to position p, and positions
-after the last row repeat it. Before every forward the runner writes the rows of the scheduled positions, both of
-prefill and of decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument
-because a captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
+A request's payload carries its rows, all together or in chunks. Row p belongs to position p, and positions after the
+last row repeat it. Before every forward, the runner writes the rows of the scheduled positions, both of prefill and of
+decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument because a
+captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
 """
 
 from __future__ import annotations

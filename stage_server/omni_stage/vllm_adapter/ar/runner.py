@@ -123,8 +123,8 @@ class OmniARRunnerMixin(PublishingMixin):
         model.bind_input_rows(self._input_rows.buffer)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        # Finished requests first: an aborted request may return under its id in the same step. Preempted requests are
-        # not among them: their input rows and captured rows are kept until they end.
+        # Drop finished requests first: an aborted request's id may return in the same step. Preempted requests are not
+        # among them: their input rows and captured rows are kept until they end.
         for request_id in scheduler_output.finished_req_ids:
             self._ledger.close(request_id)
             self._failures.pop(request_id, None)

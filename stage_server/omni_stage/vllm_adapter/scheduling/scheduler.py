@@ -59,7 +59,7 @@ _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 8
-"""More steps than vLLM ever schedules before it takes in their outputs; with asynchronous scheduling these are 2."""
+"""Bound on the steps that vLLM schedules before it takes in their outputs. With asynchronous scheduling these are 2."""
 
 
 class OmniSchedulerMixin:
