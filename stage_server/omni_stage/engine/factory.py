@@ -1,4 +1,4 @@
-"""From a StageConfig to an engine: the registry's component over vLLM."""
+"""Builds a stage's component and engine from its StageConfig."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def check_known_component(config: StageConfig, families: FamilyRegistry | None =
 
 
 def needs_vllm(config: StageConfig) -> bool:
-    """Returns whether vLLM runs the stage's component. Imports nothing of either. Raises ConfigurationError."""
+    """Returns whether vLLM runs the stage's component; imports neither of them. Raises ConfigurationError."""
     return not installed_families().component(config.component).engine
 
 
 def build_stage_engine(config: StageConfig, in_process: bool = False) -> StageEngine:
     """Returns the engine of a stage, not started. Raises ConfigurationError.
 
-    in_process: the model runs in a thread of this process (tests, offline use), else in a process of its own. A
-    component that has its own engine decides this itself.
+    in_process: whether the model runs in a thread of this process (tests, offline use) instead of a process of its own.
+    A component with an engine of its own ignores it.
     """
     families = installed_families()
     check_known_component(config, families)

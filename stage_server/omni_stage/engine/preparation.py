@@ -1,4 +1,4 @@
-"""The preparation of a request as the engine's input: it has its own time limit, and the watchdog does not count it."""
+"""Limits how long preparing a request's input may take. The watchdog counts a request only once the engine has it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from omni_stage.models.component import ServedComponent, StageRequest, StageStep
 
 
 class StageEngine(Protocol):
-    """An engine with its component, serving many requests at once in shared batches."""
+    """An engine with its component. It serves many requests concurrently, in shared batches."""
 
     @property
     def component(self) -> ServedComponent:
@@ -25,7 +25,8 @@ class StageEngine(Protocol):
 
     @property
     def prompt_embeds(self) -> TensorSpec | None:
-        """Form of a prompt of embeddings: rows of [hidden size] in the engine's dtype; None if they are refused."""
+        """Form of the prompt embeddings that the stage takes: rows of [hidden size] in the engine's dtype. None if it
+        takes none."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How the engine's steps end, as a component's emitter reads it."""
+"""The finish reason of an engine's step, as a component's emitter reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_stage.engine_step import EngineStep, FinishReason
 def finish_reason(step: EngineStep, kind: EngineKind) -> FinishReason | None:
     """Returns how the request, or the part, of this step ended; None if it continues.
 
-    Both kinds of one-shot stages run on the same runner, which reports DIFFUSION_DONE; but a decoder ran no diffusion.
+    Diffusion and decoder stages share a runner, which reports DIFFUSION_DONE. A decoder ran no diffusion: it gets STOP.
     """
     reason = step.finish_reason
     return FinishReason.STOP if kind is EngineKind.DECODER and reason is FinishReason.DIFFUSION_DONE else reason

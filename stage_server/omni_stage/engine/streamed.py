@@ -1,4 +1,4 @@
-"""Requests that start before their input is complete: thin shells around part_plan, a component's feed and the core."""
+"""Runs requests that start before their input is complete, with part_plan, a component's feed and the engine core."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class StreamedRuns:
     lowering: Lowering
     work: WorkLedger
     sessions: Sessions
-    """Limits how many sessions are open at once; further ones wait here, outside the engine."""
+    """Limits how many sessions are open at a time; further ones wait here, outside the engine."""
     windows: dict[str, str] = field(default_factory=dict)
-    """Request -> the engine's id of its window that is running."""
+    """Request id -> the engine's id of the window that runs for it."""
 
     async def run_session(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
         """Run an autoregressive request; see part_plan. Closing the generator aborts it."""
@@ -65,11 +65,11 @@ class StreamedRuns:
                             break
                         yield step
         if final is not None:
-            # Yielded after the block has closed the session, so that a slow reader holds no KV.
+            # Yielded after the block has closed the session, so that a slow reader of the steps keeps no KV cache.
             yield final
 
     async def run_windows(self, request: StageRequest, stream: EdgeStream) -> AsyncGenerator[StageStep, None]:
-        """Run a one-shot request, its parts as engine requests one after another. Closing the generator aborts it."""
+        """Run a one-shot request: each part becomes an engine request, in turn. Closing the generator aborts it."""
         feed, part = await self._open_feed(request, stream)
         if part.input.finished is not None:
             yield StageStep(finish_reason=part.input.finished)
@@ -82,7 +82,7 @@ class StreamedRuns:
                     yield step
         finally:
             if not ended:
-                # A model may keep state of the stream, and frees it itself only with the last part.
+                # A model may keep state for the stream, and frees that state itself only with the last part.
                 await self.core.end_stream(request.request_id)
 
     async def _windows(
@@ -137,7 +137,7 @@ class StreamedRuns:
         feed: InputFeed,
         work: Work,
     ) -> AsyncGenerator[CorePart, None]:
-        """Yields the parts of a session, each when the engine asks for it. The reader of the outputs ends it."""
+        """Yields the parts of a session, each when the engine asks for it, until the generator is closed."""
         while True:
             planned = plan.next(part)
             work.begin()

@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class VllmStageEngine:
-    """A StageEngine over vLLM: a process of its own, or (in_process) a thread of this one. One event loop uses it."""
+    """A StageEngine over vLLM, in its own process or (in_process) a thread of this one. Used from one event loop."""
 
     def __init__(self, config: StageConfig, component: Component, *, in_process: bool = False) -> None:
         """Check the configuration; `start` loads the model. Raises ConfigurationError if it cannot work."""
@@ -77,7 +77,7 @@ class VllmStageEngine:
         self._runs: StreamedRuns | None = None
         """Set once the engine has started."""
         self._work = WorkLedger()
-        # An in-process engine prepares on the thread that steps it: a time limit would also count the engine's steps.
+        # An in-process engine reads inputs on the thread of its steps: a time limit would also count those steps.
         self._prepare_s = None if in_process else config.timeouts.prepare
 
     @property
@@ -87,7 +87,7 @@ class VllmStageEngine:
 
     @property
     def prompt_embeds(self) -> TensorSpec | None:
-        """Form of a prompt of embeddings; None if they are refused. Raises NotReadyError before start."""
+        """See StageEngine. Raises NotReadyError before start."""
         if not self._args.enable_prompt_embeds:
             return None
         return prompt_embeds_spec(self._core.embeds_size, str(self._core.dtype).removeprefix("torch."))
@@ -99,7 +99,7 @@ class VllmStageEngine:
 
     @property
     def unfinished_requests(self) -> int:
-        """Unfinished requests that the engine has; those that are being prepared do not count."""
+        """Requests that the engine has work for: submitted, not ended, and not waiting for more streamed input."""
         return len(self._work)
 
     @property
@@ -164,8 +164,10 @@ class VllmStageEngine:
         await self._core.start()
 
     def generate(self, request: StageRequest) -> AsyncGenerator[StageStep, None]:
-        """Returns the steps of one request. Closing the generator aborts it in the engine. Raises InvalidRequestError
-        at once for sampling parameters that the stage refuses."""
+        """Returns the steps of one request. Closing the generator aborts the request in the engine.
+
+        Raises InvalidRequestError for sampling parameters that the stage refuses, before the first step is awaited.
+        """
         component, stream = self.component, request.source
         is_streamed = isinstance(stream, EdgeStream)
         check_stage_sampling(request.sampling, component.facts, is_streamed=is_streamed, field="sampling")
@@ -186,7 +188,7 @@ class VllmStageEngine:
                 return
             prompt, params = lowering.lower(request, prepared, lowering.params(request, prepared))
             if isinstance(params, SamplingParams) and params.structured_outputs is not None:
-                # vLLM compiles the grammar once to check it.
+                # vLLM checks the grammar by compiling it.
                 await preparation.within(asyncio.to_thread(self._core.check_structured, params))
             emitter = self.component.emitter(request, prepared)
             run = self._core.stream(
@@ -216,7 +218,7 @@ class VllmStageEngine:
         return self._runs
 
     def _create_vllm_config(self) -> VllmConfig:
-        """Runs on the engine's thread. Raises ConfigurationError."""
+        """Returns vLLM's configuration. Runs on the engine's thread. Raises ConfigurationError."""
         kwargs = vllm_engine_kwargs(self._args, on_cpu=current_platform.is_cpu())
         try:
             # vLLM's defaults of max_num_batched_tokens and max_num_seqs depend on the usage context: a server gets
@@ -253,6 +255,6 @@ def _check_default_sampling(config: StageConfig, component: Component) -> None:
 
 
 def _first_lines(error: Exception) -> str:
-    """Returns the error's first lines: pydantic appends the whole input after them."""
+    """Returns the error's first 600 characters, on one line: pydantic appends the whole input at the end."""
     text = " ".join(str(error).split())
     return text[:600]

@@ -12,7 +12,7 @@ from omni_stage.errors import InvalidRequestError
 
 @dataclass(slots=True)
 class Work:
-    """One request. It rests while it is prepared, and while it waits for more of its streamed input."""
+    """One request. It rests, unseen by the watchdog, while it is prepared and while it waits for streamed input."""
 
     ledger: WorkLedger
     request_id: str
@@ -22,7 +22,7 @@ class Work:
         self.ledger.set_busy(self.request_id, True)
 
     def rest(self) -> None:
-        """Note that the engine waits for the request's input, so the watchdog does not count it. Idempotent."""
+        """Note that the engine waits for the request's input: the watchdog no longer counts the request. Idempotent."""
         self.ledger.set_busy(self.request_id, False)
 
 
@@ -57,7 +57,7 @@ class WorkLedger:
             self._open.discard(request_id)
 
     def set_busy(self, request_id: str, busy: bool) -> None:
-        """Count a request as work if `busy`, else no longer."""
+        """Count a request as the engine's work if `busy`; stop counting it otherwise."""
         if not busy:
             self._busy.discard(request_id)
         elif request_id not in self._busy:

@@ -1,4 +1,4 @@
-"""Measures when the response to one request reached its caller, and how much audio it held."""
+"""Measures when the response to one request reached its caller, and how much audio it contained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUDIBLE_S: Final = 0.02
 
 @dataclass(slots=True)
 class AnswerMeter:
-    """What the caller got, and when: times are in seconds since the request's start, None for what did not happen."""
+    """What the caller got, and when. Times are seconds since the request's start; None if there was no such output."""
 
     clock: Callable[[], float] = time.monotonic
     began: float = field(default_factory=time.monotonic)
@@ -33,7 +33,7 @@ class AnswerMeter:
     """When that listener will have played all audio that has arrived."""
 
     def note_text(self) -> None:
-        """Record that a text was written to the caller's connection."""
+        """Record that text was written to the caller's connection."""
         if self.first_text_s is None:
             self.first_text_s = self.clock() - self.began
 

@@ -18,7 +18,10 @@ class Deadline:
 
     @classmethod
     def of_call(cls, remaining_s: float | None, longest_s: float, now: float) -> Deadline:
-        """Returns the caller's deadline, but at most timeouts.request (longest_s) from now: a drain waits no longer."""
+        """Returns the caller's deadline, but at most timeouts.request (longest_s) from now.
+
+        A drain waits for timeouts.request, so no request may take longer.
+        """
         return cls(now + (longest_s if remaining_s is None else min(remaining_s, longest_s)))
 
     def remaining(self, now: float) -> float:

@@ -54,7 +54,7 @@ class RelayedError(OmniStageError):
 
 
 class CallerLeftError(OmniStageError):
-    """The caller left while a message was written to it. The call ends as if it had been cancelled."""
+    """The caller disconnected while a message was written to it. The call ends as if it had been cancelled."""
 
 
 def reason_name(reason: reasons.ErrorReason) -> str:

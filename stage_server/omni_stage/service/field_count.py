@@ -1,8 +1,8 @@
-"""Counts a request's fields on its bytes, because protobuf would first create an object for each of them.
+"""Counts the fields of a request in its bytes, before protobuf parses them and creates an object for each.
 
-A message of 8 MiB may hold four million empty parts. Parsing them would take half a second of the event loop and
-hundreds of megabytes, before admission. Only repeated fields are walked, and only up to the bound. Source: protobuf's
-wire format.
+A message of 8 MiB may hold four million empty parts. Parsing them would block the event loop for half a second and take
+hundreds of megabytes, before admission. The count descends only where fields repeat (_REPEATING), and stops at the
+bound. Source: protobuf's wire format.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_FIELDS: Final = 8192
-"""Most fields of a request. A chat of 1,024 messages with one part each has about 4,100 fields."""
+"""Most fields of a request. A chat of 1,024 messages with one part each has about 3,100 fields."""
 _SMALL_BYTES: Final = 16 << 10
-"""Messages up to this size are not counted: a field takes at least two bytes, so they are cheap to parse."""
+"""The fields of a smaller message are not counted: a field takes at least two bytes, so the message parses quickly."""
 
 _Tree = Mapping[int, Any]
 _REPEATING: Final[_Tree] = {1: {2: {1: {}}, 5: {2: {}}}, 14: {}}
-"""Fields that are walked into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
+"""Field numbers to descend into: start.chat.messages, start.sampling with its values, and tensors with its chunks."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -65,7 +65,7 @@ def _count(data: bytes, position: int, end: int, tree: _Tree, left: int) -> int:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Returns a number of at most ten bytes, and the position after it."""
+    """Returns the varint at `position`, of at most ten bytes, and the position after it. Raises IndexError."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,4 +1,4 @@
-"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies."""
+"""The calls in flight of a stage: counted for the drain, and ended together when the engine dies or is stuck."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class InFlight:
         return len(self._entries)
 
     def refuse(self) -> None:
-        """Make `track` refuse new calls from now on: the stage is shutting down."""
+        """Make `track` refuse new calls from now on: the stage drains, or its engine is stuck."""
         self.refusing = True
 
     @asynccontextmanager
     async def track(self) -> AsyncIterator[None]:
-        """Count the current task's call. Raises DrainingError if calls are refused, and the error given to fail_all."""
+        """Count the current task's call. Raises DrainingError if calls are refused, or the error given to fail_all."""
         if self.refusing:
             raise DrainingError("the stage is shutting down; another replica answers", retry_after_s=0.1)
         task = asyncio.current_task()

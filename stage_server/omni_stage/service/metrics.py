@@ -118,7 +118,7 @@ class StageMetrics:
             self._edge_tensors.labels(config.input.source, "received")
 
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
-        """Count a call, and how long it took from its start."""
+        """Count a call that ended `seconds` after its start."""
         known = reason if (code, reason) in _KNOWN else OTHER_REASON
         self._requests.labels(code, known).inc()
         if self.entry is not None:
@@ -133,7 +133,7 @@ class StageMetrics:
             self._first_output.observe(first_output_s)
 
     def chunk_counter(self, peer: str) -> Callable[[int, float], None]:
-        """Returns a function that records a chunk that the transport took: bytes and seconds. Runs once per message."""
+        """Returns a function that records a sent chunk: its bytes and the seconds that it took. Runs once a message."""
         count_bytes, observe = self._edge_bytes.labels(peer, "sent").inc, self._chunk.labels(peer).observe
 
         def count(size: int, seconds: float) -> None:
@@ -143,11 +143,11 @@ class StageMetrics:
         return count
 
     def tensors_sent(self, peer: str, count: int) -> None:
-        """Count tensors that were sent whole."""
+        """Count tensors that were sent completely."""
         self._edge_tensors.labels(peer, "sent").inc(count)
 
     def input_received(self, peer: str, size: int, tensors: int) -> None:
-        """Record the whole input of a request: bytes and tensors."""
+        """Record the complete input of a request: `size` bytes and the number of tensors."""
         self._edge_bytes.labels(peer, "received").inc(size)
         self._edge_tensors.labels(peer, "received").inc(tensors)
 
@@ -218,7 +218,7 @@ class EntryMetrics:
         )
 
     def request_ended(self, code: str, reason: str, seconds: float) -> None:
-        """Count a request."""
+        """Count a request that ended `seconds` after its start."""
         self._requests.labels(code, reason).inc()
         if code == "OK":
             self._seconds.observe(seconds)

@@ -11,8 +11,8 @@ _T = TypeVar("_T")
 class Started(Generic[_T]):
     """Runs a coroutine up to its first wait in the constructor. Await it once, in a task, to run the rest.
 
-    Its first part belongs to no task of its own: it must not use asyncio.timeout or asyncio.current_task. From Python
-    3.12 on an eager task does the same.
+    The part before the first wait runs in no task of its own, so it must not use asyncio.timeout or
+    asyncio.current_task. From Python 3.12 on, an eager task does the same.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, _T]) -> None:

@@ -1,18 +1,21 @@
-"""The only place that touches vLLM's private interfaces, of version 0.32. Each module names those it uses, and why.
+"""The only place that uses vLLM's private interfaces (version 0.32). Each module lists those it uses, and why.
 
 By where it runs::
 
-    front end    core/        the engine as the stage server sees it: one interface, its own process or this one
-                 process/     the engine's process: environment, template, its end
-    scheduler    scheduling/  which requests make up a step, and what the workers get of them
-    worker       ar/          autoregressive stages: rows in, rows out, hooks after sampling
-                 diffusion/   one-shot stages, their scheduler included: one step is one generation
-                 worker/      code that both runners share
-                 cpu_workers  the same classes for CPUs; never imported with a GPU
-    start-up     checks/      image, GPU driver, the checkpoint's tensors against a model
-    between      packing and start_errors (worker to front end), hooks (what a model class may do around a step)
-    settings     select       names of the worker and scheduler classes
+    front end    core/         the engine as the stage server sees it: in a process of its own, or in this process
+                 process/      the engine's process: its environment, the template it is forked from, its end
+                 media/        videos with their audio, in vLLM's processors (and in its models, in the worker)
+                 text_parsers  vLLM's parsers of reasoning and tool calls
+    scheduler    scheduling/   which requests make up a step, and what the workers get of them
+    worker       ar/           autoregressive stages: rows in, rows out, hooks after sampling
+                 diffusion/    one-shot stages, their scheduler included: one step is one generation
+                 worker/       code that both runners share
+                 cpu_workers   the same classes for CPUs; never imported with a GPU
+    start-up     checks/       the image, the GPU's driver, the checkpoint's tensors
+    several      packing and start_errors (from the worker to the front end), hooks (what a model class may do around a
+                 step), names (keys and stop reasons), select (names of the worker and scheduler classes)
 
-vLLM gets the classes by name (`select`) and builds them itself: no module of vLLM is patched, and no object's class is
-replaced. This package imports nothing when it is imported.
+vLLM gets the classes by name (`select`) and builds them itself: no class of vLLM is patched, and no object's class is
+replaced. process/template.py replaces one function of vLLM while an engine starts, and ar/expert_choices.py one method
+of routers during the check at start-up. This package imports nothing when it is imported.
 """

@@ -1,14 +1,15 @@
 """The CPU's workers and runner: vLLM's CPU classes with the same hooks as the GPU's. Imported on CPUs only.
 
-`vllm.v1.worker.cpu.shm`, which vLLM's CPU worker imports first, puts placeholders in place of torch.cuda's streams and
-events, `torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d`, in the whole process. With a GPU
-nothing works after that: graphs cannot be captured, tensors stay on the host. So these classes are not in the modules
-of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports, checks/image.py).
+vLLM's CPU worker first imports `vllm.v1.worker.cpu.shm`, which replaces torch.cuda's streams and events,
+`torch.Tensor.pin_memory`, `record_stream` and vLLM's own `async_tensor_h2d` by placeholders, in the whole process.
+After that nothing works on a GPU: graphs cannot be captured, and tensors stay on the host. So these classes are not in
+the modules of their GPU siblings, and no module that a GPU stage imports may import this one (test_gpu_imports,
+checks/image.py).
 
 Private interfaces of vLLM 0.32 used here, and why:
-- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory, so ours is built
-  once more behind it; the first one holds no model yet and is dropped.
-- `CPUModelRunner` (v1/worker/cpu_model_runner.py): the runner that differs from the GPU's in how it is built.
+- `CPUWorker.init_device` (v1/worker/cpu_worker.py): builds its runner inline and calls no factory. So our runner is
+  built after it and replaces vLLM's, which holds no model yet.
+- `CPUModelRunner` (v1/worker/cpu_model_runner.py): differs from the GPU's runner in how it is built.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class CPUARWorker(ComparesWithEager, CPUWorker):
 
 
 class CPUDiffusionWorker(EndsStreams, CPUWorker):
-    """vLLM's CPU worker with the runner of diffusion stages: nothing in that depends on the device."""
+    """vLLM's CPU worker with the runner of diffusion stages, which runs on any device."""
 
     def init_device(self) -> None:
         """Set the device up as vLLM does, then put our runner in place of vLLM's."""
@@ -52,8 +53,8 @@ class CPUDiffusionWorker(EndsStreams, CPUWorker):
         self.model_runner = GPUDiffusionModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Let the model warm itself up; sets the seed as vLLM does here."""
+        """Let the model warm itself up, and set the seed as vLLM's method does."""
         return warm_up(self.vllm_config, self.model_runner)
 
     def execute_dummy_batch(self) -> None:
-        """Nothing to keep in step."""
+        """Do nothing: these ranks do not communicate."""

@@ -1,18 +1,19 @@
-"""What a vLLM model class may do around a step of our runners. Each hook is a protocol; a model has the ones it needs.
+"""What a vLLM model class may do around a step of our runners. Each hook is a protocol; a model may implement several.
 
     autoregressive    SupportsInputRows     its input is more than token ids: one row is added at every position
-                      PublishesPositions    it chooses what it publishes for a position; without it: the hidden state
+                      PublishesPositions    it chooses what it publishes for a position; otherwise the hidden state
                       ActsAfterSampling     it computes more from the token just sampled: a codec's further codes
-                      FollowsRequests       it keeps something of each request from step to step
+                      FollowsRequests       it keeps state of each request from step to step
                       HasPlaceholders       some token ids have no embedding
     one shot          OneShotModel          a whole output from a whole input: diffusion, codec decoders, vocoders
-                      KeepsStreams          it remembers a stream from one of its parts to the next
+                      KeepsStreams          it keeps state of a stream from one part to the next
 
 A one-shot model streams when its component cuts its input into parts (models/edge_stream.py): each part is a request.
 
-The runners call the hooks under inference mode, on the device, for all requests of a step at once. A hook must not wait
-for the device (no `.item()`, `.cpu()`, `nonzero`): the next step is launched meanwhile. Tensors that it returns must be
-its own, for the next step overwrites what it was given. This module imports torch for its types only.
+The runners call a hook under inference mode, on the device, once for all requests of a step. A hook must not wait for
+the device (no `.item()`, `.cpu()`, `nonzero`), because that would delay the launch of the next step. The tensors that
+it returns must own their memory, because the next step overwrites the hook's inputs. This module imports torch for its
+types only.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class SupportsInputRows(Protocol):
     """A model that takes input rows.
 
     Its forward reads `buffer[:num_tokens]`, where num_tokens is the length of its input ids; rows of padding tokens and
-    of dummy runs are zero. If an inner module is compiled with piecewise CUDA graphs, what the forward makes of the
-    rows must reach that module through a tensor of a fixed address as well: a graph replays addresses.
+    of dummy runs are zero. If an inner module is compiled with piecewise CUDA graphs, what the forward computes from
+    the rows must reach that module through a tensor with a fixed address too: a graph replays addresses.
     """
 
     input_row_size: int
@@ -55,15 +56,15 @@ class ScheduledSpan:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions of several requests that a step computed, in the order in which their rows are wanted."""
+    """Positions of several requests that a step computed, in the order of the rows to publish."""
 
     input_ids: torch.Tensor
     """[n], the token at each position; on the device."""
     hidden_states: torch.Tensor
     """[n, H], what `compute_logits` gets; on the device."""
     take: Callable[[torch.Tensor], torch.Tensor]
-    """Picks these positions' rows [n, ...] out of a tensor [tokens of the step, ...] that the model's forward filled,
-    such as the hidden states of some layer. A copy."""
+    """Copies these positions' rows [n, ...] out of a tensor [tokens of the step, ...] that the model's forward filled,
+    such as the hidden states of some layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ class Stretch:
 
 @runtime_checkable
 class PublishesPositions(Protocol):
-    """A model that says what a stage downstream reads of each position.
+    """A model that chooses what a downstream stage reads for each position.
 
-    It may have `select_positions(stretch)`: the ranges [begin, end), relative to `stretch.start`, of the positions that
-    it publishes. Called on the host; all are published without it.
+    It may also have `select_positions(stretch)`, which returns the ranges [begin, end), relative to `stretch.start`, of
+    the positions to publish. It is called on the host. Without it, all positions are published.
     """
 
     def publish_positions(self, positions: Positions) -> Mapping[str, torch.Tensor]:
@@ -92,7 +93,7 @@ class PublishesPositions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Tokens that were sampled in a step and count. Requests that are still in their prefill are left out."""
+    """The tokens that a step sampled, except those of requests that are still in their prefill."""
 
     request_ids: Sequence[str]
     token_ids: torch.Tensor
@@ -103,7 +104,7 @@ class SampledTokens:
 
 @runtime_checkable
 class ActsAfterSampling(Protocol):
-    """A model that acts as soon as tokens are sampled, before the next step is launched: a code predictor, say."""
+    """A model that acts as soon as tokens are sampled, before the next step is launched, such as a code predictor."""
 
     def after_sampling(self, sampled: SampledTokens) -> Mapping[str, torch.Tensor]:
         """Returns tensors by name, each [n, ...] with row i for token i, which the stage publishes; may be empty."""
@@ -112,21 +113,21 @@ class ActsAfterSampling(Protocol):
 
 @runtime_checkable
 class FollowsRequests(Protocol):
-    """A model that keeps something of each request, which its input at later positions is made of: a codec's codes.
+    """A model that keeps state of each request, such as a codec's codes, and makes later positions' input from it.
 
-    Kept by position, because a preempted request computes its positions again.
+    It must keep this state by position, because a preempted request computes its positions again.
     """
 
     def begin_request(self, request_id: str, payload: AdditionalInformationPayload | None) -> None:
-        """A request, or a later part of its input, is about to be computed for the first time."""
+        """Called before a request, or a later part of its input, is computed for the first time."""
         ...
 
     def begin_step(self, spans: Sequence[ScheduledSpan]) -> None:
-        """Called before the forward of every step, with what it computes; with nothing before a dummy run."""
+        """Called before the forward of every step, with the spans that it computes; with none before a dummy run."""
         ...
 
     def end_request(self, request_id: str) -> None:
-        """The request has ended. Unknown ids pass."""
+        """Called when a request has ended. Unknown ids must be ignored."""
         ...
 
 
@@ -145,28 +146,29 @@ OneShotResult = Any
 class OneShotModel(Protocol):
     """A model whose step is one whole generation of a batch.
 
-    It also is what vLLM asks of a model without attention: IsAttentionFree, `is_pooling_model = True`, a `pooler`
-    (IdentityPooler), `load_weights`. It may have `warm_up()`, called once when the weights are loaded.
+    It must also have what vLLM requires of a model without attention: IsAttentionFree, `is_pooling_model = True`, a
+    `pooler` (IdentityPooler), `load_weights`. It may have `warm_up()`, which is called once, after the weights are
+    loaded.
     """
 
     def generate(self, requests: Sequence[AdditionalInformationPayload]) -> Sequence[OneShotResult | Exception]:
         """Returns one result per request, in order, on any device.
 
-        Values that are not finite fail their request: with NaN a model marks an invalid result without waiting.
-        An exception in place of a result fails that request only. Raising fails the batch, which is then tried again
-        request by request; so `generate` must not leave state behind when it raises.
+        Values that are not finite fail their request: with NaN, a model can mark an invalid result without waiting for
+        the device. An exception in place of a result fails that request only. If `generate` raises, the batch is tried
+        again request by request, so `generate` must not leave state behind when it raises.
         """
         ...
 
 
 @runtime_checkable
 class KeepsStreams(Protocol):
-    """A one-shot model that keeps something of a stream between its parts, each of which is a request.
+    """A one-shot model that keeps state of a stream between its parts, each of which is a request.
 
-    Requests say by their payload which stream they belong to, by the request id that the component was given. The model
-    frees what it keeps with the part that says that it is the last.
+    The payload of a request names its stream, by the request id that the component was given. The model frees the
+    state with the part that is marked as the last.
     """
 
     def end_stream(self, stream: str) -> None:
-        """Free what is kept of a stream that ended before its last part. Called between steps; unknown ids pass."""
+        """Free the state of a stream that ended before its last part. Called between steps. Must ignore unknown ids."""
         ...

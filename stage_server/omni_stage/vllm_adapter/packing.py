@@ -1,15 +1,14 @@
 """How a worker's output reaches the front end when one plain tensor is not enough.
 
 vLLM carries one tensor per request from the worker to the front end (`ModelRunnerOutput.pooler_output[i]`, then
-`EngineCoreOutput.pooling_output`). A plain tensor means the one thing that its stage kind produces: `rows` for an
-autoregressive stage, `output` for a diffusion stage. Several named tensors, or the failure of one request, travel
-packed in a 1-D uint8 tensor::
+`EngineCoreOutput.pooling_output`). A plain tensor is `rows` for an autoregressive stage and `output` for a diffusion
+stage. Several named tensors, or the failure of one request, travel packed in a 1-D uint8 tensor::
 
     magic (8 bytes) | header length (uint32, little-endian) | header (msgpack) | padding | tensor | padding | ...
 
 Each tensor starts at a multiple of 16 bytes, in the order of the header. A packed tensor is recognised by dtype, rank
-and magic; `encode_output` therefore packs every 1-D uint8 tensor of a model, so that no output is taken for a packed
-one. The reader checks every length before it touches the bytes: nothing is evaluated or unpickled.
+and magic. `encode_output` therefore packs every 1-D uint8 tensor of a model, so that a plain output is never mistaken
+for a packed one. The reader checks every length before it reads the bytes; nothing is evaluated or unpickled.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ class UnpackedOutput:
 
 
 def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Packs named tensors into a contiguous 1-D uint8 CPU tensor; `unpack` gives them back bit for bit.
+    """Packs named tensors into a contiguous 1-D uint8 CPU tensor; `unpack` returns them bit for bit.
 
     Tensors on other devices are copied to the host here, which waits for the device.
 
     Raises:
-        InvalidTensorError: a dtype is not carried, or a name is empty.
+        InvalidTensorError: a dtype is not supported, or a name is empty.
     """
     headers: list[_TensorHeader] = []
     parts: list[torch.Tensor] = []
@@ -97,13 +96,13 @@ def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def pack_error(kind: str, message: str) -> torch.Tensor:
-    """Packs the failure of one request. `message` goes to the caller: it must hold no prompt or tensor contents."""
+    """Packs the failure of one request. The caller reads `message`: it must hold no prompt or tensor contents."""
     return _assemble(_Header(error=_ErrorHeader(kind, message[:_MAX_MESSAGE_CHARACTERS])), [])
 
 
 def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> torch.Tensor:
-    """Returns one CPU tensor for `pooler_output[i]`: the tensor itself if it is the only one and has the default
-    name, else all of them packed.
+    """Returns one CPU tensor for `pooler_output[i]`: the only tensor itself, if it has the default name; else all
+    tensors packed.
 
     A 1-D uint8 tensor is always packed, so that its bytes cannot be mistaken for a header.
 
@@ -120,8 +119,8 @@ def encode_output(tensors: Mapping[str, torch.Tensor], default_name: str) -> tor
 def unpack(tensor: torch.Tensor, default_name: str) -> UnpackedOutput:
     """Reads what `encode_output`, `pack_tensors` or `pack_error` wrote.
 
-    A plain tensor comes back as `{default_name: tensor}`, without a copy. Packed tensors are copied out, so that they
-    own aligned, writable memory whatever buffer the transport used.
+    Returns a plain tensor as `{default_name: tensor}`, without a copy. Packed tensors are copied out, so that they own
+    aligned, writable memory whatever buffer the transport used.
 
     Raises:
         CorruptTensorError: the tensor begins like a packed one and its header or its length is wrong.

@@ -1,9 +1,9 @@
 """Reports to the stage server why its engine's process cannot start with a configuration.
 
-vLLM 0.32 reports an engine core's end to the process that started it, but only logs its exception. What our
-worker refuses (a checkpoint that does not fit, settings that cannot give correct rows) has a message, a field and a
-remedy, which belong into the stage's termination message. So the starting process names a file in the environment, and
-the worker writes its refusal there before it raises it.
+vLLM 0.32 reports an engine core's end to the process that started it, but only logs its exception. When our worker
+refuses a configuration (a checkpoint that does not fit, settings that cannot give correct rows), its message, field and
+remedy belong in the stage's termination message. So the starting process names a file in the environment, and the
+worker writes its refusal there before it raises it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reporting_start_errors() -> Iterator[None]:
             text = json.dumps({"message": str(error), "field": error.details.field})
             part = Path(f"{file}.{os.getpid()}")
             part.write_text(text, encoding="utf-8")
-            part.replace(file)  # whole or not at all, whichever rank was last
+            part.replace(file)  # atomic, because several ranks may write it
         raise
 
 

@@ -1,10 +1,10 @@
-"""vLLM's own parsers of what a model writes: reasoning, tool calls; and what they ask of the sampling.
+"""vLLM's own parsers of a model's text (reasoning, tool calls), and the sampling parameters that they need.
 
-Interfaces of vLLM 0.32 used here, none of which is documented for others, and why: vLLM's API server composes the same
-parsers, and nothing else turns a model's own notation of tool calls into calls.
+vLLM's API server composes the same parsers, and nothing else turns a model's own notation of tool calls into calls.
+Interfaces of vLLM 0.32 used here, none of which is documented for other programs:
 - `vllm.parser.ParserManager.get_parser` (parser/parser_manager.py): one Parser class of a tool and a reasoning parser.
-- `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first says what the sampling must hold
-  to so that calls occur, the second takes the text piece by piece. Both read a ChatCompletionRequest.
+- `Parser.adjust_request`, `Parser.parse_delta` (parser/abstract_parser.py): the first adds the constraints on sampling
+  that tool calls need; the second parses the text piece by piece. Both read a ChatCompletionRequest.
 - `ToolParserManager.lazy_parsers`, `ReasoningParserManager.list_registered`: the names that a user may give.
 """
 
@@ -31,7 +31,7 @@ class TextParsers:
     """The parsers of one stage."""
 
     def __init__(self, tokenizer: Any, tool_parser: str, reasoning_parser: str) -> None:
-        """`tokenizer`: the checkpoint's; parsers by vLLM's names, empty for none.
+        """`tokenizer`: the checkpoint's. `tool_parser`, `reasoning_parser`: vLLM's names of them; empty for none.
 
         Raises ConfigurationError for a name that vLLM does not know, or a tokenizer that a parser cannot read.
         """
@@ -56,7 +56,7 @@ class TextParsers:
     def open(
         self, tools: Tools | None, structured: StructuredText | None, messages: Sequence[Mapping[str, Any]] = ()
     ) -> TextParse | None:
-        """Returns the parser of one request's text; None if there is nothing to look for.
+        """Returns the parser of one request's text; None if neither reasoning nor tool calls are to be parsed.
 
         `messages`: the conversation, in OpenAI's form. Raises InvalidRequestError for tools that a parser refuses.
         """
@@ -85,7 +85,7 @@ class TextParse:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Returns what vLLM's SamplingParams must say for this parser to work."""
+        """Returns the parameters of vLLM's SamplingParams that this parser needs."""
         request = self._request
         structured = request.extract_structured_outputs()
         return {
@@ -97,7 +97,7 @@ class TextParse:
     def feed(
         self, text: str, token_ids: Sequence[int], prompt_token_ids: Sequence[int] | None, *, finished: bool
     ) -> ParsedText:
-        """Take the next piece of text. The prompt's ids come with the first one. Raises ModelExecutionError."""
+        """Parse the next piece of text. The prompt's ids come with the first piece. Raises ModelExecutionError."""
         if prompt_token_ids is not None:
             self._prompt_token_ids = list(prompt_token_ids)
         if not text and not token_ids and not finished:
@@ -111,7 +111,7 @@ class TextParse:
                 finished=finished,
             )
         except Exception as error:
-            # The type alone: what the model wrote is the caller's.
+            # Log only the type: the message may quote the model's text, which belongs to the caller.
             _log.error("vLLM's parser failed on a model's text: %s", type(error).__name__)
             raise ModelExecutionError(
                 f"the stage's parser cannot read what the model wrote ({type(error).__name__})"
@@ -123,7 +123,7 @@ class TextParse:
 
 
 def structured_sampling(structured: StructuredText) -> dict[str, Any]:
-    """Returns what vLLM's SamplingParams must say for text of this form."""
+    """Returns the parameters of vLLM's SamplingParams that force text of this form."""
     return {"structured_outputs": _structured_params(structured)}
 
 
@@ -152,9 +152,9 @@ def _request(
 
 
 def _check_strict(tools: Tools | None, request: ChatCompletionRequest) -> None:
-    """Raises InvalidRequestError if a model that may call a strict tool is not held to its schema.
+    """Raises InvalidRequestError if the model may call a strict tool, but nothing would enforce the tool's schema.
 
-    vLLM does it by a structural tag, which not every parser has. It drops `strict` where there is none.
+    vLLM enforces it by a structural tag, which not every parser has. Without one, vLLM ignores `strict`.
     """
     if tools is None or tools.function or tools.mode is not ToolMode.AUTO:
         return

@@ -8,14 +8,14 @@ from typing import Any
 from omni_proto.stage_config import EngineArgs
 
 CPU_STEP_WORK = "cpu_step_work"
-"""A component's step_work where no accelerator computes its batches: a batch there takes as long as its requests one by
-one, and the first audio that comes meanwhile waits for all of it."""
+"""Key of the step_work that a component wants on a CPU. A CPU runs a batch no faster than its requests one by one, and
+a request that arrives meanwhile waits for the complete batch before its first audio."""
 PAYLOAD_SHARE = 2
-"""A payload may be this many times the stage's byte budget: a component may widen rows of 16 bits to 32."""
+"""A payload may be this many times the stage's byte budget, because a component may widen 16-bit rows to 32 bits."""
 
 
 def payload_limits(byte_budget: int) -> dict[str, int]:
-    """Returns the fields of PayloadLimits: no payload is larger than what the stage may hold."""
+    """Returns the fields of PayloadLimits: no payload is larger than PAYLOAD_SHARE times the stage's byte budget."""
     return {"max_tensor_bytes": PAYLOAD_SHARE * byte_budget, "max_payload_bytes": PAYLOAD_SHARE * byte_budget}
 
 
@@ -30,7 +30,7 @@ def diffusion_settings(
 ) -> dict[str, Any]:
     """Returns the fields of DiffusionSettings.
 
-    They are the component's, overridden by the user's settings of batches, work, graphs and queue timeout.
+    The stage's batch size, work per step, CUDA graphs, queue timeout and byte budget override the component's settings.
     """
     component = dict(component)
     cpu_step_work = component.pop(CPU_STEP_WORK, None)

@@ -1,7 +1,7 @@
 """OmniEngineArgs and OmniModelConfig: from a StageConfig and its component to the arguments of vLLM's engine.
 
-Both sides can set only listed fields: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and a
-component may set only what `OmniEngineArgs` has a field for. A user never chooses worker, scheduler, remote code or
+User and component can set only listed fields: the user's engineArgs are typed (omni_proto.stage_config.EngineArgs), and
+a component may set only what `OmniEngineArgs` has a field for. A user never chooses worker, scheduler, remote code or
 paths. All functions are pure except `load_model_config`, which reads the checkpoint's config.json. This module does not
 import vLLM.
 """
@@ -46,8 +46,8 @@ class OmniModelConfig:
 def load_model_config(path: Path) -> OmniModelConfig:
     """Read config.json of the checkpoint directory.
 
-    Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, if config.json is
-    not JSON or has no model_type, or if this process may not read the weights.
+    Raises ConfigurationError (field "model.path") if the directory or its config.json does not exist, config.json is
+    not JSON or has no model_type, or this process may not read the weights.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -83,7 +83,7 @@ class OmniEngineArgs:
 
     model: str
     kind: EngineKind
-    # The component's.
+    # Set by the component.
     tokenizer: str | None = None
     skip_tokenizer_init: bool | None = None
     hf_overrides: Any = None
@@ -93,7 +93,7 @@ class OmniEngineArgs:
     limit_mm_per_prompt: Mapping[str, int] | None = None
     mm_processor_kwargs: Mapping[str, Any] | None = None
     additional_config: Mapping[str, Any] = field(default_factory=dict)
-    # The user's, with the component's as default.
+    # Set by the user; the component's value is the default.
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -103,7 +103,7 @@ class OmniEngineArgs:
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float | None = None
     mm_processor_cache_gb: float = 0.0
-    """GiB of processed media kept by the engine's process (vLLM 0.32: 4 by default, in none of our budgets)."""
+    """GiB of processed media that the engine may cache. vLLM 0.32's default is 4, which none of our budgets counts."""
     enforce_eager: bool | None = None
     enable_prefix_caching: bool | None = None
     enable_prompt_embeds: bool | None = None
@@ -113,7 +113,7 @@ class OmniEngineArgs:
     tensor_parallel_size: int = 1
     async_scheduling: bool | None = None
     scheduling_policy: str = "priority"
-    """Requests of one priority keep the order in which they came, as under vLLM's default, "fcfs"."""
+    """Requests of equal priority keep their order of arrival, as under vLLM's default, "fcfs"."""
 
     @property
     def captures_rows(self) -> bool:
@@ -142,8 +142,8 @@ def build_engine_args(
 ) -> OmniEngineArgs:
     """Returns the component's arguments, overridden by the user's engineArgs and by what the stage's kind requires.
 
-    `byte_budget`: bytes that the stage may hold if limits.maxInflightBytes is not set; None sets no such limit on
-    payloads.
+    `byte_budget`: bytes that the stage may hold if limits.maxInflightBytes is not set; None leaves the default limits
+    of payloads.
 
     Raises ConfigurationError naming the field and the remedy.
     """
@@ -154,7 +154,7 @@ def build_engine_args(
     # Set even if false, since the scheduler's class depends on it; vLLM's CPU platform has no asynchronous scheduling.
     chosen["async_scheduling"] = not on_cpu and not component.facts.kind.is_one_shot
     if on_cpu:
-        # Compiling needs a C++ compiler and a minute and gains little: kernel launches do not dominate a CPU's steps.
+        # Compiling needs a C++ compiler and a minute, but gains little: kernel launches do not dominate a CPU's steps.
         chosen.setdefault("enforce_eager", True)
     if on_cpu and "kv_cache_memory_bytes" not in chosen and "gpu_memory_utilization" not in chosen:
         chosen["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
@@ -204,7 +204,7 @@ def _component_args(component: Component) -> dict[str, Any]:
 
 def _user_args(args: EngineArgs) -> dict[str, Any]:
     given = args.model_dump(exclude_none=True)
-    # Our scheduler's, by additional_config.
+    # For our scheduler, which gets it in additional_config.
     given.pop("max_media_share", None)
     # Only the stage server uses it: of the two parsers, vLLM's engine knows only the reasoning parser.
     given.pop("tool_call_parser", None)
@@ -225,7 +225,7 @@ def _with_diffusion(
     byte_budget: int | None,
     on_cpu: bool,
 ) -> OmniEngineArgs:
-    """Returns a diffusion stage's arguments: its own scheduler bounds a step, its model captures its own graphs."""
+    """Returns a diffusion stage's arguments: our scheduler bounds its steps, and its model captures its own graphs."""
     queue_timeout_s = config.timeouts.queue if config.timeouts.queue is not None else component.facts.queue_timeout_s
     settings = diffusion_settings(
         args.additional_config.get(DIFFUSION_SETTINGS, {}),

@@ -1,4 +1,4 @@
-"""The inputs of an offline caller, checked and typed: pipelines, prompts, sampling. Pure except reading the file."""
+"""Checks and types the inputs of offline use: pipelines, prompts, sampling. Pure, except for reading the file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """OmniLLM: a whole pipeline offline, every stage's engine in this process.
 
 It reads the same OmniPipeline, compiles it to the same StageConfigs and runs the same StageEngines, components and
-processors as the stage servers do; only gRPC is missing. Edges are Full: a stage starts when its input is complete.
-Stages that read the same input stage run concurrently.
+processors as the stage servers do, without gRPC. Edges are Full: a stage starts when its input is complete. Stages that
+read the same input stage run concurrently.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class OmniResult:
-    """What a pipeline made of one prompt."""
+    """A pipeline's result for one prompt."""
 
     stages: Mapping[str, StageResult]
     """By stage name, in the order of the graph; stages that the result did not need are absent."""
     text: str = ""
     """The text of the stages that return text."""
     audio: torch.Tensor | None = None
-    """float32 [samples] in [-1, 1]; None if no stage that was called returns audio."""
+    """float32 [samples] in [-1, 1]; None if no stage returned audio."""
     sample_rate_hz: int = 0
 
 
@@ -84,11 +84,11 @@ class AsyncOmniLLM:
         modalities: Sequence[Modality | str] = (),
         voice: str = "",
     ) -> OmniResult:
-        """Run one prompt through the pipeline; many may run at once.
+        """Run one prompt through the pipeline. Many calls may run concurrently.
 
-        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: those to return, by
-        default all that the pipeline declares; stages that they do not need are not called. Raises OmniStageError; a
-        note on it names the stage.
+        sampling: by stage name. seed: for every stage whose sampling sets none. modalities: what to return, by default
+        all that the pipeline declares; stages that are not needed for them are not called. Raises OmniStageError, with
+        a note that names the stage.
         """
         source = parse_prompt(prompt)
         chosen = parse_sampling(sampling, list(self._stages))
@@ -114,7 +114,7 @@ class AsyncOmniLLM:
                 raise
             edge_input = EdgeInput(self._published(name, results[name])) if readers else None
             if edge_input is not None:
-                # They run concurrently; the first that fails cancels the others.
+                # The readers run concurrently; the first one that fails cancels the others.
                 await _gather(run(self._stages[reader].config, edge_input) for reader in readers)
 
         async with self._slots:
@@ -185,7 +185,7 @@ class OmniLLM:
         modalities: Sequence[Modality | str] = (),
         voice: str = "",
     ) -> list[OmniResult]:
-        """Run a batch; results come in the order of the prompts.
+        """Run a batch. Returns the results in the order of the prompts.
 
         sampling: one mapping by stage name for all prompts, or a list with one mapping for each prompt. Raises the
         OmniStageError of the first prompt that fails; the others are aborted.

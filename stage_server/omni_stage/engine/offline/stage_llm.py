@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """Everything that one stage made of one request."""
+    """One stage's complete result for one request."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class StageLLM:
         voice: str = "",
         want_tensors: bool = False,
     ) -> StageResult:
-        """Run one request to its end. Many may run at once; they share the engine's batches. Raises OmniStageError."""
+        """Run one request to its end. Concurrent calls share the engine's batches. Raises OmniStageError."""
         component = self.engine.component
         check_source(source, self.config)
         request = StageRequest(

@@ -1,6 +1,6 @@
 """Combinations of request features that would crash vLLM's engine or be ignored by it: a table and pure functions.
 
-One such request would end the engine for all requests, so it is refused before the engine gets it.
+A crash would end the engine for all requests, so such a request is refused before the engine gets it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from omni_stage.errors import InvalidRequestError
 
 
 class Feature(Enum):
-    """A feature that a request or its engine uses and that may conflict. The value is the field that errors name."""
+    """A feature of a request or its engine that may conflict with another. The value is the field that errors name."""
 
     PROMPT_EMBEDS = "prompt_embeds"
     MULTIMODAL = "multi_modal_data"
@@ -31,7 +31,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two features that a request must not combine, or one that it must not use, and why."""
+    """Two features that a request must not combine, and why; twice the same feature if a request must not use it."""
 
     first: Feature
     second: Feature

@@ -1,8 +1,8 @@
 """A reply that the caller gives: the engine reads it with the prompt, in one prefill, and publishes it as if sampled.
 
-A sampled reply of n tokens leaves rows of the prompt and of the first n - 1 tokens: the last one, which ends the text,
-is sampled but never read. So prompt and reply together, without that last token, leave exactly the rows that the same
-reply would have left if it had been sampled. What the engine samples after them is discarded. Pure.
+A sampled reply of n tokens has rows for the prompt and for its first n - 1 tokens. Its last token ends the text: it is
+sampled, but never read. So a prefill of prompt and reply, without that last token, gives exactly the rows that the same
+reply would have given if it had been sampled. The token that the engine samples after the prefill is discarded. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omni_stage.reply_form import ReplyTokens
 def check_room(prepared: StageInput, max_model_len: int) -> None:
     """Refuse a prompt and reply that do not fit together. Raises PromptTooLongError.
 
-    If the prompt holds media, its length is not known yet; vLLM then refuses it later.
+    The length of a prompt with media is not known yet: vLLM checks it later.
     """
     tokens = len(prepared.prompt.get("prompt_token_ids") or ())
     if prepared.reply is not None and tokens >= max_model_len:

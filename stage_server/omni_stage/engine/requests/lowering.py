@@ -1,4 +1,4 @@
-"""From a stage's request to vLLM's prompt and parameters, for whole requests and for those that come in parts."""
+"""Turns a stage's request into vLLM's prompt and parameters, also where the request's input comes in parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omni_stage.vllm_adapter.text_parsers import structured_sampling
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lowering:
-    """How requests of one started engine are lowered."""
+    """Lowers the requests of one started engine."""
 
     component: Component
     traits: EngineTraits
@@ -70,7 +70,7 @@ class Lowering:
         return lowered.lower(dataclasses.replace(self.traits, stream_fed=streamed))
 
     def lower_part(self, request: StageRequest, part: PlannedPart, params: SamplingParams) -> CorePart:
-        """Returns one part of a request that has these parameters. Raises InvalidRequestError and its subclasses."""
+        """Returns one part of a request; `params` are the request's. Raises InvalidRequestError and its subclasses."""
         own = params.clone()
         own.max_tokens = part.max_tokens
         prompt, lowered = self.lower(request, part.input, own, streamed=True)
@@ -78,7 +78,7 @@ class Lowering:
 
 
 def _further(request: StageRequest, prepared: StageInput) -> dict[str, Any]:
-    """Returns the required form of the text; with a parser, the form that it derives from that and from the tools."""
+    """Returns parameters for the required form of the text. A parser, if any, derives it from the request and tools."""
     structured = request.source.structured if isinstance(request.source, UserPrompt) else None
     if structured is None or "structured_outputs" in prepared.sampling:
         return dict(prepared.sampling)

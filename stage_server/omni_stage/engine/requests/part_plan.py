@@ -3,11 +3,11 @@
 vLLM 0.32 runs such a request as a resumable session (`v1/core/sched/scheduler.py`). Facts that this plan rests on:
 
 - Each part has a max_tokens of its own, and a part that reached it leaves the session waiting for the next one.
-- A stop token also leaves the session waiting: it ends only on request. Nothing may follow a stop token, so the next
-  part is made only after the previous one has ended, and not if that ended with a stop token. At most one part is
-  outstanding.
-- The next part drops the last sampled token, whose KV was not computed: the next part begins with that token.
-- All earlier tokens are the prompt of the next part. A seed's generator and the rows of earlier parts are kept.
+- A stop token also leaves the session waiting: vLLM ends a session only on request. Nothing may follow a stop token, so
+  the plan makes the next part only after the previous part has ended without one. At most one part is outstanding.
+- When the next part arrives, vLLM drops the last sampled token, whose KV was not computed. So the next part begins with
+  that token.
+- All earlier tokens are the prompt of the next part. The seeded generator and the rows of earlier parts are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartPlan:
     """The parts of one request. Call `next` for a part, `observe` for each of its outputs, `next` again, and so on."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: the largest number of tokens of the whole request, at least 1."""
+        """`budget`: how many tokens the request may generate in all its parts, at least 1."""
         self._left = budget
         self._part: PlannedPart | None = None
         self._part_left = 0
@@ -60,6 +60,6 @@ class PartPlan:
         if part_ended is None:
             return None
         part, self._part = self._part, None
-        # A part that ended before its max_tokens reached the engine's longest sequence.
+        # A part that ended before its max_tokens has reached max_model_len.
         ended = part is None or part.last or part_ended is not FinishReason.LENGTH or self._part_left > 0
         return part_ended if ended else None

@@ -74,7 +74,7 @@ class OmniEngineCoreRequest:
     want_rows: bool = False
     """Whether the runner returns the rows that it captures."""
     cache_salt: str = ""
-    """Only requests with the same salt share cached prefixes; empty: the cache without a salt."""
+    """Only requests with the same salt share cached prefixes; requests with an empty salt share theirs."""
 
     @classmethod
     def from_stage_input(

@@ -26,7 +26,7 @@ def resolve_sampling(
 ) -> SamplingDefaults:
     """Returns the request's sampling with every default applied; None still means the model's own default.
 
-    `seed` is the seed of the whole request (Start.seed): the stage's own seed overrides it, and it overrides defaults.
+    `seed` is the seed of the whole request (Start.seed). It overrides the defaults; a seed in `request` overrides it.
     """
     layers = [request, SamplingDefaults(seed=seed), config_default, component_default]
     resolved: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from omni_proto.stage.v1 import stage_service_pb2
 from omni_stage.service.wire import GENERATE, SERVICE_NAME, serialize_request
 
 TRUST_AFTER_S: Final = 5.0
-"""How long after a refusal a stage is expected to refuse the next request too."""
+"""For this long after a refusal, a stage is expected to refuse the next request too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,11 @@ class DownstreamChannels:
         self._refused_at[stage] = time.monotonic()
 
     def is_trusted(self, stage: str) -> bool:
-        """Returns whether the stage will probably accept a request: it refused none lately."""
+        """Returns whether the stage will probably accept a request: it refused none within TRUST_AFTER_S seconds."""
         return time.monotonic() - self._refused_at.get(stage, -math.inf) > TRUST_AFTER_S
 
     def give_back(self, stage: str, loan: Loan[_StageChannel]) -> None:
-        """Return the channel of a call that has ended to the pool; close the channel if it is no longer needed."""
+        """Give a channel back to its pool once its call has ended; close the channel if it is no longer needed."""
         if not loan.over:
             self.open_calls -= 1
         unused = self._pools[stage].give_back(loan)

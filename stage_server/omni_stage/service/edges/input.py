@@ -10,8 +10,8 @@ from omni_stage.errors import ConfigurationError, EdgeSchemaMismatchError, Inval
 def check_edge(start: stage_service_pb2.Start, source: str, schema: TensorSchema | None) -> EdgeAssembler:
     """Returns the assembler of the announced tensors.
 
-    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, and TensorError for
-    headers that do not match the schema.
+    Raises InvalidRequestError for another source stage, EdgeSchemaMismatchError for another schema, TensorError for
+    headers that do not match the schema, and ConfigurationError if the component reads no edge.
     """
     if schema is None:
         raise ConfigurationError(f"the component reads no edge, but the stage reads {source!r}", field="input")

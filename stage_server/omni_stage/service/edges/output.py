@@ -39,7 +39,7 @@ class _Tensor:
         return array
 
     def cut(self, parts: Sequence[Array], *, last: bool) -> Iterator[TensorChunkView]:
-        """Yields the rows as chunks, numbered after those already sent. Lazy: checksums are computed on sending."""
+        """Yields the rows as chunks, numbered after those already sent. Computes each checksum when a chunk is read."""
         name, row_bytes = self.spec.name, self.row_bytes
         data = join_bytes(parts) if parts else memoryview(b"")
         rows = data.nbytes // row_bytes
@@ -55,7 +55,7 @@ class _Tensor:
 
 
 class EdgeWriter:
-    """Numbers the rows of one request's tensors."""
+    """Packs the rows of one request's tensors into messages, and numbers them."""
 
     def __init__(self, schema: TensorSchema) -> None:
         self._tensors = {spec.name: _Tensor(spec) for spec in schema.tensors}
@@ -65,8 +65,8 @@ class EdgeWriter:
     ) -> Iterator[OutgoingChunk]:
         """Returns the rows of several steps as one message, or several if the rows exceed the largest chunk.
 
-        `complete` names tensors whose last row is in this batch; `last` means that every tensor ends with it. Lazy, so
-        that flow control bounds memory.
+        `complete` names tensors whose last row is in this batch; `last` means that every tensor ends with this batch.
+        Messages are made only when they are read, so that flow control bounds memory.
 
         Raises ModelExecutionError if a tensor does not match the schema.
         """

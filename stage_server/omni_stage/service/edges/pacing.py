@@ -44,15 +44,15 @@ class Pacing:
 
     @property
     def early(self) -> bool:
-        """Whether the last step was one of the first, which speech waits for."""
+        """Whether the latest step was one of the first EARLY_STEPS, whose rows speech needs to begin."""
         return self.heard and self._steps <= EARLY_STEPS
 
     def add(self, rows: int, now: float, open_calls: int) -> float:
         """Returns when the waiting rows, this step's included, must be sent; `now` means immediately.
 
-        `rows`: number of rows of the step; `now`: seconds of any monotonic clock. Rows are sent with a step, together
-        with those of the other requests of its batch. Between steps each call would wake the process separately. So
-        rows are also sent immediately if the next step, expected after the same gap as the last one, would be too late.
+        `rows`: number of rows of the step; `now`: seconds of any monotonic clock. After a step, the rows of all
+        requests of its batch are sent together. Between steps, each call would wake the process separately. So rows are
+        also sent now if they would be due before the next step, which is expected after the same gap as this one.
         """
         self._steps += 1
         gap, self._last = now - self._last, now

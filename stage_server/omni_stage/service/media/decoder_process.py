@@ -64,7 +64,7 @@ class DecoderProcess:
         return decoded
 
     async def settles(self, within_s: float) -> bool:
-        """Returns whether the worker answers a cancelled job soon, so that it can take another one."""
+        """Returns whether the worker answers a cancelled job within `within_s` seconds, so that it can take another."""
         try:
             async with asyncio.timeout(within_s):
                 return bool(await self._receive())
@@ -88,8 +88,8 @@ class DecoderProcess:
 
 
 def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process. Returns it while it still imports, and the parent's end of its socket. Popen uses vfork, so this
-    takes milliseconds."""
+    """Start a process. Returns it while it still imports its modules, and the parent's end of its socket. Popen uses
+    vfork, so this takes milliseconds."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -98,6 +98,7 @@ def spawn_decoder() -> tuple[subprocess.Popen[bytes], socket.socket]:
             stdin=subprocess.DEVNULL,
             env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
-    # Lower its priority from the start: importing the decoders takes 0.2 s, and callers that leave cause new processes.
+    # Lower its priority from the start: importing the decoders takes 0.2 s, and a client that disconnects may cause
+    # another process to start.
     yield_cores(process.pid)
     return process, ours

@@ -13,7 +13,7 @@ MEDIA_TYPES: Final[dict[MediaKind, tuple[str, ...]]] = {
     "video": ("video/mp4", "video/webm", "video/x-matroska", "video/quicktime"),
 }
 FRAME_COPIES: Final = 2
-"""Copies of the frames that the model sees, at 3 bytes a pixel: in shared memory, and in the stage server."""
+"""Copies of the frames that the model sees, at 3 bytes a pixel: one in shared memory, one in the stage server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class FramePlan:
     height: int
     count: int
     is_heard: bool
-    """Whether its audio is decoded too."""
+    """Whether the video's audio is decoded too."""
 
     @property
     def bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Checks the header of one medium against the limits of its size, length and rate. Pure."""
+"""Checks the header of one medium against the limits for its size, length and rate. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Computes from their headers what a request's media will cost, and checks it before decoding. Pure.
+"""Reads the headers of a request's media, and computes and checks what the media will cost before decoding. Pure.
 
-Media inside Start are checked before admission. For media that follow in chunks, Start states the decoded size;
-otherwise the stage reserves its limit. Once they have arrived, their headers are compared with what was reserved.
+Media inside Start are checked before admission. For media that follow in chunks, the stage reserves the decoded size
+that Start states, or its own limit if Start states none. Once these media have arrived, their headers are compared with
+what was reserved.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MAX_INLINE_MEDIA_BYTES: Final = 4 << 20
 IMAGE_COPIES_BYTES: Final = WORK_BYTES_PER_PIXEL + 7
 """Bytes per pixel until the engine's input exists: the decoder's, 3 in shared memory, and 4 in the stage server."""
 AUDIO_COPIES: Final = 4
-"""Copies of audio at the model's rate: in pieces and whole in the worker, in shared memory, and in the stage server."""
+"""Copies of audio at the model's rate: two in the worker (in pieces, then joined), one in shared memory, and one in the
+stage server."""
 ENCODED_COPIES: Final = 2
 """Copies of the encoded bytes: as received, and in the shared memory that the decoder reads."""
 
@@ -54,7 +56,7 @@ _ALIASES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class MediaSlot:
-    """One medium of a prompt: where its bytes are and, once it was read, their header."""
+    """One medium of a prompt: where its bytes are and, once they have been read, their header."""
 
     field: str
     kind: MediaKind
@@ -216,7 +218,7 @@ def _judge_video(slot: MediaSlot, header: VideoHeader, rules: MediaRules) -> Med
         + seen.engine_input_bytes
         + heard.engine_input_bytes
     )
-    # A video that is shorter than its header says takes fewer tokens; it takes at least those of two frames.
+    # A video may be shorter than its header says. Only the tokens of two frames are certain.
     least = rules.takes.video_cost(width, height, 2).tokens
     return replace(slot, header=header, frames=plan, tokens=least, held_bytes=held)
 
@@ -243,7 +245,7 @@ def _decoded_bytes(slot: MediaSlot) -> int:
 
 
 def _bound_unseen(slot: MediaSlot, rules: MediaRules) -> int:
-    """Returns the most bytes that a medium may hold once it has arrived, before its header is known."""
+    """Returns an upper bound of a medium's bytes, without the encoded ones, while its header is not known."""
     if slot.kind == "video":
         return _bound_unseen_video(slot, rules)
     if slot.kind == "image":
@@ -276,7 +278,7 @@ def _bound_unseen_video(slot: MediaSlot, rules: MediaRules) -> int:
 
 
 def _worst_image(pixels: int, takes: TakesMedia) -> int:
-    """Returns the most bytes of engine input for `pixels` pixels, for any sides (rounded up to patches)."""
+    """Returns the most bytes of engine input that `pixels` pixels may take, in any shape, rounded up to patches."""
     wide = math.isqrt(takes.max_aspect_ratio * pixels) + _PATCH_MARGIN
     square = math.isqrt(pixels) + _PATCH_MARGIN
     forms = ((square, square), (wide, pixels // wide + _PATCH_MARGIN))

@@ -2,8 +2,8 @@
 
 encoded bytes -> shared memory -> a worker (omni_stage/media/worker.py) -> shared memory -> pixels and samples
 
-Text is not handled here. If a job takes too long or its caller cancels, its process is killed; the next job gets a new
-process. Used from one event loop.
+A process is killed if its job takes too long, or if the caller cancels and the job does not end within LEFT_S. The next
+job then gets a new process. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from omni_stage.service.media.planning import VIDEO_WORK_BYTES_PER_PIXEL, MediaR
 
 WORKERS: Final = 2
 LEFT_S: Final = 0.25
-"""Seconds in which a worker may finish a job whose caller has left."""
+"""Seconds in which a worker may finish a job that its caller has cancelled."""
 _WORK_SLACK_BYTES: Final = 64 << 20
-"""Memory of a worker in addition to media: decoders' tables, blocks, the resampler."""
+"""Memory that a worker needs in addition to its media: tables of the decoders, blocks, the resampler."""
 _MAX_ERROR_CHARS: Final = 200
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class MediaPool:
         self._idle: list[DecoderProcess] = []
         self._busy: set[DecoderProcess] = set()
         self._starts = asyncio.Lock()
-        """Held while a process starts. Who waits for it meanwhile takes that process, if it is idle then."""
+        """Held while a process starts, so that a job which needs one waits for that process and starts no second."""
         self._warming: set[asyncio.Task[None]] = set()
         # These threads copy to and from shared memory, so that neither the event loop nor threads that prepare text do.
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="media-copy")
@@ -99,15 +99,15 @@ class MediaPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, job: _Job, descriptor: int, timeout_s: float) -> list[tuple[int, int]]:
-        """Returns the result of a job that a worker ran. An error ends the worker, and so does a cancellation if the
-        worker does not answer soon after."""
+        """Run a job in a worker and return its result. The worker is killed if it gives no answer, or if the caller
+        cancels and the worker does not answer within LEFT_S."""
         worker = await self._take()
         settled = False
         try:
             answer = await worker.ask(job.message, descriptor, timeout_s)
             settled = True
         except asyncio.CancelledError:
-            # Most jobs take less time than a new process.
+            # Most jobs end sooner than a new process would start.
             settled = await worker.settles(LEFT_S)
             raise
         finally:
@@ -131,9 +131,9 @@ class MediaPool:
         return worker
 
     async def _in_thread(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Call a function that copies or frees memory, which would take the event loop 0.25 ms a MiB.
+        """Call a function that copies or frees memory, which would block the event loop for 0.25 ms a MiB.
 
-        If the caller cancels, the function still ends first, because the memory is in use until then.
+        A cancelled caller still waits for the function to end, because the memory is in use until then.
         """
         if self._closed:
             return function(*args)
@@ -143,7 +143,7 @@ class MediaPool:
         except asyncio.CancelledError:
             await asyncio.wait({future})
             if not future.cancelled():
-                # Retrieved, so that asyncio does not log it: nobody waits for it any more.
+                # Retrieve the exception, so that asyncio does not log it: nobody waits for it any more.
                 future.exception()
             raise
         return future.result()

@@ -1,9 +1,10 @@
 """Admission: limits how many requests a stage runs at a time, and how many bytes they may hold.
 
 Bytes are reserved before any chunk is read, by the request's own upper bounds, so later buffers need no bounds of their
-own. No request waits here: one that does not fit is refused with RetryInfo. Priority decides the order of requests only
-in the engine's queue. Here it limits a share: a request with a priority above 0 is refused while a quarter of the stage
-is still free for other requests.
+own. No request waits here: one that does not fit is refused with RetryInfo.
+
+A request with a priority above 0 is refused once three quarters of a limit are in use; the last quarter is for other
+requests. Otherwise priority has no effect here: it decides the order of requests in the engine's queue.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Admission:
         """Hold one request and needed_bytes while the context is open.
 
         `media_bytes`: the part of needed_bytes that media need. The media of all requests fill at most MEDIA_SHARE.
-        Requests with a priority above 0 yield to others: they may fill only YIELDING_SHARE of each limit. One of them
-        is always allowed, and a stage that holds no bytes admits one of any size.
+        A request with a priority above 0 yields: all requests together, this one included, may fill at most
+        YIELDING_SHARE of each limit. An idle stage still admits such a request, of any size up to max_bytes.
 
         Raises RequestTooLargeError (no retry helps), TooManyRequestsError and ByteBudgetExceededError (with RetryInfo).
         """
@@ -93,5 +94,5 @@ _YIELDING = ", of which a priority above 0 may fill three quarters"
 
 
 def _share(most: int) -> int:
-    """Returns how much of a limit yielding requests may fill; at least 1."""
+    """Returns how far a limit may be filled once a yielding request is admitted; at least 1."""
     return max(1, int(most * YIELDING_SHARE))

@@ -1,4 +1,4 @@
-"""Reads the messages of a call: Start, which must come soon, and those that follow it."""
+"""Reads the messages of a call: Start, which has a time limit of its own, and the messages after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ START_TIMEOUT_S = 30.0
 async def read_start(
     messages: AsyncIterator[WireMessage], reader: RequestReader, places: Places, peer: str
 ) -> stage_service_pb2.Start:
-    """Returns the first message. A call that does not send it soon needs a place, and may lose it to another call."""
+    """Returns the first message. A call that has not sent it after START_GRACE_S needs a place.
+
+    Raises TooManyRequestsError if the call gets no place or loses it, DeadlineExceededError, ProtocolViolationError.
+    """
     place = None
     try:
         async with asyncio.timeout(START_TIMEOUT_S) as scope:

@@ -1,7 +1,7 @@
-"""Places for calls without admission: Generate calls that have not sent Start yet, and calls other than Generate.
+"""Bounds the calls that are not admitted: Generate calls that have not sent Start yet, and calls other than Generate.
 
-A call holds a place while it may hold the server's memory. A peer with many calls cannot lock others out: when the
-table is full, the oldest call of the peer with the most places is ended.
+A call holds a place while it may use the server's memory. A peer with many calls cannot lock others out: when all
+places are taken, the oldest call of the peer with the most places is ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from omni_stage.errors import TooManyRequestsError
 from omni_stage.service.request.admission import RETRY_AFTER_S
 
 FEWEST_START_PLACES = 8
-"""Calls that may be sending their Start, however small the budget."""
+"""At least this many calls may be sending their Start (or max_requests, if less), however small the byte budget is."""
 START_GRACE_S = 0.5
 """Seconds after which a call without Start needs a place. Start mostly arrives with the call, even with hundreds of
-calls at a time. Calls within the grace can hold only what was sent in so short a time."""
+calls at a time. Until then a call can hold only what was sent in so short a time."""
 GRACE_STEPS = 5
-"""The grace passes in steps, each timed from the previous one, so that a delayed event loop does not shorten it."""
+"""Number of timers that START_GRACE_S is divided into. Each starts when the previous one has fired, so that a delayed
+event loop does not shorten the time that a call gets."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,7 +32,7 @@ class Place:
     end: Callable[[], None]
     """Ends the call."""
     lost: bool = False
-    """Whether the call got no place in time, or was ended for another one."""
+    """Whether the call lost its place to another call, or got none because its peer holds per_peer places."""
     timer: asyncio.TimerHandle | None = None
     """The timer of a call that does not need its place yet."""
 
@@ -40,7 +41,8 @@ class Places:
     """Places of one kind of calls, in one event loop."""
 
     def __init__(self, what: str, in_all: int, per_peer: int | None = None) -> None:
-        """what: names the calls in errors. Without per_peer one peer may hold all places until another peer calls."""
+        """what: names the calls in errors. in_all: number of places. per_peer: most places of one peer; None sets no
+        limit, and one peer may hold all places until another peer calls."""
         self._what = what
         self.in_all = in_all
         self._per_peer = per_peer
@@ -51,10 +53,10 @@ class Places:
 
     @contextmanager
     def hold(self, peer: str, end: Callable[[], None], *, after_s: float = 0.0) -> Iterator[Place]:
-        """Hold a place while the context is open, beginning after_s seconds after it was entered.
+        """Hold a place while the context is open, beginning after_s seconds after its start.
 
-        Calls `end` when the place is lost to another call, or when no place is free after after_s. With after_s = 0,
-        raises TooManyRequestsError if no place is free.
+        Calls `end` when the place is lost to another call. If the peer already holds per_peer places: raises
+        TooManyRequestsError with after_s = 0, otherwise calls `end` after after_s.
         """
         place = Place(end)
         if after_s:
@@ -109,8 +111,8 @@ def peer_address(peer: str) -> str:
 
 
 def count_start_places(max_requests: int, max_bytes: int, max_message_bytes: int) -> int:
-    """Returns how many calls may be sending their Start: as many as requests, if that fits half of the byte budget.
+    """Returns how many calls may be sending their Start: as many as fit half of the byte budget, at most max_requests.
 
-    A Start may be as large as a message, and is in memory before any bytes are reserved for it.
+    A Start may be as large as the largest message, and is in memory before any bytes are reserved for it.
     """
     return min(max_requests, max(FEWEST_START_PLACES, max_bytes // 2 // max_message_bytes))

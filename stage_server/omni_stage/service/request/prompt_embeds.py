@@ -34,7 +34,7 @@ _FIELD = "start.prompt_embeds"
 def plan_embeds(
     header: tensors_pb2.TensorHeader, accepted: TensorSpec | None, config: StageConfig, max_model_len: int
 ) -> EdgeAssembler:
-    """Returns the assembler for the announced rows. `accepted`: the spec that the engine takes, None if it takes none.
+    """Returns the assembler for the announced rows. `accepted`: the spec that the engine takes; None if it takes none.
 
     Raises InvalidRequestError, InvalidTensorError, PromptTooLongError, RequestTooLargeError.
     """

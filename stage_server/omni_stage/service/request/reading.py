@@ -24,7 +24,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class MediaBuffer:
-    """A medium that arrives in pieces. It grows as they arrive, so the announced size alone allocates nothing."""
+    """A medium that arrives in pieces. Memory is allocated only as they arrive, whatever size was announced."""
 
     total_bytes: int
     data: bytearray = field(default_factory=bytearray)

@@ -1,4 +1,4 @@
-"""Validates what Start requests of the entry stage's reply. Pure.
+"""Validates the form that Start requests for the entry stage's reply. Pure.
 
 Errors name the path of the wrong field and the limit, never the content of a field. vLLM checks the rules inside a
 grammar; the checks here bound the cost of that.
@@ -34,9 +34,9 @@ _MODES: Final = {
 def check_reply_form(
     start: stage_service_pb2.Start, config: StageConfig, facts: ComponentFacts, *, speaks: bool
 ) -> None:
-    """Refuse what the stage cannot do, and fields that exclude each other. `speaks`: whether it calls other stages.
+    """Refuse what the stage cannot do, and fields that exclude each other. Raises InvalidRequestError.
 
-    Raises InvalidRequestError.
+    `speaks`: whether the request calls downstream stages.
     """
     tools = bool(start.chat.tools) or start.chat.HasField("tool_choice")
     asked = {
@@ -234,7 +234,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Returns how deep lists and mappings are nested. Not recursive, because the caller chose the value."""
+    """Returns how deep lists and mappings are nested. Not recursive, because the client chooses how deep they are."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
         item, level = waiting.pop()

@@ -93,14 +93,14 @@ class ResponseWriter:
                 self._meter.note(response)
 
     async def _write(self, message: Any) -> None:
-        """Write a message. Raises CallerLeftError if that fails: the event that cancels the task may come later."""
+        """Write a message. Raises CallerLeftError if that fails, because gRPC may cancel the task only later."""
         try:
             await self._context.write(message)
         except grpc.aio.InternalError as error:
             raise CallerLeftError("the caller left while a message was written to it") from error
 
     def note_cancelled(self, stage: str) -> None:
-        """Record as cancelled a downstream stage whose call this stage ended before it reported an outcome."""
+        """Record that this stage cancelled its call to a downstream stage, unless that stage reported an outcome."""
         cancelled = events_pb2.StageOutcome(stage=stage, code=StatusCode.CANCELLED.value[0])
         self.outcomes.setdefault(stage, cancelled)
 

@@ -20,7 +20,7 @@ _ALIASES = {info.alias or name: name for name, info in SamplingDefaults.model_fi
 def sampling_from_proto(message: sampling_pb2.SamplingParams, field: str) -> SamplingDefaults:
     """Returns the sampling parameters that a request sets.
 
-    Raises InvalidRequestError that names the wrong parameter under field.
+    Raises InvalidRequestError; it names the wrong parameter below `field`.
     """
     data: dict[str, object] = {}
     for descriptor, value in message.ListFields():

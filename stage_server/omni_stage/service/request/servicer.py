@@ -86,7 +86,7 @@ class StageServicer:
         return describe_stage(self._config, self._runtime.engine, self._runtime.admission)
 
     async def generate(self, messages: AsyncIterator[WireMessage], context: Any) -> None:
-        """Run one request within its deadline, counted in `in_flight` so that it ends with the stage."""
+        """Run one request within its deadline. `in_flight` counts it, so that a drain waits for it."""
         deadline = Deadline.of_call(context.time_remaining(), self._config.timeouts.request, time.monotonic())
         entry = self._runtime.metrics.entry
         meter = AnswerMeter() if entry is not None else None
@@ -109,7 +109,7 @@ class StageServicer:
         self, messages: AsyncIterator[WireMessage], context: Any, deadline: Deadline, meter: AnswerMeter | None
     ) -> None:
         runtime, config = self._runtime, self._config
-        # 1. Read Start, and nothing large yet.
+        # 1. Read Start, but none of the data that follows it.
         self._check_engine()
         reader = RequestReader()
         start = await read_start(messages, reader, runtime.starting, peer_address(context.peer()))
@@ -138,8 +138,9 @@ class StageServicer:
             with closing(run), _traced(trace, timeline):
                 timeline.accept()
                 accepted = events_pb2.Accepted(request_id=request_id, accepted_unix_ns=timeline.accepted_unix_ns)
-                # 4. Accept, after the stages of Stream edges did; then the caller may not retry. 5. Meanwhile read the
-                # input up to End, before the engine starts or while it runs. 6. Run the engine and downstream calls.
+                # 4. Accept, once the stages of Stream edges have accepted. The caller may not retry after that.
+                # 5. Read the input up to End, before the engine starts or while it runs.
+                # 6. Run the engine and the downstream calls.
                 source = EdgeStream() if plan.streamed else reader
                 read = partial(self._receive, messages, reader, source, timeline)
                 build = partial(self._stage_request, plan, source, bool(calls), timeline)
@@ -219,7 +220,7 @@ class StageServicer:
         if isinstance(received, EdgeStream):
             source = received
         elif plan.prompt is not None and plan.prompt.embeds:
-            # Popped, so that only the payload holds the rows from here on.
+            # Pop the rows, so that only the payload keeps them from here on.
             source = UserPrompt(prompt_embeds=build_embeds(received.tensors.pop(PROMPT_EMBEDS)))
         elif plan.prompt is not None:
             source = build_prompt(plan.prompt, await self._decode(plan.prompt, received, timeline))

@@ -10,7 +10,7 @@ from omni_proto.stage.v1 import events_pb2
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of one request in ns since Accepted. Each is set once; 0 means that it did not happen."""
+    """Times of one request in ns since Accepted; 0 means that the event did not happen."""
 
     accepted_unix_ns: int = field(default_factory=time.time_ns)
     accepted_ns: int = field(default_factory=time.monotonic_ns)

@@ -1,8 +1,8 @@
 """Records what a stage did for a request, as OpenTelemetry spans.
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set; otherwise nothing of OpenTelemetry
-is imported. One span begins with the request. Its child spans are created when the request has ended, from the
-timestamps that the stage records anyway (Timeline), so that they cost nothing per token.
+Unless OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, tracing is off and OpenTelemetry is not
+imported. One span begins with the request. Its child spans are created when the request has ended, from the timestamps
+that the stage records anyway (Timeline), so that they cost nothing per token.
 
     stage thinker                      parent: the caller's traceparent, else none
       decode | input | queue | prefill | generate | transfer
@@ -36,7 +36,7 @@ class SpanTimes:
 
 
 def list_spans(timeline: Timeline) -> list[SpanTimes]:
-    """Returns the parts of a stage's work that happened, in their order. Pure.
+    """Returns the parts of a stage's work that happened, in a fixed order. Pure.
 
     A request with a single output (all of its audio, or one token) has no separate prefill: all of it is generation.
     """
@@ -100,7 +100,7 @@ class SpanTrace(RequestTrace):
 
 
 class Tracing:
-    """The traces of one stage. This base class is disabled tracing."""
+    """The traces of one stage. This base class, for disabled tracing, records none."""
 
     def begin(self, traceparent: str, request_id: str) -> RequestTrace:
         """Begin the span of an accepted request; `traceparent` is the caller's, empty if it sent none."""

@@ -1,6 +1,6 @@
 """grpc.health.v1, which kubelet, load balancers and upstream stages query.
 
-Readiness depends on this stage alone (its engine, its drain), never on the health of downstream stages. Otherwise one
+Readiness depends only on this stage (its engine, its drain), never on the health of downstream stages. Otherwise one
 stage's fault would take all others out of service. `liveness` reports whether a restart would help.
 """
 
@@ -17,7 +17,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class StageHealth:
-    """Health of the stage on both ports: `main` beside StageService, `probes` on the health-only port."""
+    """Health of the stage: `main` on the port of StageService, `probes` on the health-only port."""
 
     def __init__(self) -> None:
         self.main = HealthServicer()

@@ -34,7 +34,7 @@ _Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns an error that leaves a call into its status (service/errors.py); keeps the access log and the metrics.
+    """Turns the error of a failed call into a status (service/errors.py); keeps the access log and the metrics.
 
     Other services of the port (health, reflection) pass unchanged.
     """
@@ -110,8 +110,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Read and discard what the caller is still sending.
 
         grpc.aio's client replaces the status with INTERNAL if it writes to a stream that has ended. Reading stops when
-        the caller pauses, for example to wait for Accepted, because its deadline may be near. Discarded messages are
-        outside of admission and places, so at most DISCARDING calls are read at a time, even in a flood of refusals.
+        the caller pauses, for example to wait for Accepted, because its deadline may be near. Neither admission nor
+        places bound discarded messages, so at most DISCARDING calls are read at a time, even in a flood of refusals.
         """
         if self._discarding >= DISCARDING:
             return
@@ -134,7 +134,7 @@ class _End:
     code: grpc.StatusCode
     reason: str = ""
     status: status_pb2.Status | None = None
-    """The status that the client gets; None if the call succeeded or the client left."""
+    """The status that the client gets; None if the call succeeded or the client disconnected."""
     relayed: bool = False
     """Whether a downstream stage refused the call. Such a refusal never waits: it may not be the client's fault."""
 

@@ -1,6 +1,6 @@
 """Generic method handlers: the generated service, with serializers that do not copy tensors.
 
-Equal to the generated descriptor in names and wire format, so that plain stubs, reflection and grpcurl work.
+Names and wire format are those of the generated descriptor, so plain stubs, reflection and grpcurl work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""/metrics over HTTP: one response per connection, bounded, always in Prometheus' text format.
+"""Serves /metrics over HTTP, always in Prometheus' text format. Connections are bounded; each gets one response.
 
 OpenMetrics is not offered: the client library (0.26) replaces colons in the names of OpenMetrics samples.
 vllm:num_requests_waiting would become vllm_num_requests_waiting, which vLLM's dashboards do not know.
@@ -25,7 +25,8 @@ class MetricsServer:
         self._registry = registry
         self._http = web.Server(self._answer, access_log=None)
         self._server: asyncio.Server | None = None
-        # One thread, so that collecting takes at most one core from requests. The connections bound the queue.
+        # One thread, so that collecting takes at most one core from requests. The bound on connections also bounds the
+        # thread's queue.
         self._collector = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self.port = 0
         """The port, once started."""

@@ -31,9 +31,9 @@ from omni_stage.service.server.side_calls import (
 from omni_stage.service.wire import SERVICE_NAME
 
 MAX_CONNECTIONS = 16_384
-"""Most connections of a port. An idle one costs about 15 KiB; gRPC refuses more."""
+"""Most connections of a port; gRPC refuses further ones. An idle connection costs about 15 KiB."""
 HANDSHAKE_TIMEOUT_S = 10
-"""Time limit for TLS and the first HTTP/2 settings; a connection without them is closed after it."""
+"""Time limit for the TLS handshake and the first HTTP/2 settings. A connection that exceeds it is closed."""
 IDLE_S = 60
 """Seconds after which a connection without calls is closed."""
 HEALTH_MESSAGE_BYTES = 64 * 1024

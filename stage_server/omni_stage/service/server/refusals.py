@@ -1,10 +1,10 @@
-"""Delays refusals: a client whose calls are often refused must wait for its next refusals.
+"""Delays refusals: a client whose calls are often refused must wait for its further refusals.
 
-    refused call -> charges its client's bucket -> within the rate: answered at once; beyond: held, then answered
+    refused call -> charges its client's bucket -> within the rate: answered immediately; beyond: held, then answered
 
 A refused call costs the stage server milliseconds, mostly of parsing, and the client nothing. A client that sends such
-calls in a loop would take most of a core from all others. So each turn of its loop takes as long as its refusal waits.
-Only refusals wait: a client's other calls, and those of clients with the same address, are served as before.
+calls in a loop would take most of a core from all others, so holding back its refusals slows that loop down. Only
+refusals wait: the client's other calls, and those of clients with the same address, are served as before.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from omni_stage.service.errors import reason_name
 REFUSALS_PER_SECOND: Final = 10
 MAX_WAIT_S: Final = 1.0
 BURST_S: Final = 5.0
-"""Size of a bucket, in seconds of its rate: so many refusals may come together before one waits."""
+"""Size of a bucket, in seconds of its rate. A client may use up the bucket in one burst before a refusal waits."""
 USERS: Final = 16
-"""Factor on one client's rate for an address that names its users: the rate of all its users together."""
+"""The users that one address names have together this many times the rate of one client."""
 CLIENTS: Final = 4096
 """Most buckets. When there are more, those that were charged least recently are forgotten."""
 HELD_IN_ALL, HELD_PER_CLIENT = 512, 128
-"""Most refusals that wait; further ones are answered at once. A held call has no place, bytes or tasks of requests."""
+"""Most refusals that wait, in all and per client; further ones are answered immediately. A held call uses neither a
+place nor reserved bytes."""
 EARLY_S: Final = 0.5
-"""A call that its client ends within this time counts as refused: it cost as much, and nobody waited for its answer."""
+"""A call that its client cancels, or whose deadline passes, within this time counts as refused: it cost as much. Its
+own answer is not held back, because nobody waits for it."""
 LEAST_JITTER: Final = 0.8
 """Shortest wait as a share of the longest, so that clients that were refused together do not return together."""
 SPARE_S: Final = 0.05
-"""Time of a call's deadline that is left for its answer."""
+"""A held call is answered at the latest this long before its deadline."""
 
 _REFUSED: Final = frozenset(
     (
@@ -61,7 +63,7 @@ class Client:
     address: str
     """Address without port, or the identity of a client certificate."""
     user: str = ""
-    """Whom a client with many users, such as the gateway, called for; empty if it does not name them."""
+    """The user for whom a client with many users, such as the gateway, calls; empty if the client names none."""
 
 
 class RefusalBuckets:
@@ -79,8 +81,8 @@ class RefusalBuckets:
     def charge(self, client: Client) -> bool:
         """Count a refusal. Returns whether the client is within its rate.
 
-        Users that a client names have a rate each. All of them together have USERS times as much, because nobody checks
-        the names: so a client that invents a new name for each call is limited, too.
+        Each user that a client names has the rate of one client. All its users together have USERS times that rate.
+        Nobody checks the names, so this bound limits a client that invents a new name for each call.
         """
         if not self._take((client.address, client.user), self._per_second):
             return False
@@ -131,9 +133,10 @@ class HeldRefusals:
         return self._max_wait_s * (LEAST_JITTER + (1 - LEAST_JITTER) * self._jitter())
 
     async def hold(self, client: Client, wait_s: float, remaining_s: float | None) -> None:
-        """Wait, if there is room for one more call that waits, and at most until shortly before the call's deadline.
+        """Wait for wait_s seconds, at most until SPARE_S before the call's deadline.
 
-        remaining_s: seconds until that deadline. Ends early with `end`, and with the task: when the client leaves.
+        remaining_s: seconds until that deadline; None if the call has none. Returns immediately if too many calls wait
+        already. The wait also ends with `end`, and when the client disconnects, because gRPC then cancels the task.
         """
         if remaining_s is not None:
             wait_s = min(wait_s, remaining_s - SPARE_S)
@@ -153,5 +156,5 @@ class HeldRefusals:
                 del self._held[client]
 
     def end(self) -> None:
-        """Let every refusal go, and hold no more: the stage shuts down."""
+        """Answer all held refusals now and hold no further ones: the stage shuts down."""
         self._over.set()

@@ -1,6 +1,6 @@
-"""Calls other than Generate (health, reflection, GetStage): bounded per peer, in total and in time.
+"""Bounds calls other than Generate (health, reflection, GetStage) per peer, in total and in time.
 
-Every method is served as one that takes a stream, which is the same on the wire. Otherwise gRPC would read the request
+Every method is served as a streaming method, which is the same on the wire. gRPC would otherwise read a unary request
 before any of this code runs, and wait for it without a limit.
 """
 
@@ -20,14 +20,15 @@ from omni_stage.service.request.places import Places, peer_address
 from omni_stage.service.wire import GENERATE, SERVICE_NAME
 
 MAIN_IN_ALL, MAIN_PER_PEER = 512, 64
-"""Most streams, and most calls with one response. A channel watches health with one stream per connection."""
+"""Bounds of the main port, in all and per peer. They apply separately to streams and to calls with one response. A
+channel watches health with one stream per connection."""
 HEALTH_IN_ALL, HEALTH_PER_PEER = 128, 16
-"""The same two bounds for the health port; kubelet sends one call at a time."""
+"""The same bounds for the health port; kubelet sends one call at a time."""
 REQUEST_TIMEOUT_S = 5.0
-"""Time limit for the request of a call that takes one request."""
+"""Time limit for the request of a method that takes a single request."""
 ANSWER_TIMEOUT_S = 30.0
 WATCH_LIFE_S = 600.0
-"""Longest life of a watch; clients watch again. Its connection mostly reaches its maximum age before that."""
+"""Longest life of a watch; its client then watches again. Mostly the connection reaches its maximum age earlier."""
 REFLECTION_LIFE_S = 60.0
 
 _LIVES_S = {
@@ -85,7 +86,7 @@ class SideCallInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _answer(outcome: Any, context: Any) -> None:
-    """Send a behavior's responses: from an async generator, or its result; it may also write to the context itself."""
+    """Send the responses of a behavior: an async generator, or one response, or None if it wrote to the context."""
     if hasattr(outcome, "__aiter__"):
         async for response in outcome:
             await context.write(response)
@@ -96,7 +97,7 @@ async def _answer(outcome: Any, context: Any) -> None:
 
 
 async def _read_only(messages: AsyncIterator[Any], context: Any) -> Any:
-    """Returns the only message of a call. It must arrive soon, and a second one ends the call, to bound memory."""
+    """Returns the only message of a call. Ends the call if the message is late or another follows, to bound memory."""
     requests = []
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):

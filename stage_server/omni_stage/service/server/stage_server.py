@@ -55,7 +55,7 @@ class StageServer:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_inflight_bytes or default_byte_budget())
         self.metrics = StageMetrics(config, registry, installed_versions().get("omnipipeline", ""))
         entry = self.metrics.entry
-        # Only the entry stage has it: the others are called by stages alone, which call for many clients.
+        # Only the entry stage holds refusals: other stages are called by stages, each of which calls for many clients.
         self.held = HeldRefusals(limits, entry.held_refusals) if entry is not None else None
         self.ports: Ports | None = None
         self.runtime: StageRuntime | None = None
@@ -67,13 +67,13 @@ class StageServer:
         """Open the health port, load the engine, open the main port, become ready. Raises OmniStageError.
 
         The engine's processes start before the main port exists. build_engine runs in a thread, because importing an
-        engine takes seconds, in which probes must be answered.
+        engine takes seconds, during which probes must be answered.
         """
         config = self.config
-        # A wrong certificate is reported at once, not after the minutes that an engine takes.
+        # Load it first: a wrong certificate is reported immediately, not after the minutes that an engine takes.
         certificate = await self._load_certificate()
         tracing = open_tracing(config.pipeline, config.stage)
-        # In a thread, because sending the pending spans may take up to its timeout.
+        # In a thread, because exporting the pending spans may take until OpenTelemetry's timeout.
         self._stack.push_async_callback(asyncio.to_thread, tracing.close)
         await self.health.publish()
         probes = build_health_server(self.health)
@@ -116,7 +116,7 @@ class StageServer:
         return self.ports
 
     async def serve(self, stop: asyncio.Event, abort: asyncio.Event) -> ExitCode:
-        """Serve until stop (then drain; abort cuts that short) or until the engine dies."""
+        """Serve until `stop`, then drain, which `abort` cuts short; or until the engine dies. Returns the exit code."""
         dead = asyncio.Event()
         watchdog = asyncio.create_task(self._watch(dead))
         waits = {asyncio.create_task(stop.wait()), asyncio.create_task(dead.wait())}
@@ -224,7 +224,7 @@ async def run_stage(config: StageConfig, build_engine: EngineBuilder, address_fi
         if address_file is not None:
             ports.write(address_file)
         server.warm_media()
-        # Engines install handlers of their own while they load.
+        # Again, because engines install signal handlers of their own while they load.
         _install_signals(loop, stop, abort)
         return await server.serve(stop, abort)
     except OmniStageError as error:

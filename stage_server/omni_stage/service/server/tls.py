@@ -34,7 +34,7 @@ CHAIN_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
 CLIENT_CA_FILE: Final = "ca.crt"
 POLL_S: Final = 5.0
-"""Seconds between two reads of the files; kubelet takes up to a minute to write them."""
+"""Seconds between two reads of the files. kubelet takes up to a minute to update them."""
 FIELD: Final = "listen.tls"
 _MAX_BYTES: Final = 1 << 20
 """Largest file: the most that a Secret may hold."""
@@ -66,8 +66,8 @@ class Certificate:
 def read_certificate(settings: ServerTls) -> Certificate:
     """Returns the certificate in the current files.
 
-    An expired one is accepted: clients check that by their own clocks. Raises ConfigurationError that names the file
-    and what is wrong with it, never its content.
+    An expired certificate is accepted: clients check the date by their own clocks. Raises ConfigurationError that names
+    the file and what is wrong with it, never its content.
     """
     wants_ca = settings.client_certificates is ClientCertificates.REQUIRED
     names = (CHAIN_FILE, KEY_FILE, *([CLIENT_CA_FILE] if wants_ca else []))

@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 
 def judge(*, is_dead: bool, unfinished: int, last_step: float, now: float, step_timeout_s: float) -> Verdict:
-    """Returns the verdict on an engine, from its public state. An idle engine is never stuck. Monotonic seconds."""
+    """Returns the verdict on an engine. An idle engine is never stuck. `last_step` and `now` are monotonic seconds."""
     if is_dead:
         return Verdict.DEAD
     if unfinished > 0 and now - last_step > step_timeout_s:

@@ -38,7 +38,7 @@ class FreshRows:
 def select_rows(
     fresh: Iterable[FreshRows], select: Callable[[FreshRows], Sequence[tuple[int, int]]]
 ) -> list[FreshRows]:
-    """Returns the rows in the ranges of `select`, relative to each first row. Raises ValueError on bad ranges."""
+    """Returns the rows that `select` chooses, by ranges that count from each first row. Raises ValueError."""
     selected: list[FreshRows] = []
     for rows in fresh:
         reached = 0
@@ -66,7 +66,7 @@ def compute_spans(
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns ascending ranges with adjacent ones joined: a batch that is wanted as a whole becomes one slice."""
+    """Returns ascending ranges with adjacent ones joined: a batch whose rows are all wanted becomes one slice."""
     merged: list[tuple[int, int]] = []
     for begin, end in ranges:
         if merged and merged[-1][1] == begin:
@@ -80,7 +80,7 @@ class HostCopy:
     """A tensor on its way to the host. `wait` returns it once it has arrived; other threads may call it."""
 
     def __init__(self, source: torch.Tensor, stream: torch.cuda.Stream | None) -> None:
-        """Start the copy of `source`, which must own its memory: the next step overwrites the model's buffers.
+        """Start the copy of `source`, which must own its memory, because the next step overwrites the model's buffers.
 
         With a stream, the copy runs on it into pinned memory while the caller's stream continues to the next step. On
         the CPU there is nothing to copy.
@@ -95,7 +95,7 @@ class HostCopy:
             self._host.copy_(source, non_blocking=True)
             # The allocator must not hand the source's memory out again before this stream has read it.
             source.record_stream(stream)
-            # Wait asleep: a spinning wait would hold the driver's lock while the next step is launched.
+            # The wait must block: a spinning wait would hold the driver's lock while the next step is launched.
             self._event = torch.cuda.Event(blocking=True)
             self._event.record(stream)
 
@@ -166,7 +166,7 @@ class CaptureLedger:
     def rewind(self, request_id: str, position: int) -> None:
         """Continue a resumed streaming session at `position`: rows computed after it were never delivered.
 
-        Position 0 means that the session lost its KV; then the delivered rows stay as they are.
+        Position 0 means that the session lost its KV cache and is computed again: rows already sent are not sent twice.
         """
         progress = self._progress.get(request_id)
         if progress is not None and position > 0 and not progress.held:

@@ -1,15 +1,15 @@
 """Checks at start-up whether compiled code and CUDA graphs compute what the model's own code computes.
 
-Which kernels a compiler generates for a card, and whether a captured graph reads what the runner wrote, is known only
-on that card. So before a stage serves, the runner rehearses: the same random requests (tokens, and input rows where the
-model takes them) go through real steps, a prefill and decode steps at batch 1, 2 and the largest captured size, once as
-the model is written and once as configured. The stage serves eager if they differ (docs/adr/0018).
+Which kernels a compiler generates for a GPU, and whether a captured graph reads what the runner wrote, is known only on
+that GPU. So before a stage serves, the runner rehearses. It runs the same random requests (tokens, and input rows where
+the model takes them) twice, once as configured and once with the model's own code. Each run has a prefill and decode
+steps, at batch 1, 2 and the largest captured size. If the results differ, the stage serves eager (docs/adr/0018).
 
-A mixture of experts takes the experts of the configured run in both runs (expert_choices): rounding alone may decide
-between two experts, and another expert is another answer.
+In a mixture of experts, both runs use the experts that the configured run chose (expert_choices). Rounding alone may
+decide between two experts, and another expert gives another result.
 
-The steps are hand-made SchedulerOutputs, as in vLLM's own warm-up of its V2 runner (v1/worker/gpu/warmup.py). No token
-is sampled: every step is a piece of a prompt that never ends, so both ways get the same input whatever they compute.
+The steps are hand-made SchedulerOutputs, as in vLLM's own warm-up of its V2 runner (v1/worker/gpu/warmup.py). No
+sampled token is used: every step is a piece of a prompt that never ends, so both runs get the same input.
 
 Private interfaces of vLLM 0.32: `v1.core.sched.output` (SchedulerOutput, NewRequestData, CachedRequestData) and
 `GPUModelRunner.execute_model_state`, `kv_cache_config`, `max_num_tokens`, `max_num_reqs`, `input_batch.vocab_size`.
@@ -47,7 +47,7 @@ _UNGRAPHED_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """The results of one step for each of its B requests; on the host."""
+    """The results of one step for each of its B requests. All tensors except `experts` are on the host."""
 
     name: str
     hidden: torch.Tensor
@@ -55,9 +55,9 @@ class Rehearsed:
     choices: Choices | None
     """None on a rank that does not compute logits."""
     experts: list[torch.Tensor] | None = None
-    """The experts of each router, [tokens, k]; None without routers, or if their choice cannot be fixed."""
+    """In the configured run: each router's experts, [tokens, k]; None if there are none whose choice can be fixed."""
     experts_behind: float = 0.0
-    """In the eager run: how far the worst of these experts is behind the run's own choice (`ExpertChoices.behind`)."""
+    """In the eager run: how far the worst of those experts is behind this run's own choice (`ExpertChoices.behind`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Choices:
     best: torch.Tensor
     """[B], int64: the token with the largest logit."""
     behind: torch.Tensor
-    """[B], float32: how far the logit of the other run's token is below it, as a share of the range of the logits."""
+    """[B], float32: how far the other run's token is below the largest logit, as a share of the range of the logits."""
 
 
 def rate(logits: torch.Tensor, chosen: torch.Tensor | None) -> Choices:
-    """Returns the choices of logits [B, V]; the other run chose `chosen` [B] (None: the same tokens).
+    """Returns the choices of logits [B, V]. `chosen` [B]: the tokens that the other run chose; None for the same ones.
 
-    Works on some rows at a time, since V is large. Minus infinity, a token that can never be chosen, does not widen the
-    range.
+    Works on some rows at a time, since V is large. Minus infinity marks a token that can never be chosen: it does not
+    widen the range.
     """
     best: list[torch.Tensor] = []
     behind: list[torch.Tensor] = []
@@ -93,9 +93,9 @@ def find_difference(configured: Sequence[Rehearsed], eager: Sequence[Rehearsed],
     """Returns in words where the runs differ by more than rounding, or "". `eager` rated the tokens of `configured`.
 
     Hidden states: |configured - eager| <= tolerance * |eager| for each step, and ROW_SLACK times that for each request
-    (Euclidean norms). Tokens: the same, unless eager itself rates the two within `tolerance` of the range of its
-    logits: rounding decides such a tie, and two correct runs may decide it differently. Experts: no chosen one is
-    behind eager's own choice by more than ROW_SLACK * tolerance of the range of its router's logits.
+    (Euclidean norms). Tokens: the same, unless eager rates them within `tolerance` of the range of its logits; rounding
+    decides such a tie, and two correct runs may decide it differently. Experts: none of the chosen experts is behind
+    eager's own choice by more than ROW_SLACK * tolerance of the range of its router's logits.
     """
     for one, other in zip(eager, configured, strict=True):
         if not torch.isfinite(other.hidden).all():
@@ -135,7 +135,7 @@ def is_compiled(config: VllmConfig) -> bool:
 
 
 def check_runner(runner: OmniARRunnerMixin) -> str:
-    """Rehearse on a runner that is ready to serve, on every rank. Returns how it differs from eager, or ""."""
+    """Rehearse on every rank, with a runner that is ready to serve. Returns how it differs from eager, or ""."""
     config = runner.vllm_config
     if not is_compiled(config):
         return ""
@@ -168,7 +168,8 @@ def _block_sizes(runner: OmniARRunnerMixin) -> list[int]:
 def _rehearse(runner: OmniARRunnerMixin, size: int, configured: Sequence[Rehearsed] | None = None) -> list[Rehearsed]:
     """Run a prefill of `size` requests, in as many steps as it needs, then DECODE_STEPS steps of one token each.
 
-    `configured`: the steps of the configured run, whose experts this one takes and whose tokens it rates.
+    `configured`: None for the configured run; for the eager run the steps of the configured run, whose experts the
+    eager run uses and whose tokens it rates.
     """
     requests = _new_requests(runner, size)
     prefills = [len(request.prompt_token_ids or ()) - DECODE_STEPS - 1 for request in requests]

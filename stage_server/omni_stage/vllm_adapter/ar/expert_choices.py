@@ -1,15 +1,15 @@
 """Records which experts each router of a mixture of experts chose, and makes the model's own code choose the same.
 
 For the check at start-up (compiled_check). A router takes the best few of many experts, and rounding decides between
-two that it rates nearly alike. Another expert is another answer, though neither run is wrong. So the configured run
-records its choice, and the model's own code takes that choice and says how far below its own the chosen experts are.
+two that it rates nearly alike. Another expert gives another result, though neither run is wrong. So the configured run
+records its choice. The model's own code uses that choice, and measures how far it is below the router's own choice.
 
-Recording is one copy of [tokens, k] integers for each layer and step. It stays in the CUDA graphs that are captured
-after `bind`, since nothing can be taken out of a graph.
+Recording is one copy of [tokens, k] integers for each layer and step. CUDA graphs that are captured after `bind` keep
+doing it, since nothing can be taken out of a graph.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `MoERunner.router`, `._quant_method.is_monolithic`, `._forward_entry` (layers/fused_moe/runner/moe_runner.py): where
-  the routers are, whether the kernel asks them at all, and whether a compiler sees into them (on a CPU it does).
+  the routers are, whether the kernel uses them at all, and whether a compiler traces them (on a CPU it does).
 - `BaseRouter.set_capture_fn`: called with the chosen ids inside the graph, as RoutedExpertsCapturer does.
 - `BaseRouter._compute_routing`: the choice itself, with the logits that it is made from.
 """
@@ -30,7 +30,7 @@ _NOT_RECORDED = -1
 
 
 class ExpertChoices:
-    """The experts that the routers of a model chose in its latest step, by router in the order of its layers."""
+    """The experts that a model's routers chose in its latest step. Routers are in the order of the model's layers."""
 
     def __init__(self, routers: Sequence[BaseRouter], most_tokens: int, device: torch.device) -> None:
         """`most_tokens`: the most tokens of a step, padding included."""
@@ -43,9 +43,9 @@ class ExpertChoices:
 
     @classmethod
     def bind(cls, model: nn.Module, most_tokens: int, device: torch.device) -> ExpertChoices | None:
-        """Returns the recorder of a loaded model's routers, or None if it has none whose choice can be fixed.
+        """Returns a recorder for a loaded model's routers. Call it before CUDA graphs are captured.
 
-        To be called before CUDA graphs are captured.
+        None if the model has no routers, or if the choice of one of them cannot be fixed.
         """
         runners = [module for module in model.modules() if isinstance(module, MoERunner)]
         if not runners or not all(map(_can_be_fixed, runners)):
@@ -53,14 +53,14 @@ class ExpertChoices:
         return cls([runner.router for runner in runners], most_tokens, device)
 
     def recorded(self, tokens: int) -> list[torch.Tensor] | None:
-        """Returns the ids [tokens, k] of each router, int32, on the device; None if the latest step did not ask all."""
+        """Returns each router's ids [tokens, k], int32, on the device; None if a router did not record all of them."""
         if any(bool((ids[:tokens] == _NOT_RECORDED).any()) for ids in self._ids):
             return None
         return [ids[:tokens].clone() for ids in self._ids]
 
     @contextmanager
     def told(self, choice: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Let every router take these experts, as `recorded` returned them, in steps that run uncompiled."""
+        """Make every router choose these experts, which `recorded` returned, in steps that run uncompiled."""
         self._behind = []
         try:
             for router, ids in zip(self._routers, choice, strict=True):
@@ -89,7 +89,7 @@ class ExpertChoices:
 
 
 def rate_choice(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Returns by how much the lowest of the chosen experts misses the k-th best, as a share of the range of the logits.
+    """Returns how far the lowest of the chosen experts is below the k-th best, as a share of the range of the logits.
 
     `logits`: [tokens, experts]; `ids`: [tokens, k], int64. The result is a scalar, the worst of all tokens; 0 if the
     choice is the best.
@@ -106,7 +106,8 @@ def _record(buffer: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def _can_be_fixed(runner: MoERunner) -> bool:
-    """Whether the router is asked, unseen by a compiler, and its weights depend on the chosen experts alone."""
+    """Returns whether the kernel uses the router, no compiler traces it, and its weights depend on the chosen experts
+    only."""
     router: Any = runner.router
     return (
         isinstance(router, BaseRouter)

@@ -1,9 +1,9 @@
 """Rows that condition an autoregressive model: one row is added to the model's input at every position.
 
-A request brings its rows in its payload, all together or in chunks. Row p belongs to position p, and positions
-after the last row repeat it. Before every forward the runner writes the rows of the scheduled positions, both of
-prefill and of decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument
-because a captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
+A request's payload carries its rows, all together or in chunks. Row p belongs to position p, and positions after the
+last row repeat it. Before every forward, the runner writes the rows of the scheduled positions, both of prefill and of
+decode, into one persistent buffer that the model was bound to. It is a buffer and not a keyword argument because a
+captured CUDA graph replays addresses: it would never read a tensor that was created after the capture.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class InputRowStore:
     def __init__(self, max_num_tokens: int, row_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._row_size = row_size
         self._requests: dict[str, InputRows] = {}
-        # This state is written both inside and outside of inference mode, so it must not be inference tensors.
+        # These tensors are written both inside and outside of inference mode, so they must not be inference tensors.
         with torch.inference_mode(False):
             self.buffer = torch.zeros(max_num_tokens, row_size, dtype=dtype, device=device)
             staged = host_memory.copies_overlap(device)

@@ -26,7 +26,7 @@ class StepOutput:
 
     deliveries: dict[str, Delivery]
     extras: dict[str, dict[str, torch.Tensor]]
-    """Tensors that go along with a request's first rows."""
+    """Tensors that are sent together with a request's first rows."""
     failures: dict[str, OmniStageError]
     """Requests that send an error in place of rows."""
     sampled: Mapping[str, HostSlice] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class StepOutput:
 
 
 class AsyncRowsOutput(AsyncModelRunnerOutput):
-    """vLLM's asynchronous output with rows attached once both copies have arrived."""
+    """vLLM's asynchronous output, to which the rows are added once both copies have arrived."""
 
     def __init__(self, inner: AsyncModelRunnerOutput, step: StepOutput) -> None:
         self._inner = inner

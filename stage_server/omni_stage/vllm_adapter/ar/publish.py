@@ -1,13 +1,13 @@
-"""Publishes what an autoregressive runner computes: rows of positions, and tensors that hooks make of sampled tokens.
+"""Publishes what an autoregressive runner computes: rows of positions, and tensors that hooks make from sampled tokens.
 
-The half of the runner (runner.py) that hands a step's results to the model's hooks and starts their copies to the host.
+This half of the runner (runner.py) passes a step's results to the model's hooks and starts copying them to the host.
 
 Private interfaces of vLLM 0.32 used here (v1/worker/gpu_model_runner.py), and why:
 - `GPUModelRunner._sample`: returns the sampled tokens on the device, before anything waits for them.
 - `input_batch.generators`: the seeded generators of a step's requests, by their index.
 - `execute_model_state`, `input_batch.req_ids`, `input_ids.gpu`, `discard_request_mask.np`, `requests`: what a step
   computed, for whom, and which requests sample in it. Public hooks for this do not exist.
-- `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows ride on the same.
+- `_get_or_create_async_output_copy_stream`: the stream on which vLLM copies sampled tokens; rows use the same stream.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PublishingMixin(_Base):
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """Sample as vLLM does, and attach rows and errors to `pooler_output` beside the sampled tokens."""
+        """Sample as vLLM does, and put rows and errors into `pooler_output`, which travels with the sampled tokens."""
         state = self.execute_model_state
         acts = self._hooks.after_sampling is not None
         if state is None or not (self._ledger or self._failures or acts):
@@ -95,7 +95,7 @@ class PublishingMixin(_Base):
         return output
 
     def _act_after_sampling(self, token_ids: torch.Tensor, hidden_states: torch.Tensor) -> dict[str, HostSlice]:
-        """Call the model's hook on this step's kept tokens [B, 1], and start copying the tensors that it returns."""
+        """Call the model's hook with the tokens [B] that this step keeps, and start copying the tensors it returns."""
         if self._hooks.after_sampling is None:
             return {}
         request_ids = self.input_batch.req_ids
@@ -112,11 +112,11 @@ class PublishingMixin(_Base):
         return {name: HostSlice(copies, at, at + 1) for at, name in enumerate(names) if copies and name in self._ledger}
 
     def _list_sampling(self) -> list[bool]:
-        """Returns whether each request of the batch samples in this step. vLLM discards tokens sampled in a prefill."""
+        """Returns whether vLLM keeps the sampled token of each request: not while the request's prefill continues."""
         return np.logical_not(self.discard_request_mask.np[: len(self.input_batch.req_ids)]).tolist()
 
     def _sample_kept(self, grammar_output: GrammarOutput | None) -> Any:
-        """Sample as vLLM does, without drawing from the seeded generators of requests that stay in their prefill.
+        """Sample as vLLM does, without drawing from the seeded generators of requests whose prefill continues.
 
         vLLM draws for them too and then rewinds their generators. Generators of the CPU cannot be rewound: a seeded
         prompt of several steps would end the engine.
@@ -189,7 +189,7 @@ class PublishingMixin(_Base):
             if tensor.shape[:1] != (rows,):
                 raise ModelExecutionError(f"the model gave {name} of shape {list(tensor.shape)} for {rows} rows")
         if not get_tp_group().is_first_rank:
-            # Only the first rank's output is read; the others took part because an embedding may be sharded.
+            # Only the first rank's output is read; the others ran the hook because an embedding may be sharded.
             return {}
         return {name: HostCopy(tensor, self._copy_stream()) for name, tensor in tensors.items()}
 

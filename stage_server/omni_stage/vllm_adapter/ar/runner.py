@@ -1,24 +1,25 @@
 """The runner of autoregressive stages: vLLM's own V1 runner, plus rows out (capture) and rows in (conditioning).
 
-`OmniARRunnerMixin` does all the work, in hooks around vLLM's step; `GPUARModelRunner` and its CPU sibling (cpu_workers)
-only add it to vLLM's two runners, which differ only in how they are built. Per step (publish.py does sample_tokens)::
+`OmniARRunnerMixin` does all the work, by overriding the methods of vLLM's step. `GPUARModelRunner` and its CPU sibling
+(cpu_workers.py) only add it to vLLM's two runners, which differ in how they are built. Per step (`sample_tokens` is in
+publish.py)::
 
     execute_model                                            sample_tokens
       _update_states   admit and drop requests                 _capture    gather fresh rows, start one copy
       _preprocess      fill the input-row buffer               super()     sample
       forward, logits                                          _sample     the model acts on sampled tokens
-                                                               attach      rows into pooler_output
+                                                               attach      put rows into pooler_output
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `GPUModelRunner._update_states` (v1/worker/gpu_model_runner.py): called in every step, even an empty one, before the
   batch is built; requests begin and end here.
 - `GPUModelRunner._preprocess`: runs inside `synchronize_input_prep`, so pinned staging memory may be rewritten.
 - `GPUModelRunner._init_mrope_positions`: the M-RoPE positions of a talker come with its request, not from its model.
-- `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see zero rows.
+- `GPUModelRunner._dummy_run`: profiling and CUDA graph capture must see rows of zeros.
 - `_determine_batch_execution_and_padding`, `_model_forward` and `ForwardContext.skip_compiled`: a step without graphs
   and compiled code, for the check at start-up (compiled_check).
 
-The V2 runner has none of these names; `worker.py` refuses it.
+vLLM's V2 runner lacks most of these methods; `worker.py` refuses it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class OmniARRunnerMixin(PublishingMixin):
         self._input_rows: InputRowStore | None = None
         self._as_written = False
         self.expert_choices: ExpertChoices | None = None
-        """Records the experts of a mixture of experts that runs compiled or with graphs; compiled_check reads it."""
+        """Records the chosen experts of a model that runs compiled or with CUDA graphs, for compiled_check."""
 
     @property
     def input_row_size(self) -> int:
@@ -122,8 +123,8 @@ class OmniARRunnerMixin(PublishingMixin):
         model.bind_input_rows(self._input_rows.buffer)
 
     def _update_states(self, scheduler_output: SchedulerOutput) -> Any:
-        # Finished requests first: an aborted request may return under its id in the same step. Preempted requests are
-        # not among them: their input rows and captured rows are kept until they end.
+        # Drop finished requests first: an aborted request's id may return in the same step. Preempted requests are not
+        # among them: their input rows and captured rows are kept until they end.
         for request_id in scheduler_output.finished_req_ids:
             self._ledger.close(request_id)
             self._failures.pop(request_id, None)

@@ -1,4 +1,4 @@
-"""The GPU worker of autoregressive stages: vLLM's with our runner, chosen by `worker_cls`. The CPU's: cpu_workers.
+"""The GPU worker of autoregressive stages: vLLM's, with our runner; `worker_cls` names it. See cpu_workers.py for CPUs.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
@@ -19,7 +19,7 @@ class ComparesWithEager:
     model_runner: OmniARRunnerMixin
 
     def compare_with_eager(self) -> str:
-        """Returns how the model as configured differs from its own code; "" if it does not or nothing is compiled."""
+        """Returns how the configured model differs from its own code; "" if it does not, or if nothing is compiled."""
         return check_runner(self.model_runner)
 
 

@@ -1,10 +1,10 @@
 """Checks whether a GPU's driver is new enough for the installed torch, and explains CUDA's failures.
 
-It asks NVML before an engine starts: NVML makes no CUDA context, so the stage server itself does not use CUDA. Without
-this check the engine's process would fail for the same cause, with messages that name no remedy.
+The check asks NVML before an engine starts. NVML makes no CUDA context, so the stage server itself does not use CUDA.
+Without this check, the engine's process would fail for the same cause, with messages that name no remedy.
 
-Used of vLLM 0.32: `vllm.platforms.current_platform` (no `device_type`: neither a GPU nor a CPU build), and
-`vllm.utils.import_utils.import_pynvml`, its copy of NVIDIA's wrapper.
+Interfaces of vLLM 0.32 used here: `vllm.platforms.current_platform` (an empty `device_type` means that there is neither
+a GPU nor a CPU build), and `vllm.utils.import_utils.import_pynvml`, its copy of NVIDIA's wrapper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """vLLM's cached facts about model classes, prepared while an image is built.
 
 vLLM 0.32 finds a model class's abilities by importing it in a separate process (registry._LazyRegisteredModel), which
-takes ten seconds or more at start-up. It caches the result below $VLLM_CACHE_ROOT, with a hash of the model's file; a
-new pod's cache is empty. So an image holds results below $OMNI_MODEL_INFOS, and `copy_model_infos` copies them there.
+takes ten seconds or more at start-up. It caches the result below $VLLM_CACHE_ROOT, with a hash of the model's file. A
+new pod's cache is empty, so the image holds results below $OMNI_MODEL_INFOS, which `copy_model_infos` copies into it.
 
 The Dockerfile has them written by `python -m omni_stage.models.prepare_image DIRECTORY`.
 """

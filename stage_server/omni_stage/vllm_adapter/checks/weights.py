@@ -1,22 +1,22 @@
 """Checks a checkpoint against the model that loads it: no tensor is missing or left over, every shape fits.
 
 vLLM 0.32 does not do this by itself. `DefaultModelLoader.track_weights_loading` counts every parameter of a module with
-a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not; it
-does nothing at all for quantized checkpoints; it cannot see that one part of a fused parameter (q, k, v) is missing;
-and `AutoWeightsLoader` drops unknown biases. A stage would start and return noise.
+a quantization method as loaded, and each of vLLM's linear, embedding and output layers has one, quantized or not. It
+does nothing at all for quantized checkpoints, and cannot see that one part of a fused parameter (q, k, v) is missing.
+`AutoWeightsLoader` drops unknown biases. So a stage could start and return noise.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `models.utils.WeightsMapper.map_name`: the name under which a model looks for a checkpoint's tensor.
 - `models.utils.StageMissingLayer`, `PPMissingLayer`: stand for parts that are left out on purpose, such as encoders of
   media that the stage does not take.
 - `RoutedExperts` (layers/fused_moe/routed_experts.py): holds all experts of a layer in `w13_*` and `w2_*`, where
-  checkpoints have a tensor for each.
-- `packed_modules_mapping`, a model's declaration of which of a checkpoint's modules make up a fused one.
+  checkpoints have a tensor for each expert.
+- `packed_modules_mapping`: a model's declaration of which modules of a checkpoint make up a fused module.
 - `quant_method` of modules and `uses_meta_device`, `BaseKVCacheMethod`, `_CONFIG_BUILT_PARAMS`: vLLM's own rules of
   which parameters a checkpoint need not hold, from `DefaultModelLoader.track_weights_loading`.
 - `get_cache_scale_mapper`, `get_checkpoint_weight_mapper` of quantization configurations, which vLLM's loader applies.
 - `AutoAWQConfig.modules_to_not_convert`, `AutoGPTQConfig.modules_in_block_to_quantize` and `maybe_update_config`:
-  where vLLM keeps which modules are quantized, and how it reads that off the checkpoint's tensors.
+  where vLLM stores which modules are quantized, and how it finds that out from the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Weights = Iterable[tuple[str, torch.Tensor]]
 _EXPERT_PARTS = {"w13": ("gate_proj", "up_proj"), "w2": ("down_proj",)}
 """vLLM's parameters that hold a layer's experts -> the names in the checkpoint of one expert's parts."""
 _SHOWN = 5
-"""Names in the error, of each kind."""
+"""Most names of one kind, missing or unknown, in the error."""
 _NAME_LENGTH = 120
 _ROTARY_TABLE = "rotary_emb.inv_freq"
 """Computed from the configuration, but GPTQModel stores it anyway. vLLM's loader drops it too."""
@@ -63,7 +63,7 @@ def load_checked(
     """
     quant_config = getattr(model, "quant_config", None)
     if quant_config is not None:
-        # As AutoWeightsLoader: drops what vLLM has no use for, such as GPTQ's g_idx.
+        # Like AutoWeightsLoader, drop tensors that vLLM does not use, such as GPTQ's g_idx.
         mapper = mapper | quant_config.get_cache_scale_mapper() | quant_config.get_checkpoint_weight_mapper()
     tally = _Tally(_find_expectations(model, quant_config), mapper, frozenset(ignored))
     try:
@@ -86,8 +86,8 @@ def load_checked(
 def quantize_what_is_quantized(quant_config: Any, model_path: str, mapper: WeightsMapper) -> None:
     """Make AWQ and GPTQ treat exactly those modules as quantized whose tensors in the checkpoint are quantized.
 
-    The lists in published configurations are incomplete: AWQ's name the vision encoder alone as dense, and some name
-    nothing. Changes `quant_config` in place; other quantizations, and None, are left unchanged.
+    The lists in published configurations are incomplete: AWQ's name only the vision encoder as not quantized, and some
+    are empty. Changes `quant_config` in place; does nothing for other quantizations and for None.
     """
     if isinstance(quant_config, AutoAWQConfig):
         quant_config.modules_to_not_convert = []
@@ -110,7 +110,7 @@ class _Expectations:
     left_out: tuple[str, ...]
     """Prefixes of parts that this stage does not have."""
     open_ended: bool
-    """Whether the checkpoint may hold more than the model's names say: scales of other quantizations."""
+    """Whether the checkpoint may hold further tensors, such as the scales of other quantizations."""
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ class _Tally:
         self.current = None
 
     def check(self) -> None:
-        """Raises ConfigurationError unless exactly the expected tensors came."""
+        """Raises ConfigurationError unless exactly the expected tensors were loaded."""
         missing = [self._name_in_checkpoint(name) for name in self.expected.required if name not in self._seen]
         problems = [
             f"{_count(names)} {what}: {_list(names)}"

@@ -1,12 +1,12 @@
 """The engine as a process of its own: vLLM's AsyncLLM with our output processing, behind EngineCore.
 
-vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__` and starts the loop that uses it there when an event
-loop runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments,
-before that loop starts.
+vLLM 0.32 builds its OutputProcessor inside `AsyncLLM.__init__`. It also starts the output loop there if an event loop
+runs, else on the first request. The subclass replaces the processor by our own, made with the same arguments, before
+the output loop starts.
 
 The kernel ends the engine's process when the *thread* that started it ends (process/children.py). Loading takes many
-seconds, in which the event loop must answer health checks. So the engine is created on a separate thread, which lives
-until shutdown.
+seconds, during which the event loop must answer health checks. So the engine is created on a separate thread, which
+lives until shutdown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROCESSOR_END_S = 10.0
 
 
 def _do_nothing() -> None:
-    """Do nothing. Submitted to a thread, it ends after the thread's earlier calls."""
+    """Does nothing. Submitted to a thread, it ends once the thread's earlier calls have ended."""
 
 
 class OmniAsyncLLM(AsyncLLM):
@@ -65,7 +65,7 @@ class OmniAsyncLLM(AsyncLLM):
 
 @dataclass(slots=True)
 class _Opened:
-    """A request that vLLM may know."""
+    """A request that vLLM may have registered."""
 
     capture: Capture
     outputs: AsyncGenerator[Any, None] | None = None
@@ -104,7 +104,7 @@ class AsyncEngineCore(EngineProperties):
     async def start(self) -> None:
         """Start the engine's process and load the model."""
         self._llm = await self._on_thread(self._launch)
-        # From here on the death of an idle engine is noticed, not only of one with requests.
+        # From here on an engine's death is noticed even while the engine is idle.
         self._llm._run_output_handler()
         await self._llm.get_supported_tasks()
 
@@ -143,12 +143,12 @@ class AsyncEngineCore(EngineProperties):
                 yield output
 
     async def _first_of_media(self, opened: _Opened) -> EngineStep | None:
-        """Returns the first output of a request with media, one request at a time in vLLM's multimodal processor.
+        """Returns the first output of a request with media. One request at a time enters vLLM's multimodal processor.
 
         vLLM 0.32 runs the processor on one thread, which cannot be ended and whose queue keeps the images of cancelled
         requests (`BaseRenderer._mm_executor`). So requests wait here, where they can be cancelled. A request that is
         cancelled during processing returns only when the thread is done (at most _PROCESSOR_END_S later), so that its
-        memory counts until then.
+        memory stays reserved until then.
         """
         await self._processor.acquire()
         held, submitted = True, opened.capture.on_submit
@@ -190,7 +190,7 @@ class AsyncEngineCore(EngineProperties):
             async for part in parts:
                 inbox.put_nowait(part)
                 if opened.outputs is None:
-                    # What vLLM sends to mark the end: without the first part's rows.
+                    # vLLM marks the end of the input with these parameters: they must not repeat the first part's rows.
                     closing = part.params.clone()
                     closing.extra_args = None
                     opened.outputs = llm.generate(inputs(), closing, request_id, priority=priority)
@@ -209,8 +209,8 @@ class AsyncEngineCore(EngineProperties):
         try:
             yield opened
         finally:
-            # Closing aborts what vLLM knows to be unfinished; a call that is cancelled while it is being added is
-            # aborted only by the line below (vLLM 0.32 has registered it but not returned its queue yet).
+            # Closing the generator aborts a request that vLLM has added. One that is cancelled while vLLM adds it is
+            # aborted only by llm.abort below: vLLM 0.32 has registered it, but has not returned its queue yet.
             if opened.outputs is not None:
                 await opened.outputs.aclose()
             llm.output_processor.close_capture(request_id)

@@ -1,7 +1,7 @@
 """The engine in this process, for tests and offline use: a thread steps it, coroutines talk to it.
 
-vLLM's forward context is a module global, so two engines of one process must not step at the same time: the process's
-only EngineThread steps them in turn, and nothing else touches them. So no lock is needed while a model runs.
+vLLM's forward context is a module global, so two engines of one process must not step at the same time. The process's
+only EngineThread steps them in turn, and nothing else touches them, so no lock is needed while a model runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class InprocEngineCore(EngineProperties):
 
     @property
     def llm(self) -> InprocOmniLLM:
-        """The engine; its attributes are the engine thread's. Raises NotReadyError before start."""
+        """The engine; only the engine's thread may use its attributes. Raises NotReadyError before start."""
         if self._llm is None:
             raise NotReadyError("the engine is not started")
         return self._llm
@@ -120,7 +120,7 @@ class InprocEngineCore(EngineProperties):
         return item
 
     async def _call(self, call: Callable[[], None]) -> None:
-        """Run a call on the engine's thread, to its end even if this coroutine is cancelled meanwhile."""
+        """Run a call on the engine's thread. The call runs to its end even if this coroutine is cancelled."""
         try:
             await asyncio.shield(asyncio.wrap_future(self._thread.submit(call)))
         except Exception as error:

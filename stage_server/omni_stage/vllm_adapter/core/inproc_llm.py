@@ -1,8 +1,8 @@
 """A vLLM engine in this process, stepped by the process' EngineThread.
 
 Built of the parts that vLLM 0.32's LLMEngine is built of (`v1/engine/llm_engine.py`): renderer, InputProcessor,
-InprocClient; the output processor is ours. Requests whose input comes in parts do what AsyncLLM's
-`_add_streaming_input_request` does, for which LLMEngine has no way in.
+InprocClient; the output processor is ours. `add_part` does what AsyncLLM's `_add_streaming_input_request` does;
+LLMEngine has no method for it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class InprocOmniLLM:
         self._sinks[request_id] = sink
 
     def add_part(self, request_id: str, part: CorePart, sink: Sink, priority: int = 0) -> None:
-        """Take a part of a request's input; what AsyncLLM's `_add_streaming_input_request` does for each."""
+        """Take one part of a request's input, as AsyncLLM's `_add_streaming_input_request` does for each part."""
         if self.error is not None:
             raise EngineDeadStageError("the engine failed in an earlier step") from self.error
         internal_id = self._sessions.get(request_id)
@@ -91,7 +91,7 @@ class InprocOmniLLM:
         try:
             internal_id = self._submit(request_id, internal_id, part.prompt, part.params, priority, resumable=True)
             if part.last:
-                # Without a step in between, so that the part's last output says that the request has finished.
+                # Submit the end before the next step, so that the part's last output is marked as finished.
                 closing = part.params.clone()
                 closing.extra_args = None
                 self._submit(request_id, internal_id, {"prompt_token_ids": [0]}, closing, priority, resumable=False)
@@ -111,7 +111,7 @@ class InprocOmniLLM:
         *,
         resumable: bool,
     ) -> str:
-        """Hand a part, or the end (not resumable), to output processor and scheduler. Returns vLLM's id of it."""
+        """Pass a part, or the end (not resumable), to output processor and scheduler. Returns vLLM's request id."""
         request = self._inputs.process_inputs(
             internal_id or request_id,
             prompt,
@@ -143,15 +143,16 @@ class InprocOmniLLM:
             sink.put(ModelExecutionError("the engine aborted the request"))
 
     def has_work(self) -> bool:
-        """Returns whether a step would do anything: not for requests that all wait for their next part.
+        """Returns whether a step would do anything. It would not if all requests wait for their next part.
 
-        As `EngineCoreProc.has_work`: with asynchronous scheduling a step may be under way for nobody.
+        Like `EngineCoreProc.has_work`, this counts steps in flight: with asynchronous scheduling, a step may outlive
+        its requests.
         """
         core = self.engine_core.engine_core
         return self.error is None and bool(core.scheduler.has_requests() or core.batch_queue)
 
     def step(self) -> None:
-        """One engine step; an exception ends the engine and every request in it, as in a process of its own."""
+        """Run one engine step. An exception ends the engine and all its requests, as in a process of its own."""
         try:
             outputs = self.engine_core.get_output()
             stats = IterationStats() if outputs.outputs else None
@@ -178,7 +179,7 @@ class InprocOmniLLM:
         try:
             sink.put(convert_output(output, sink.capture, first=sink.first))
             sink.first = False
-        except Exception as error:  # noqa: BLE001 - this request's alone
+        except Exception as error:  # noqa: BLE001 - ends this request only
             sink.put(error)
             self.abort(output.request_id)
             return

@@ -24,7 +24,7 @@ class CorePart:
     """A part of a request whose input comes in parts (vLLM 0.32: resumable requests)."""
 
     prompt: Mapping[str, Any]
-    """Token ids that follow the existing ones. vLLM drops the last token that it sampled: later parts begin with it."""
+    """Token ids that follow the existing ones. vLLM drops the token sampled last, so later parts begin with it."""
     params: SamplingParams
     """Sampling parameters of this part: max_tokens counts the part's own tokens."""
     last: bool
@@ -68,8 +68,8 @@ class EngineCore(Protocol):
     def session_room(self) -> SessionRoom:
         """How many requests with input in parts may be open, and how much KV cache they can fill.
 
-        A request that waits for its next part keeps its KV and cannot be preempted. If more are open than fit at their
-        full length, they wait for each other's KV forever.
+        A request that waits for its next part keeps its KV cache and cannot be preempted. If more requests are open
+        than fit at full length, they may wait for each other's KV cache forever.
         """
         ...
 
@@ -78,9 +78,9 @@ class EngineCore(Protocol):
         ...
 
     def check_structured(self, params: SamplingParams) -> None:
-        """Check the form that the text must have, as vLLM does. Takes as long as the grammar is large: run in a thread.
+        """Check the form that the text must have, as vLLM does. Raises InvalidRequestError.
 
-        Raises InvalidRequestError.
+        Call it in a thread: a large grammar takes long.
         """
         ...
 
@@ -102,8 +102,8 @@ class EngineCore(Protocol):
     ) -> AsyncGenerator[EngineStep, None]:
         """Run one request; closing the generator aborts it. A lower priority is scheduled earlier.
 
-        `on_submit` is called on the event loop when vLLM's input processor is done with the request, as it goes to the
-        engine core; an engine in this process, which processes inputs between its steps, calls it immediately.
+        `on_submit` is called on the event loop when vLLM's input processor has finished and the request is sent to the
+        engine core. An engine in this process calls it immediately, because it processes inputs between its steps.
         Raises OmniStageError.
         """
         ...
@@ -113,8 +113,8 @@ class EngineCore(Protocol):
     ) -> AsyncGenerator[EngineStep, None]:
         """Run one autoregressive request whose input comes in parts; closing the generator aborts it.
 
-        A part is asked for once the one before has ended, that is, once its last output (with a finish_reason) was
-        consumed. The request ends after the part that says it is the last, or when there are no more. Closes `parts`.
+        The next part is read once the previous part has ended, that is, once its last output (with a finish_reason) was
+        consumed. The request ends after the part that is marked as the last, or when `parts` ends. Closes `parts`.
         Raises OmniStageError, and what `parts` raises.
         """
         ...
@@ -135,4 +135,4 @@ class EngineCore(Protocol):
 END_STREAM = "end_stream"
 """Name of the method that ends a stream in the workers of one-shot stages (diffusion/worker)."""
 COMPARE_WITH_EAGER = "compare_with_eager"
-"""Name of the method that compares in the workers of autoregressive stages (ar/worker.py)."""
+"""Name of the method by which workers of autoregressive stages compare with the model's own code (ar/worker.py)."""

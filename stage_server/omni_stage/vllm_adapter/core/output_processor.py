@@ -1,9 +1,9 @@
 """Output processing that takes the workers' tensors out of the outputs before vLLM detokenizes.
 
-vLLM 0.32 forwards `pooler_output` beside tokens (`v1/core/sched/scheduler.py`), but its OutputProcessor takes every
-output with `pooling_output` for a pooling request and skips detokenizing (`v1/engine/output_processor.py`). The
-subclass moves these tensors to the request's Capture. It also keeps the stop reason of pooling requests, for which
-vLLM's PoolingRequestOutput has no field.
+vLLM 0.32 forwards `pooler_output` with the tokens (`v1/core/sched/scheduler.py`). But its OutputProcessor treats every
+output with `pooling_output` as that of a pooling request, and does not detokenize it (`v1/engine/output_processor.py`).
+The subclass moves these tensors to the request's Capture first. It also keeps the stop reason of pooling requests, for
+which vLLM's PoolingRequestOutput has no field.
 
 Order: a tensor is kept before the output that it came with is handed to the request's queue, on the same thread. A
 consumer that gets an output (vLLM may have merged several) therefore finds exactly the tensors of the tokens it got.
@@ -40,7 +40,7 @@ class OmniOutputProcessor(OutputProcessor):
         )
 
     def open_capture(self, request_id: str) -> Capture:
-        """Keep the tensors of the request with this external id. Close it when the request ends."""
+        """Keep the tensors of the request with this external id. Call `close_capture` when the request ends."""
         capture = self._captures[request_id] = Capture()
         return capture
 
@@ -51,8 +51,8 @@ class OmniOutputProcessor(OutputProcessor):
     def add_request(self, request: EngineCoreRequest, *args: Any, **kwargs: Any) -> None:
         """Register a request, with its own copy of the prompt token ids.
 
-        In-process, vLLM's scheduler and this processor would extend the very same list when a resumable request goes
-        on (`apply_streaming_update`, `scheduler.py`), and the request would hang.
+        In-process, vLLM's scheduler and this processor would extend the very same list when a resumable request
+        continues (`apply_streaming_update`, `scheduler.py`), and the request would hang.
         """
         is_new = request.request_id not in self.request_states
         super().add_request(request, *args, **kwargs)
@@ -60,7 +60,7 @@ class OmniOutputProcessor(OutputProcessor):
             state = self.request_states[request.request_id]
             if state.prompt_token_ids is not None:
                 state.prompt_token_ids = list(state.prompt_token_ids)
-            # vLLM registers a request here when its input is made, and sends it next (`AsyncLLM._add_request`).
+            # vLLM registers a request here once its input is processed, and sends it next (`AsyncLLM._add_request`).
             capture = self._captures.get(state.external_req_id)
             if capture is not None and capture.on_submit is not None:
                 capture.on_submit()
@@ -68,9 +68,9 @@ class OmniOutputProcessor(OutputProcessor):
     def process_outputs(
         self, engine_core_outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
     ) -> OutputProcessorOutput:
-        """Keep the tensors of autoregressive requests and the stop reasons of pooling requests; the rest is vLLM's.
+        """Keep tensors of autoregressive requests and stop reasons of pooling requests, then do what vLLM does.
 
-        The tasks that read the requests' queues wake in the order of the outputs.
+        The outputs are ordered first (`order_step`): the tasks that read the requests' queues wake in that order.
         """
         ordered = order_step(engine_core_outputs, self._count_before)
         for output in ordered:

@@ -1,4 +1,4 @@
-"""Converts what vLLM returns for a request to engine steps, and vLLM's errors to ours."""
+"""Converts vLLM's outputs of a request to engine steps, and vLLM's errors to ours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from omni_stage.vllm_adapter.packing import OUTPUT_NAME, ROWS_NAME, unpack
 
 logger = logging.getLogger(__name__)
 
-# Kinds of packed errors that are the request's fault; every other kind is the model's.
+# Kinds of packed errors that keep their class. Every other kind becomes a ModelExecutionError.
 _ERROR_KINDS: dict[str, type[OmniStageError]] = {
     QUEUE_TIMEOUT: QueueTimeoutError,
     QueueTimeoutError.__name__: QueueTimeoutError,
@@ -37,23 +37,23 @@ _ERROR_KINDS: dict[str, type[OmniStageError]] = {
     NonFiniteTensorError.__name__: NonFiniteTensorError,
 }
 
-# vLLM's "repetition": a token was written as often in a row as the request allows
-# (SamplingParams.repetition_detection). The stop reason names it.
+# vLLM's "repetition": a token was sampled as often in a row as the request allows
+# (SamplingParams.repetition_detection). The stop reason says so.
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
 
 
 @dataclass(slots=True)
 class Capture:
-    """What the output processor kept of one request beside vLLM's own outputs."""
+    """What the output processor keeps of one request, in addition to vLLM's own outputs."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
     """Worker outputs since the last `take`, in order, unchanged (plain or packed)."""
     stop_reason: str = ""
     """Stop reason of a pooling request, which PoolingRequestOutput has no field for."""
     on_submit: Callable[[], None] | None = None
-    """Called when the request goes to the engine core."""
+    """Called when the request is sent to the engine core."""
     outputs: int = 0
-    """Outputs so far."""
+    """Number of outputs so far."""
 
     def take(self) -> list[torch.Tensor]:
         """Returns the tensors kept so far, and forgets them."""
@@ -69,7 +69,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
     prompt_token_ids = list(output.prompt_token_ids or []) if first else None
     if isinstance(output, RequestOutput):
         completion = output.outputs[0]
-        # The tensors first: they may hold the error that explains the finish reason.
+        # Unpack the tensors first: they may hold the error that explains the finish reason.
         tensors = join_tensors(capture.take(), ROWS_NAME)
         # A stop token's id, a stop string, or a reason of our scheduler.
         stop_reason = "" if completion.stop_reason is None else str(completion.stop_reason)
@@ -98,7 +98,7 @@ def convert_output(output: RequestOutput | PoolingRequestOutput[Any], capture: C
 
 
 def join_tensors(parts: Iterable[torch.Tensor], default_name: str) -> dict[str, torch.Tensor]:
-    """Unpack worker outputs of one request and join those of one name along their rows, in order.
+    """Unpack a request's worker outputs. Returns them by name; outputs of equal name are joined along their rows.
 
     Raises the error that a part packs (see packing.pack_error).
     """

@@ -63,8 +63,8 @@ class EngineProperties(ABC):
     def check_structured(self, params: SamplingParams) -> None:
         """See EngineCore. vLLM repeats the check when it takes the request, with a less precise error.
 
-        `SamplingParams._validate_structured_outputs` (vLLM 0.32, sampling_params.py): the choice among the backends,
-        and each one's own check, stand nowhere else.
+        Private interface: `SamplingParams._validate_structured_outputs` (vLLM 0.32, sampling_params.py). Only this
+        method chooses a backend and runs that backend's own check.
         """
         config = self.loaded_config
         try:
@@ -82,7 +82,7 @@ class EngineProperties(ABC):
 
     @property
     def session_room(self) -> SessionRoom:
-        """What requests with input in parts can fill."""
+        """See EngineCore."""
         return find_session_room(self.loaded_config)
 
 
@@ -97,7 +97,7 @@ def find_session_room(config: VllmConfig) -> SessionRoom:
     # One block is vLLM's null block.
     if tokens is None or tokens >= total * length // full:
         return SessionRoom(most, total - 1, size)
-    # Layers that differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a
-    # short one needs more per token. So each counts as one of full length.
+    # Layers differ (sliding windows): vLLM reports how many tokens fit in sequences of full length, and a shorter
+    # sequence needs more blocks per token. So each session counts as one of full length.
     fitting = max(1, tokens * (total - 1) // total // length)
     return SessionRoom(most, fitting * full, size, at_least=length)

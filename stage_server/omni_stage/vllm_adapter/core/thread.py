@@ -52,7 +52,7 @@ class EngineThread:
         return future
 
     def stop(self) -> None:
-        """End the thread after the calls submitted so far; the kernel then ends the processes that it started."""
+        """End the thread after the calls submitted so far. The kernel then ends the processes that it started."""
         self.submit(self._stopped.set)
 
     def register(self, engine: Stepped) -> None:
@@ -82,5 +82,5 @@ class EngineThread:
                 continue
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - goes to the waiter of the future
+            except BaseException as error:  # noqa: BLE001 - reported through the future
                 future.set_exception(error)

@@ -16,15 +16,15 @@ class DiffusionSettings:
     """Limits of a diffusion stage's scheduler."""
 
     embedding_budget_bytes: int = 512 << 20
-    """Most bytes of payloads in flight. A request that exceeds it runs alone: it must not wait forever."""
+    """Most bytes of payloads in flight. A request that exceeds it runs alone, instead of waiting forever."""
     queue_timeout_s: float | None = None
     """Longest wait before the step that runs a request; None means no limit."""
     max_batch: int | None = None
     """Most diffusion requests in flight; None leaves the limit to max_num_seqs."""
     step_work: int | None = None
-    """Most work of all requests in flight, in tokens of their prompts: a component gives a request as many
-    placeholders as its work has units. It bounds how long a step takes, and so how long others wait for the next one.
-    A request that exceeds it runs alone. None leaves the limit to max_num_batched_tokens."""
+    """Most work of all requests in flight, in tokens of their prompts: a component gives a request one placeholder
+    token for each unit of its work. The limit bounds how long a step takes, and so how long other requests wait for the
+    next step. A request that exceeds it runs alone. None leaves the limit to max_num_batched_tokens."""
     cuda_graphs: bool = True
     """Whether a model may capture CUDA graphs. The model reads it, not the scheduler."""
 
@@ -50,7 +50,7 @@ class DiffusionSettings:
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> DiffusionSettings:
-        """Read the settings of vllm_config.additional_config; absent means the defaults. Raises ConfigurationError."""
+        """Returns the settings in vllm_config.additional_config, or the defaults. Raises ConfigurationError."""
         values: Any = additional_config.get(DIFFUSION_SETTINGS) if isinstance(additional_config, Mapping) else None
         if values is None:
             return cls()
@@ -71,17 +71,17 @@ class DiffusionSettings:
 
 @dataclass(slots=True)
 class StepAdmission:
-    """Admission to one step. Each step has a new one, made from the requests in flight. Call `admit` in queue order."""
+    """Admission to one step. Make a new one for each step, from the requests in flight. Call `admit` in queue order."""
 
     settings: DiffusionSettings
     in_flight_bytes: int = 0
     in_flight_work: int = 0
     in_flight_requests: int = 0
     closed: bool = False
-    """Set by the first refusal: later requests must not overtake the one that waits."""
+    """Set by the first refusal: later requests must not overtake the refused one."""
 
     def admit(self, payload_bytes: int, work: int) -> bool:
-        """Returns whether the next diffusion request in the queue joins the step; counts it if so."""
+        """Returns whether the next diffusion request in the queue joins the step, and counts the request if so."""
         if self.closed or not self._fits(payload_bytes, work):
             self.closed = True
             return False
@@ -102,7 +102,7 @@ class StepAdmission:
 
 
 def is_expired(queued_at_s: float, now_s: float, timeout_s: float | None) -> bool:
-    """Returns whether a request that began to wait at queued_at_s has waited too long; both of one monotonic clock."""
+    """Returns whether a request that was queued at queued_at_s has waited too long. Times are monotonic seconds."""
     return timeout_s is not None and now_s - queued_at_s > timeout_s
 
 

@@ -1,8 +1,9 @@
 """Turns a diffusion model's results into vLLM's model output: names and checks them, and copies them to the host.
 
-The copies end with the step: a diffusion stage has no asynchronous scheduling. vLLM 0.32 keeps two steps in flight with
-it and launches the second before it reads the first one's results (`EngineCore.step_with_batch_queue`), so each result
-would wait for a whole further generation to be launched, to hide a copy of a few hundred kilobytes.
+The copies end before the step does, because a diffusion stage has no asynchronous scheduling. With it, vLLM 0.32 keeps
+two steps in flight and launches the second before it reads the results of the first
+(`EngineCore.step_with_batch_queue`). Each result would wait until a whole further generation is launched, only to hide
+a copy of a few hundred kilobytes.
 
 Private interface of vLLM 0.32: `ModelRunnerOutput` (v1/outputs.py).
 """
@@ -19,7 +20,7 @@ from omni_stage.errors import ModelExecutionError, OmniStageError
 from omni_stage.vllm_adapter.packing import OUTPUT_NAME, encode_output, pack_error
 
 DiffusionResult = torch.Tensor | list[torch.Tensor] | dict[str, torch.Tensor]
-"""A model's result for one request: one output; several, named output.0, output.1 ...; or named ones."""
+"""A model's result for one request: one tensor; a list of tensors, named output.0, output.1 ...; or a dict of them."""
 
 
 def check_result(result: Any) -> DiffusionResult | OmniStageError:
@@ -49,7 +50,7 @@ def name_tensors(result: DiffusionResult) -> dict[str, torch.Tensor]:
 
 
 def build_output(request_ids: list[str], results: Mapping[str, DiffusionResult | OmniStageError]) -> ModelRunnerOutput:
-    """Wait for the device. Returns vLLM's output of a step, on the host; None for a request without a result."""
+    """Returns vLLM's output of a step, on the host, with None for a request without a result. Waits for the device."""
     return ModelRunnerOutput(
         req_ids=request_ids,
         req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
@@ -62,7 +63,7 @@ def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | N
         return None
     if isinstance(result, OmniStageError):
         return pack_error(type(result).__name__, str(result))
-    # A tensor that is on the host already is cloned: it may be a buffer that the model writes again in its next step.
+    # A tensor that is on the host already is cloned too: it may be a buffer that the model's next step overwrites.
     tensors = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in name_tensors(result).items()
@@ -74,7 +75,7 @@ def _encode(result: DiffusionResult | OmniStageError | None) -> torch.Tensor | N
     try:
         return encode_output(tensors, OUTPUT_NAME)
     except OmniStageError as error:
-        # A dtype that is not carried: the model's fault, and this request's alone.
+        # Packing does not support the dtype. That is the model's fault, and only this request fails.
         return pack_error(ModelExecutionError.__name__, str(error))
 
 

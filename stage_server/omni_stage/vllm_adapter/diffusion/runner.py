@@ -1,24 +1,24 @@
 """The runner of one-shot stages (diffusion, decoders): one step of the engine is one whole generation of a batch.
 
-Why it is not a `GPUModelRunner`. That class is vLLM's machine for token-by-token decoding: a persistent batch of token
-ids, block tables, attention metadata, logits, sampling, CUDA graphs over token counts. A diffusion request has none of
-these. Derived from it, all of that would be carried through and switched off by hand; what is left when it is gone is
-this file. In particular:
+It does not derive from `GPUModelRunner`, which is vLLM's machinery for token-by-token decoding: a persistent batch of
+token ids, block tables, attention metadata, logits, sampling, CUDA graphs for token counts. A diffusion request has
+none of these, and a subclass would have to switch each of them off. In particular:
 
 - No KV cache: `get_kv_cache_spec` is empty, so vLLM allocates none, and there are no block tables to keep.
 - No KV transfer: there is no KV to transfer. A step without requests returns the empty output.
-- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model that captures CUDA graphs or
-  compiles does it in `warm_up`, if it has one; behind that every stage runs one request before it reports ready.
+- No `_dummy_run` and no memory profiling: vLLM profiles to size the KV cache. A model captures CUDA graphs or compiles
+  in its `warm_up`, if it has one. After that, every stage runs one request before it reports ready.
 - No asynchronous scheduling (`output.py` says why): a step ends with its results on the host.
-- No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`; the first one counts.
+- No pipeline parallelism (refused). Under tensor parallelism every rank calls `generate`, and the first rank's results
+  are used.
 - One model interface, `generate`; a model without it is refused when it is loaded, not when it is first called.
 
 A request fails alone: the model may return an exception in place of a result, and when a whole batch raises, its
 requests are tried one by one. Only a broken device ends the engine.
 
-Private interfaces of vLLM 0.32 used here, and why: the methods below are what `Worker`, `CPUWorker` and
-`UniProcExecutor`/`MultiprocExecutor` (v1/worker, v1/executor) call on `model_runner`; `SchedulerOutput`
-and `ModelRunnerOutput` are what travels. vLLM states no interface for runners.
+Private interfaces of vLLM 0.32 used here, and why: `Worker`, `CPUWorker` and `UniProcExecutor`/`MultiprocExecutor`
+(v1/worker, v1/executor) call the methods below on `model_runner`, with `SchedulerOutput` and `ModelRunnerOutput`. vLLM
+states no interface for runners.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class GPUDiffusionModelRunner:
-    """Runs a `OneShotModel` on any device; what a worker and an executor of vLLM ask of a runner, and no more."""
+    """Runs a `OneShotModel` on any device. It has only the methods that vLLM's workers and executors call."""
 
     is_pooling_model = True
     supports_mm_inputs = False
@@ -73,9 +73,9 @@ class GPUDiffusionModelRunner:
         self.model_memory_usage = 0
         self.model: nn.Module | None = None
         self._waiting: dict[str, NewRequestData] = {}
-        """Requests that were scheduled and not generated yet: their payloads are released with their results."""
+        """Requests that were scheduled and not generated yet. A request's payload is released with its result."""
 
-    # What the worker asks for
+    # Methods that the worker calls
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load the model through vLLM's loader. Raises ConfigurationError if it is no `OneShotModel`."""
@@ -111,12 +111,12 @@ class GPUDiffusionModelRunner:
         return {}
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, *args: Any, **kwargs: Any) -> None:
-        """Nothing to allocate. Raises ConfigurationError if the engine made a KV cache for some layer after all."""
+        """Allocate nothing. Raises ConfigurationError if the engine planned a KV cache for some layer after all."""
         if kv_cache_config.kv_cache_groups:
             raise ConfigurationError("a diffusion model's layers have no KV cache", field="component")
 
     def profile_run(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to profile: there is no KV cache to size."""
+        """Do nothing: there is no KV cache to size."""
 
     def warming_up_model(self) -> None:
         """Let the model prepare what it can before the first request."""
@@ -125,7 +125,7 @@ class GPUDiffusionModelRunner:
             warm_up()
 
     def end_stream(self, stream: str) -> None:
-        """Let the model forget a stream that ended early, if it keeps any."""
+        """Let the model forget a stream that ended early, if the model keeps streams."""
         model = self.get_model()
         if isinstance(model, KeepsStreams):
             model.end_stream(stream)
@@ -186,7 +186,7 @@ class GPUDiffusionModelRunner:
                 continue
             start = starts.get(request_id, request.num_computed_tokens)
             if getattr(request, "payload_error", ""):
-                # The scheduler ends it after this step and drops whatever it gave.
+                # The scheduler ends this request after this step, and drops its output.
                 del self._waiting[request_id]
             elif start + length >= len(request.prompt_token_ids or ()):
                 payload = getattr(request, "additional_information", None)

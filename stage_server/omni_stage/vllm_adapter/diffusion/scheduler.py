@@ -1,23 +1,23 @@
 """DiffusionScheduler: schedules requests that a model completes in one step, together with autoregressive ones.
 
-A diffusion request is one that says so: pooling parameters with an omni payload. Everything else is scheduled as
-vLLM schedules it, in the same queue. The fast path is vLLM's own for pooling: several requests in one step, each ended
-by its first output; so `update_from_output` is vLLM's, and this class only
+A diffusion request has pooling parameters with an omni payload. Every other request is scheduled as vLLM schedules it,
+in the same queue. vLLM's own scheduling of pooling requests does most of the work: several requests run in one step,
+and each ends with its first output. This class only
 
 - bounds the payload bytes, the work and the number of diffusion requests in flight, in queue order,
-- ends requests that waited too long (stop reason `queue_timeout`) or whose output is missing or no tensor,
-- orders requests of one priority by when they are due (playback.py decides that),
-- says `diffusion_done` where vLLM leaves the stop reason empty,
+- ends requests that waited too long (stop reason `queue_timeout`), and requests whose output is missing or no tensor,
+- orders requests of equal priority by when they are due (playback.py decides that),
+- sets the stop reason `diffusion_done` where vLLM leaves the stop reason empty,
 - gives a request without tokens the one placeholder token that scheduling needs.
 
-KV cache: a diffusion model declares none (IsAttentionFree), so vLLM makes no KV cache groups and `allocate_slots` hands
-out empty blocks. Beside an autoregressive model the placeholder token takes one block for one step.
+KV cache: a diffusion model declares none (IsAttentionFree), so vLLM makes no KV cache groups and `allocate_slots`
+returns empty blocks. In an engine with a KV cache, the placeholder token takes one block for one step.
 
-A forward that hangs blocks the engine's process, this scheduler too: the watchdog over it lives in the stage server.
+A forward that hangs blocks the engine's process and so this scheduler. That is why the watchdog is in the stage server.
 
-Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`, and `Scheduler._handle_blocked_waiting_request`,
-asked once for each waiting request and step, in queue order, before anything is allocated; there is no public
-admission hook; `Request.arrival_time`, which orders `PriorityRequestQueue` and picks whom to preempt, and is used for
+Private interfaces of vLLM 0.32: those of `scheduling/scheduler.py`. There is no public hook for admission, but a step
+calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before anything
+is allocated. `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for
 nothing else.
 """
 
@@ -47,11 +47,11 @@ PROMPT_TOO_LONG = "prompt_too_long"
 """Start of the stop reason of a request with more tokens than one step takes."""
 
 PLACEHOLDER_TOKEN_ID = 0
-"""Stands for a prompt without tokens; the model never looks at it."""
+"""Stands for a prompt without tokens; the model ignores it."""
 
 
 class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
-    """Diffusion requests over vLLM's Scheduler. There is none over AsyncScheduler: output.py says why."""
+    """vLLM's Scheduler with diffusion requests. There is none over AsyncScheduler: output.py says why."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take vLLM's arguments. Raises ConfigurationError if additional_config holds wrong settings."""
@@ -61,9 +61,9 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
         self._queued_at: dict[str, float] = {}
 
     def add_request(self, request: Request) -> None:
-        """Queue a request as vLLM does; a diffusion request's wait begins here."""
-        # vLLM's queue orders by priority and then by arrival, and uses arrival nowhere else. So we set arrival to the
-        # time a request is due, on one clock for all: the request whose audio runs out next comes first.
+        """Queue a request as vLLM does. The queue timeout of a diffusion request starts here."""
+        # vLLM's queue orders by priority and then by arrival time. So the arrival time is set to the time at which the
+        # request is due, by one clock for all requests: the request whose audio runs out next comes first.
         request.arrival_time = find_due(request, self.clock())
         if not is_diffusion(request):
             super().add_request(request)
@@ -78,7 +78,7 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
             self.reject(request.request_id, f"{PROMPT_TOO_LONG}: one step takes at most {most} tokens")
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Schedule one step: as many diffusion requests as the limits admit, all else as vLLM does."""
+        """Schedule one step, with as many diffusion requests as the limits admit. Other requests: as vLLM does."""
         self._reject_expired()
         in_flight = [request for request in self.running if is_diffusion(request)]
         self._admission = StepAdmission(
@@ -92,13 +92,13 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """End the step's diffusion requests, each with its output; take in all else as vLLM does."""
+        """End the step's diffusion requests, each with its output. Other requests: as vLLM does."""
         for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None or request.is_finished() or not is_diffusion(request):
                 continue
             if request.num_computed_tokens < request.num_prompt_tokens:
-                # A chunk of its placeholders: the step that takes the last one runs it.
+                # Only some of its placeholder tokens: the step with the last one runs the request.
                 continue
             problem = find_output_problem(model_runner_output, request_id)
             if problem:
@@ -131,12 +131,12 @@ class DiffusionScheduler(OmniSchedulerMixin, Scheduler):
 
 
 def is_diffusion(request: Request) -> bool:
-    """Returns whether the request says that it is one: pooling parameters with an omni payload."""
+    """Returns whether the request is a diffusion request: one that has pooling parameters with an omni payload."""
     return request.pooling_params is not None and find_raw_payload(None, request.pooling_params) is not None
 
 
 def find_due(request: Request, now: float) -> float:
-    """Returns when the request should be done, in seconds of the monotonic clock: its own value, or `now`."""
+    """Returns when the request is due, in seconds of the monotonic clock: the time that it carries, else `now`."""
     extra = getattr(request.pooling_params, "extra_kwargs", None)
     due = extra.get(OMNI_DUE_KEY) if isinstance(extra, Mapping) else None
     return float(due) if isinstance(due, int | float) and math.isfinite(due) else now

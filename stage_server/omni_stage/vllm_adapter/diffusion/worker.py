@@ -1,13 +1,15 @@
-"""The GPU worker of diffusion stages: vLLM's with `GPUDiffusionModelRunner`. The CPU's: cpu_workers.
+"""The GPU worker of diffusion stages: vLLM's, with `GPUDiffusionModelRunner`. See cpu_workers.py for CPUs.
 
 Private interfaces of vLLM 0.32 used here, and why:
 - `gpu_worker.Worker._make_model_runner`: vLLM's own factory method for a platform's runner.
-- `Worker.init_device` (v1/worker/gpu_worker.py): demands gpu_memory_utilization x total free (`request_memory`), and
-  sets `device` and `init_snapshot`. Nothing later holds a model without KV cache to its share: `EngineCore` asks for
-  no profiling run (v1/engine/core.py, `_initialize_kv_caches`), so the share is given to torch's allocator here.
-- `compile_or_warm_up_model`: warms up samplers and captures CUDA graphs over token counts, of which there are none;
-  here the model's own `warm_up` runs in its place.
-- `execute_dummy_batch`: keeps data-parallel ranks in step through `_dummy_run`; these ranks do not talk to one another.
+- `Worker.init_device` (v1/worker/gpu_worker.py): requires that gpu_memory_utilization x total memory is free
+  (`request_memory`), and sets `device` and `init_snapshot`. Nothing later limits a model without a KV cache to that
+  share, because `EngineCore` runs no profiling (v1/engine/core.py, `_initialize_kv_caches`). So the share becomes the
+  limit of torch's allocator here.
+- `compile_or_warm_up_model`: vLLM's warms up samplers and captures CUDA graphs for token counts, which this stage does
+  not have. Ours runs the model's own `warm_up`.
+- `execute_dummy_batch`: vLLM's keeps data-parallel ranks in step through `_dummy_run`. Ours does nothing, because these
+  ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class EndsStreams:
 
 
 class GPUDiffusionWorker(EndsStreams, Worker):
-    """vLLM's GPU worker with `GPUDiffusionModelRunner`, held to its share of the GPU."""
+    """vLLM's GPU worker with `GPUDiffusionModelRunner`, limited to its share of the GPU's memory."""
 
     def init_device(self) -> None:
         """Set the device up as vLLM does, then bound torch's allocator. Raises ConfigurationError."""
@@ -53,15 +55,15 @@ class GPUDiffusionWorker(EndsStreams, Worker):
         return GPUDiffusionModelRunner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Let the model warm itself up; sets the seed as vLLM does here."""
+        """Let the model warm itself up, and set the seed as vLLM's method does."""
         return warm_up(self.vllm_config, self.model_runner)
 
     def execute_dummy_batch(self) -> None:
-        """Nothing to keep in step."""
+        """Do nothing: these ranks do not communicate."""
 
 
 def limit_torch_memory(share: float, device_bytes: int, device: torch.device) -> None:
-    """Let torch's allocator of this process take gpuMemoryUtilization of a GPU, less what CUDA itself needs.
+    """Limit this process's torch allocator to `share` of a GPU's memory (gpuMemoryUtilization), less what CUDA needs.
 
     A request that needs more gets torch.OutOfMemoryError, and the GPU's other stages keep their memory. Raises
     ConfigurationError if nothing would be left.

@@ -1,1 +1,1 @@
-"""Media of prompts inside of vLLM: videos with their audio."""
+"""Media of prompts in vLLM's processors and models: videos with their audio."""

@@ -1,8 +1,13 @@
-"""Videos with their audio in vLLM's processor and model classes of Qwen-Omni.
+"""Adds videos with their audio to vLLM's processor and model classes of Qwen-Omni. The prompt marks each such video.
 
-Of vLLM 0.32, whose own way (`use_audio_in_video`) takes as many audio clips as videos and no other audio, holds for all
-videos of a prompt, guesses from token counts where its cache holds a video, places Qwen2.5-Omni's positions one off,
-and mixes up the two where a chunk of a prompt holds one stretch of each. Here the prompt says which video is heard.
+vLLM 0.32 has an option of its own for it, `use_audio_in_video`, which falls short in these points:
+
+- It applies to all videos of a prompt, needs one audio clip for each of them, and allows no other audio.
+- If its cache holds a video, it guesses from token counts whether the option is set.
+- Its positions for Qwen2.5-Omni are off by one.
+- It mixes up video and audio where a chunk of a prompt holds one stretch of each.
+
+Interfaces of vLLM that the two mixins override:
 
     PairedProcessor: BaseMultiModalProcessor._maybe_apply_prompt_updates, private
     PairedModel:     SupportsMRoPE.get_mrope_input_positions, SupportsMultiModal.embed_input_ids
@@ -36,13 +41,13 @@ from omni_stage.vllm_adapter.media.places import (
 
 
 class PairedProcessor:
-    """Mixed into a processor of vLLM: a video's placeholder that an audio clip's follows is a video with its audio."""
+    """Mixin for a vLLM processor. A video's placeholder followed by an audio clip's is a video with its audio."""
 
     info: Any
 
     @staticmethod
     def interleave(times: np.ndarray, sounds: int) -> np.ndarray:
-        """See Interleave."""
+        """See `places.Interleave`."""
         raise NotImplementedError
 
     def heard_tokens(self) -> tuple[Tokens, float]:
@@ -62,7 +67,7 @@ class PairedProcessor:
             for modality, items in mm_res.prompt_updates.items()
         }
         videos = mm_items.get_items(VIDEO, VideoProcessorItems)
-        # Not from the processor's output, of which its cache may hold back a part.
+        # Not from the processor's output, which lacks the videos that its cache holds.
         grids = [-(-videos.get_num_frames(item) // FRAMES_PER_GRID) for item in range(len(videos))]
         expanded, places = expand(mm_res.prompt_ids, lengths, grids, tokens, self.interleave, positions_per_second)
         found: dict[str, list[PlaceholderFeaturesInfo]] = {}
@@ -75,7 +80,7 @@ class PairedProcessor:
 
 
 class PairedModel:
-    """Mixed into a model class of vLLM, before it."""
+    """Mixin for a vLLM model class; it comes before that class among the bases."""
 
     config: Any
     frames_share: ClassVar[bool]
@@ -92,10 +97,10 @@ class PairedModel:
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """Returns what transformers' get_rope_index does: int64 [3, tokens], and the offset of later positions.
+        """Returns the positions of transformers' get_rope_index, int64 [3, tokens], and the offset of later positions.
 
-        Later positions continue the last one, as in transformers' generate(), not the largest one, as with its
-        rope_deltas: a wide video with short audio reaches beyond the text behind it.
+        Later positions continue from the last position, as in transformers' generate(). rope_deltas would continue from
+        the largest position, which a wide video with short audio moves beyond the positions of the text after it.
         """
         by_start: dict[int, dict[str, MultiModalFeatureSpec]] = {}
         for feature in mm_features:
@@ -130,7 +135,7 @@ class PairedModel:
     def embed_input_ids(
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns rows [tokens, H], with those of media in their places."""
+        """Returns embeddings [tokens, H], with the rows of media at their placeholders."""
         if multimodal_embeddings is not None and len(multimodal_embeddings) and is_multimodal is not None:
             multimodal_embeddings = in_token_order(
                 multimodal_embeddings, input_ids[: is_multimodal.shape[0]].cpu()[is_multimodal.cpu()], self.heard_ids()
@@ -144,9 +149,9 @@ class PairedModel:
 def in_token_order(
     embeddings: Sequence[torch.Tensor], placeholders: torch.Tensor, ids: Mapping[str, int]
 ) -> Sequence[torch.Tensor]:
-    """Returns the rows of media, cut and ordered as their placeholders int64 [n] lie.
+    """Returns the rows of media, cut and ordered like their placeholders, int64 [n].
 
-    vLLM gathers the rows medium by medium, and where its check finds no interleaving lays them down in that order.
+    vLLM gathers the rows medium by medium. Where its check finds no interleaving, it writes them in that order.
     """
     kinds = [getattr(rows, "modality", None) for rows in embeddings]
     if not {VIDEO, AUDIO} <= set(kinds):

@@ -1,11 +1,11 @@
-"""Computes where the tokens of a video and of its own audio lie in a prompt, and their M-RoPE positions. Pure.
+"""Computes where the tokens of a video and of its own audio are in a prompt, and their M-RoPE positions. Pure.
 
 A video whose audio is heard is written as its placeholder followed by an audio clip's:
 
     <|vision_bos|> VIDEO AUDIO <|vision_eos|>
     -> <|vision_bos|><|audio_bos|> V V A A V V A A <|audio_eos|><|vision_eos|>
 
-As transformers 5.19's processors and get_rope_index do it with use_audio_in_video.
+This is what transformers 5.19's processors and get_rope_index do with use_audio_in_video.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from omni_proto.video_header import FRAMES_PER_GRID, FRAMES_PER_SECOND
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 
 Interleave = Callable[[np.ndarray, int], np.ndarray]
-"""From the time [v] of each video token, in positions, and the number of audio tokens: bool [v + a], whether a token
-is of the video."""
+"""Takes the time of each video token, [v], in positions, and the number of audio tokens, a. Returns bool [v + a]:
+whether a token is the video's."""
 
 
 def interleave_chunks(times: np.ndarray, sounds: int, chunk: int) -> np.ndarray:
-    """Interleave as Qwen2.5-Omni does: `chunk` positions of video, then as many of audio, and so on."""
+    """Interleave as Qwen2.5-Omni does: `chunk` positions of video, then `chunk` positions of audio, and so on."""
     video = times.astype(np.int64) // chunk
     audio = np.arange(sounds) // chunk
     order = np.argsort(np.concatenate([video * 2, audio * 2 + 1]), kind="stable")
@@ -47,14 +47,15 @@ class Place:
     item: int
     start: int
     tokens: list[int]
-    """Those from the first to the last; of a video with its audio both places have all of them."""
+    """Tokens from the medium's first to its last. The places of a video and of its audio both list the tokens of both.
+    """
     mask: np.ndarray | None = None
-    """bool [tokens]: which are this medium's; None: all."""
+    """bool [tokens]: which tokens are this medium's; None: all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids that an expanded prompt is made of."""
+    """Token ids of placeholders, and of the tokens around a video with its audio."""
 
     placeholders: Mapping[str, int]
     """Modality -> placeholder id."""
@@ -77,7 +78,7 @@ def expand(
 ) -> tuple[list[int], list[Place]]:
     """Returns the prompt with each placeholder expanded to its medium's tokens, and where these are.
 
-    lengths: tokens of each medium, by modality; grids: of each video, along the time.
+    lengths: number of tokens of each medium, by modality. grids: number of grids of each video, along the time.
     """
     kinds = {token: modality for modality, token in tokens.placeholders.items()}
     expanded: list[int] = []
@@ -130,7 +131,7 @@ class Block:
     positions: np.ndarray
     """int64 [3, tokens]."""
     is_video: np.ndarray | None = None
-    """Of a video with its audio: bool [tokens], whether a token is of the video."""
+    """For a video with its audio: bool [tokens], whether a token is the video's. Else None."""
 
     @property
     def following(self) -> int:

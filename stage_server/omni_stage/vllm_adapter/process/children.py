@@ -1,9 +1,10 @@
 """Engine processes end with the stage server and do not get its signals.
 
-vLLM 0.32's engine core does not notice its parent's death, and aborts its requests on the first SIGTERM or SIGINT,
-which a terminal or a supervisor sends to the whole process group. Cores that are forked (template.py) are bound before
-they run anything. Where vLLM spawns a process there is no hook before its target runs: `bind_to_parent` is called by
-our vLLM plugin, which every engine process loads first (`v1/engine/core.py`, `v1/worker/worker_base.py`).
+vLLM 0.32's engine core does not notice its parent's death. It aborts its requests on the first SIGTERM or SIGINT, which
+a terminal or a supervisor sends to the whole process group. Cores that are forked (template.py) are bound to their
+parent before they run anything. Where vLLM spawns a process, there is no hook before its target runs. There our vLLM
+plugin calls `bind_to_parent`; every engine process loads plugins first (`v1/engine/core.py`,
+`v1/worker/worker_base.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def bind_to_parent() -> bool:
-    """Start a session of an engine process, and let the kernel kill it (SIGKILL) with the thread that started it.
+    """Put this engine process into its own session; have the kernel kill it (SIGKILL) when its parent's thread ends.
 
-    Returns whether this process is an engine process and was bound; does nothing elsewhere or in a second call.
-    The kernel watches the parent's *thread*, so an engine must be started on a thread that lives as long
+    Returns whether this process is an engine process and is bound now; does nothing in other processes. The kernel
+    watches the *thread* that started the process, so that thread must live as long as the engine
     (`core/async_llm.py`).
     """
     parent = multiprocessing.parent_process()
@@ -42,5 +43,5 @@ def die_with_parent(parent: int) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
-        # It ended between the start of this process and the call above.
+        # The parent ended between the start of this process and the call above.
         os.kill(os.getpid(), signal.SIGKILL)

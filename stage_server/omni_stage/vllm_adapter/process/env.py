@@ -1,7 +1,7 @@
 """The process environment that the stage server and its engine run in. vLLM 0.32 reads it when it is imported.
 
-`apply_environment` is called first thing at an entry (`python -m omni_stage`, `OmniLLM`), before vLLM is imported, and
-again is harmless. Importing this module imports neither vLLM nor torch.
+Each entry point (`python -m omni_stage`, `OmniLLM`) calls `apply_environment` before vLLM is imported. Calling it again
+is harmless. Importing this module imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ NO_BIND_TO_PARENT = "OMNI_NO_BIND_TO_PARENT"
 """Set to 1 to let engine processes outlive a killed stage server, for a debugger."""
 
 _REQUIRED: dict[str, str] = {
-    # The V2 runner is the default on GPUs in 0.32; the hooks are proven on V1 (docs/adr).
+    # The V2 runner is the default on GPUs in 0.32; our hooks are those of V1 (docs/adr/0002).
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # External ids are aborted together when they are equal: keep vLLM's own suffix on.
+    # Keep the random suffix that makes vLLM's internal request ids unique.
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "0",
 }
 _DEFAULTS: dict[str, str] = {
@@ -52,8 +52,8 @@ def apply_environment(environ: MutableMapping[str, str] | None = None, devices: 
     target.update(_REQUIRED)
     for name, value in _DEFAULTS.items():
         target.setdefault(name, value)
-    # With a GPU vLLM loads with many threads and then serves with one, unless the environment names a number: threads
-    # that wait for work would take time from the one that launches kernels.
+    # With a GPU, vLLM loads with many threads and then serves with one, unless the environment sets a number. So set
+    # none: threads that wait for work would take time from the thread that launches kernels.
     if "OMP_NUM_THREADS" not in target and not any((devices / name).exists() for name in _GPU_DEVICES):
         target["OMP_NUM_THREADS"] = str(usable_cpus())
     if target.get(NO_BIND_TO_PARENT) == "1":

@@ -1,9 +1,9 @@
 """Keeps vLLM from tracing how an engine loads.
 
 vLLM 0.32 sends spans of every process of an engine (`EngineCoreProc init`, `Load model`, ...) wherever
-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, without being asked: `maybe_init_worker_tracer` (tracing/otel.py), which
-`v1/engine/core.py` and `v1/executor/multiproc_executor.py` call. Its exporter takes no TLS, names no service, and its
-spans are of no request. The stage sends its own spans by the same variable (omni_proto.otlp).
+OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set: `v1/engine/core.py` and `v1/executor/multiproc_executor.py` call
+`vllm.tracing.maybe_init_worker_tracer` in any case. Its gRPC exporter supports no TLS and sets no service name, and the
+spans belong to no request. The stage sends its own spans to the endpoint in the same variable (omni_proto.otlp).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BY_VLLM = ENDPOINTS[0]
 
 @contextmanager
 def without_load_spans() -> Iterator[None]:
-    """Let processes that are started within this context know no OTLP endpoint that vLLM would use."""
+    """Hide the OTLP endpoint that vLLM would use from processes that are started within this context."""
     endpoint = os.environ.pop(_READ_BY_VLLM, None)
     try:
         yield

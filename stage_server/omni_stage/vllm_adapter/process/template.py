@@ -1,17 +1,18 @@
-"""The engine's process as a fork of a template that has imported everything, in place of a fresh interpreter.
+"""Starts the engine's process as a fork of a template that has imported everything, not as a fresh interpreter.
 
 vLLM 0.32 spawns its engine core on CPUs (`platforms/cpu.py` sets VLLM_WORKER_MULTIPROC_METHOD) and wherever its caller
-has threads: half of a stage's start is importing torch, transformers and vLLM a second time. A fork of the stage server
-itself would not be safe, since gRPC, uvloop and the engine's launcher run threads in it. So the stage server imports
-all of it first, while it is one thread, and forks a template that does nothing but fork: Python's own fork server
-(`multiprocessing.forkserver`), with our process in place of the one that it would start (docs/adr/0017).
+has threads. Importing torch, transformers and vLLM a second time then takes half of a stage's start. A fork of the
+stage server itself would not be safe, since gRPC, uvloop and the engine's launcher run threads in it. So the stage
+server imports everything first, while it has one thread, and forks a template that does nothing but fork. The template
+runs Python's own fork server (`multiprocessing.forkserver`), and replaces the process that Python would start for it
+(docs/adr/0017).
 
     start_template()                  once, at entry, before gRPC
-    with template_processes(): ...    vLLM's engine cores, started meanwhile, are forks of the template; once
+    with template_processes(): ...    vLLM's engine cores that are started here are forks of the template; works once
 
 Private interfaces: `multiprocessing.forkserver._forkserver` (CPython 3.11 to 3.13), whose server is replaced, and
-`vllm.v1.engine.utils.get_mp_context` (vLLM 0.32), the one place where the core's start method is chosen, for its
-environment variable takes no third value.
+`vllm.v1.engine.utils.get_mp_context` (vLLM 0.32), which alone chooses the core's start method. vLLM's environment
+variable for it accepts only fork and spawn.
 """
 
 from __future__ import annotations
@@ -50,16 +51,17 @@ _GPU_WORKERS = ("omni_stage.vllm_adapter.ar.worker", "omni_stage.vllm_adapter.di
 _CPU_WORKERS = ("omni_stage.vllm_adapter.cpu_workers",)
 """These break CUDA in the process that imports them."""
 _PYTHONS = ((3, 11), (3, 13))
-"""The versions of CPython, first and last, whose fork server was read."""
+"""First and last version of CPython whose fork server this module was written for."""
 
 _template: int | None = None
-"""Process id of the template, in it, in all that it forked, and in its parent until it was used; else None."""
+"""Process id of the template. Set in the template, in its forks, and in its parent until the template was used."""
 
 
 def start_template() -> bool:
-    """Import what stage server and engine share, then fork the template. Returns whether it did; else logs why not.
+    """Import what stage server and engine share, then fork the template. Returns whether it forked; logs why if not.
 
-    Call on the main thread, before anything starts a thread. Without a template engines are spawned, which is slower.
+    Call it on the main thread, before anything starts a thread. Without a template, engines are spawned, which is
+    slower.
     """
     import_shared()
     hindrance = _find_hindrance()
@@ -85,14 +87,14 @@ def template_processes() -> Iterator[None]:
         yield
     finally:
         utils.get_mp_context = original
-        # It lives on as the parent of what it forked, but is asked no more.
+        # The template lives on as the parent of its forks, but gets no further requests.
         server: Any = forkserver._forkserver
         shutil.rmtree(Path(server._forkserver_address).parent, ignore_errors=True)
         _template = None
 
 
 class _TemplateContext:
-    """What `CoreEngineProcManager` uses of a multiprocessing context."""
+    """The part of a multiprocessing context that `CoreEngineProcManager` uses."""
 
     @staticmethod
     def Process(*, target: Callable[..., Any], name: str, kwargs: Mapping[str, Any]) -> context.ForkServerProcess:
@@ -102,7 +104,7 @@ class _TemplateContext:
 
 
 def _run_forked(environment: Mapping[str, str], target: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
-    """In the fork: what a spawned engine would have inherited, then the engine."""
+    """Set up in the fork what a spawned engine would have inherited, then run the engine."""
     if _template is None:
         raise RuntimeError("the engine's template was replaced by a process that is not ours")
     for name in set(os.environ) - set(environment):
@@ -111,7 +113,7 @@ def _run_forked(environment: Mapping[str, str], target: Callable[..., Any], kwar
     if BIND_TO_PARENT in environment:
         os.setsid()
         die_with_parent(_template)
-        # Nothing is left to bind here; processes that it spawns see another's id.
+        # This process is bound. With its own id here, bind_to_parent skips it, but binds the processes that it spawns.
         os.environ[BIND_TO_PARENT] = str(os.getpid())
     target(**kwargs)
 
@@ -149,7 +151,7 @@ def _find_hindrance() -> str:
 
 
 def _holds_open(device: str, descriptors: Path = Path("/proc/self/fd")) -> bool:
-    """Returns whether this process has a device file open: a library's call of cuInit opens it without torch's
+    """Returns whether this process has a device file open. A library that calls cuInit opens it without torch's
     knowledge."""
     for descriptor in descriptors.iterdir():
         # The descriptor that listed the directory is closed by now.
@@ -167,10 +169,10 @@ def _fork_template() -> None:
     address = str(Path(tempfile.mkdtemp(prefix="omnipipeline-")) / "template")
     listener.bind(address)
     listener.listen()
-    # Started here, or the first process that the template forks would have none to share.
+    # Start the resource tracker here, so that the template's forks share this process's tracker.
     resource_tracker.ensure_running()
     alive_r, alive_w = os.pipe()
-    # What was imported stays: neither side's collector may go through it, and so copy its pages.
+    # What was imported stays forever. Neither process's garbage collector may visit it: that would copy its pages.
     gc.freeze()
     parent = os.getpid()
     pid = os.fork()
@@ -183,18 +185,19 @@ def _fork_template() -> None:
 
 
 def _run_template(parent: int, listener: socket.socket, alive_r: int, alive_w: int) -> None:
-    """The template's life: it forks when asked, and ends with its parent. Does not return."""
+    """Run the template, which forks on request and ends with its parent. Does not return."""
     global _template
     status = 1
     try:
         os.close(alive_w)
-        # Signals of a terminal or a supervisor reach whole groups; the stage server alone answers them.
+        # A terminal or a supervisor signals whole process groups; only the stage server must react.
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         die_with_parent(parent)
         _template = os.getpid()
-        # Also for the forks, which vLLM names: the title is found only while the environment is as it was at the start.
+        # This also lets vLLM set the titles of the forks: setproctitle finds a title's memory only while the
+        # environment is as it was at the start.
         setproctitle.setproctitle("omnipipeline: engine template")
         forkserver.main(listener.detach(), alive_r, preload=[])
     except SystemExit:

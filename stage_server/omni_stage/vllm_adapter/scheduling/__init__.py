@@ -1,1 +1,1 @@
-"""What all our schedulers share: payloads on their way to the worker, and how requests end early."""
+"""What our schedulers share: payloads for the worker, the order of requests, turns for media, early ends."""

@@ -1,16 +1,16 @@
-"""Decides which prompts wait until the requests before them have their first audio. No vLLM, no clock.
+"""Decides which prompts wait until earlier requests have their first audio. No vLLM, no clock.
 
-Where prompts cost as much together as one by one (a CPU, or long prompts on a GPU), a step that reads prompts delays
-all requests beside it whose first audio is not there yet. Without a rule everyone's first audio comes when the last
-prompt has been read. So requests go in groups: one more prompt joins those before their first audio only while that
-costs them less than it saves the requests that wait.
+On a CPU, and for long prompts on a GPU, reading several prompts in one step saves no time over reading them one by one.
+A step that reads a prompt then delays the first audio of every other request in it, and nobody hears anything until the
+last prompt has been read. So requests run in groups. A group is the requests that have no audio yet. One more prompt
+joins the group only while that costs the group less than it saves the requests that wait:
 
-- It costs: each of the `unheard` requests before their first audio waits for the prompt, `unheard` x its seconds.
-- It saves: `waiting` requests would otherwise wait for the steps that remain until this group is heard, whose fixed
-  cost (a step without any token) they could have shared.
+- Cost: each of the group's `unheard` requests waits while the prompt is read. The sum is `unheard` x the prompt's time.
+- Saving: the `waiting` requests would otherwise wait for all steps that remain until the group has its first audio.
+  Each of these steps has a fixed cost (that of a step without tokens), which they could have shared.
 
-Both are measured while the engine steps. A GPU reads a short prompt in less than a step's fixed cost, so there all
-prompts join. They also join until steps of different sizes were measured.
+Both are measured while the engine runs. A GPU reads a short prompt in less time than a step's fixed cost, so all
+prompts join there. They also join until steps of different sizes have been measured.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _FADE: Final = 0.98
-"""Weight of the past at each step: the last 50 steps count."""
+"""Each step multiplies the weight of earlier steps by this, so about the last 50 steps count."""
 _FEWEST_STEPS: Final = 8
-"""Number of measured steps from which on an estimate counts."""
+"""Number of measured steps that an estimate needs."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class StepCost:
     _steps: int = 0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Note a step."""
+        """Record a step."""
         self._weight = self._weight * _FADE + 1
         self._x = self._x * _FADE + tokens
         self._y = self._y * _FADE + seconds
@@ -45,7 +45,7 @@ class StepCost:
         self._steps += 1
 
     def line(self) -> tuple[float, float] | None:
-        """Returns the seconds of a step without tokens and those per token, neither below 0; None while unknown."""
+        """Returns (seconds of a step without tokens, seconds per token), neither below 0; None while unknown."""
         if self._steps < _FEWEST_STEPS:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
@@ -58,19 +58,19 @@ class StepCost:
 
 @dataclass(slots=True)
 class Group:
-    """The requests of a step that are before their first audio, and those that wait to join them."""
+    """The requests that have no audio yet, and those that wait to join them."""
 
     cost: tuple[float, float] | None
     """See StepCost.line."""
     unheard: int
-    """Requests whose prompt is being read, or was, and whose first audio has not come."""
+    """Requests whose prompt is being read or was read, and that have no audio yet."""
     waiting: int
-    """Requests whose prompt waits."""
+    """Requests whose prompt waits to be read."""
     steps_left: int
-    """Steps until all the unheard ones have their first audio."""
+    """Steps until all unheard requests have their first audio."""
 
     def admits(self, prompt_tokens: int, first_tokens: int) -> bool:
-        """Returns whether the next prompt joins; counts it if so. Alone it always does."""
+        """Returns whether the next prompt joins the group, and counts it if so. Any prompt joins an empty group."""
         if not self.unheard or self.cost is None or self._pays(prompt_tokens):
             self.unheard += 1
             self.waiting -= 1

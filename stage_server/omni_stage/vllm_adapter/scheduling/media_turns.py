@@ -1,9 +1,10 @@
 """Limits how much media the engine encodes in a step while other requests wait for their tokens. No vLLM, no clock.
 
-A step ends for all its requests at once, so an image that one request brings delays the next token of every other. Two
-bounds hold while there are others: a step encodes at most STEP_EMBEDS embeddings (or one medium, which cannot be
-divided), and all encoding takes at most `share` of the engine's time. After a step that encoded, no other does until
-the time that is owed for it has passed in steps without media. Requests without media pass those that wait.
+A step ends for all its requests at the same time, so an image of one request delays the next token of every other
+request. Two bounds apply while other requests wait for tokens: a step encodes at most STEP_EMBEDS embeddings (or one
+medium, which cannot be divided), and all encoding takes at most `share` of the engine's time. After a step that
+encoded, no step encodes until steps without media have taken the time that it owes. Requests without media overtake
+requests whose media wait.
 """
 
 from __future__ import annotations
@@ -22,29 +23,30 @@ STEP_EMBEDS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class MediaStep:
-    """A step that the engine computes."""
+    """A step of the engine."""
 
     began: float
     encodes: bool
     others: bool
-    """Whether other requests waited for their tokens meanwhile."""
+    """Whether other requests waited for tokens during the step."""
 
 
 @dataclass(slots=True)
 class MediaTurns:
-    """Decides by the steps so far. Used from one thread."""
+    """Decides from the steps so far. Used from one thread."""
 
     share: float = DEFAULT_SHARE
-    """Most of the engine's time that encoding may take while there are others; 1 sets no bound at all."""
+    """Most of the engine's time that encoding may take while other requests wait for tokens; 1 removes both bounds."""
     owed: float = 0.0
     """Seconds of steps without media that must pass before media are encoded again."""
     encoding: int = 0
-    """Steps on their way that encode beside others: with asynchronous scheduling the next one is planned before."""
+    """Steps in flight that encode while other requests wait. With asynchronous scheduling, the next step is planned
+    before such a step ends."""
     _ended: float = -math.inf
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> MediaTurns:
-        """Returns the turns by vllm_config.additional_config. Raises ConfigurationError."""
+        """Returns turns with the share in vllm_config.additional_config, if it is set. Raises ConfigurationError."""
         value: Any = additional_config.get(MEDIA_SHARE) if isinstance(additional_config, Mapping) else None
         if value is None:
             return cls()
@@ -59,14 +61,14 @@ class MediaTurns:
         return 0 if self.encoding or self.owed > 0 else STEP_EMBEDS
 
     def begin(self, now: float, *, encodes: bool, others: bool) -> MediaStep:
-        """Note a step that begins. Returns it, for `end`."""
+        """Record a step that begins. Returns it, for `end`."""
         step = MediaStep(now, encodes, others)
         self.encoding += _delays(step)
         return step
 
     def end(self, step: MediaStep, now: float) -> None:
-        """Note that a step's outputs are there. Steps end in the order in which they began."""
-        # A step that was planned early ran only after the one before it.
+        """Record that a step's outputs have arrived. Steps end in the order in which they began."""
+        # A step that was planned early ran only after the previous step had ended.
         seconds = now - max(step.began, self._ended)
         self._ended = now
         self.encoding -= _delays(step)
@@ -83,9 +85,9 @@ def _delays(step: MediaStep) -> bool:
 
 
 def cap_budget(room: int, next_embeds: int, budget: int) -> int:
-    """Returns the embeddings that a request may encode in a step: those that there is still room for, or one medium.
+    """Returns how many embeddings a request may encode in a step: `room`, or one medium that is larger, if it is first.
 
-    `room`: what is left of STEP_EMBEDS, and all of it if nothing was taken yet. `next_embeds`: those of the request's
-    next medium. `budget`: vLLM's, which the result never exceeds.
+    `room`: how many of the step's STEP_EMBEDS are left. `next_embeds`: embeddings of the request's next medium.
+    `budget`: vLLM's own, which the result never exceeds.
     """
     return min(budget, next_embeds if room == STEP_EMBEDS and next_embeds > room else room)

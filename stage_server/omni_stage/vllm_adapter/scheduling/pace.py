@@ -1,4 +1,4 @@
-"""Computes from a request's sampled tokens when its audio would run out. No vLLM, no clock."""
+"""Computes when a request's audio will run out, from the tokens that it has sampled. No vLLM, no clock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PACE_KEY = "omni_pace"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast tokens are played, by whichever client plays them."""
+    """How fast a client plays the audio of the tokens."""
 
     tokens_per_second: float
     first_tokens: int = 1
     """Number of tokens that the first audio needs."""
     heard_early: bool = True
-    """Whether they are played while the request runs (Stream edges)."""
+    """Whether tokens are played while the request runs (Stream edges)."""
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError naming the field."""
@@ -55,9 +55,9 @@ class Listener:
     """The playback of a request's tokens."""
 
     begin: int
-    """Tokens of the request before it sampled any."""
+    """Number of tokens of the request before it sampled any."""
     due: float
-    """When its next token has to be there; see playback."""
+    """When its next token is due, in monotonic seconds; see playback.py."""
     _heard: int = 0
     _playback: Playback = field(default_factory=Playback)
 
@@ -67,11 +67,11 @@ class Listener:
         return cls(tokens, Playback().due(now))
 
     def unheard(self, pace: Pace, tokens: int) -> int:
-        """Returns how many tokens a request with `tokens` tokens lacks to its first audio; 0 once it was heard."""
+        """Returns how many more tokens a request with `tokens` tokens needs for its first audio; 0 if it has enough."""
         return max(0, pace.first_tokens - (tokens - self.begin))
 
     def note(self, pace: Pace, now: float, tokens: int) -> float:
-        """Note that the request has `tokens` tokens `now`. Returns when the next one is due."""
+        """Record that the request has `tokens` tokens `now`. Returns when the next one is due."""
         made = tokens - self.begin
         if made > self._heard and made >= pace.first_tokens:
             self._playback.add(now, (made - self._heard) / pace.tokens_per_second)

@@ -1,26 +1,28 @@
 """OmniScheduler: vLLM's scheduler, with payloads for the worker and an end for requests that cannot continue.
 
-`schedule` runs vLLM's own and then enriches the new requests that carry a payload; nothing is copied when none does.
-Where a component says how fast its tokens are played (pace.py), requests of one priority are in the order in which
-their audio would run out. If a step cannot hold all, the request that runs out next goes first; if KV cache is short,
-the request with the most audio ahead is preempted. New ones wait where their prompts would delay the first audio of
-those before them by more than that saves (groups.py).
-Media are encoded in turns with the tokens of other requests (media_turns.py). While they wait, requests that still have
-media to encode are kept out of vLLM's queue for the step: vLLM would not look past one that cannot start.
-`update_from_output` ends the requests that were rejected since, with the cause for their clients, then runs vLLM's own.
+- Payloads: `schedule` runs vLLM's own and then adds the decoded payload to new requests that carry one.
+- Order: where a component says how fast its tokens are played (pace.py), requests of equal priority are ordered by when
+  their audio will run out. If a step cannot hold all requests, the one that runs out first goes first. If the KV cache
+  is full, the request with the most audio ahead is preempted. A new request waits where its prompt would delay the
+  first audio of earlier requests by more than it saves the waiting ones (groups.py).
+- Media are encoded in turns with the tokens of other requests (media_turns.py). While media must wait, requests that
+  still have media to encode are taken out of vLLM's queue for the step, because vLLM would not look past a request
+  that cannot start.
+- Early ends: `update_from_output` first ends rejected requests, with the cause for their clients, then runs vLLM's own.
 
-A request whose payload cannot be read stays in the step that scheduled it and ends after it. Taking it out of the
-step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
+A request whose payload cannot be read stays in the step that scheduled it, and ends after that step. Taking it out of
+the step would be wrong: by then vLLM has entered its KV blocks into the prefix cache and its images into the encoder
 cache, and other requests would hit entries that were never computed.
 
-Private interfaces of vLLM 0.32, there being no public scheduler interface: `v1.core.sched.scheduler.Scheduler` and
-`async_scheduler.AsyncScheduler` (`schedule`, `add_request`, `update_from_output`, `finish_requests`, `_free_request`,
-`_update_request_as_session`, `_try_schedule_encoder_inputs`, which takes and returns vLLM's budget of encoders),
-`v1.engine.EngineCoreOutput(s)`, `v1.request.Request`. `Request.arrival_time` orders `PriorityRequestQueue` and picks
-whom to preempt, and is used for nothing else; it may not change while the request is in that queue.
-`Scheduler.running` is a list that a step goes through in its order. `Scheduler._handle_blocked_waiting_request` is
-asked once for each waiting request and step, in queue order, before anything is allocated; a request for which it
-returns False keeps its place.
+Private interfaces of vLLM 0.32, which has no public scheduler interface:
+- `v1.core.sched.scheduler.Scheduler` and `async_scheduler.AsyncScheduler`: `schedule`, `add_request`,
+  `update_from_output`, `finish_requests`, `_free_request`, `_update_request_as_session`, and
+  `_try_schedule_encoder_inputs`, which takes and returns vLLM's budget of encoders. Also
+  `v1.engine.EngineCoreOutput(s)` and `v1.request.Request`.
+- `Request.arrival_time` orders `PriorityRequestQueue`, picks the request to preempt, and is used for nothing else. It
+  may not change while the request is in that queue. `Scheduler.running` is a list; a step reads it in its order.
+- A step calls `Scheduler._handle_blocked_waiting_request` at most once for each waiting request, in queue order, before
+  anything is allocated. A request for which it returns False keeps its place.
 """
 
 from __future__ import annotations
@@ -52,16 +54,16 @@ from omni_stage.vllm_adapter.scheduling.pace import Listener, Pace
 from omni_stage.vllm_adapter.scheduling.scheduler_output import OmniNewRequestData, decode_payload, find_raw_payload
 
 _ACTIVE = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
-"""Requests that wait for tokens; not sessions that wait for their next part."""
+"""Statuses of requests that wait for tokens. A session that waits for its next part has another status."""
 
 logger = logging.getLogger(__name__)
 
 _MOST_STEPS = 8
-"""Most steps that vLLM schedules before it takes in their outputs; it is 2 with asynchronous scheduling."""
+"""Bound on the steps that vLLM schedules before it takes in their outputs. With asynchronous scheduling these are 2."""
 
 
 class OmniSchedulerMixin:
-    """Enrichment and rejection over any vLLM scheduler. Use OmniScheduler or OmniAsyncScheduler."""
+    """What we add to any of vLLM's schedulers. Use OmniScheduler or OmniAsyncScheduler."""
 
     requests: dict[str, Request]
     running: list[Request]
@@ -118,7 +120,7 @@ class OmniSchedulerMixin:
         if self._pace is not None:
             self._note_step(scheduler_output)
         rejected, self._rejected = self._rejected, {}
-        # Ended first, so that vLLM drops whatever the step computed for them.
+        # End them first, so that vLLM drops what the step computed for them.
         finished: list[Request] = []
         if rejected:
             finished = self.finish_requests(rejected, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
@@ -150,7 +152,7 @@ class OmniSchedulerMixin:
     def _try_schedule_encoder_inputs(
         self, request: Request, computed: int, new: int, budget: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Plan a request's media as vLLM does, within the step's room."""
+        """Plan a request's media as vLLM does, within what the step may still encode."""
         plan = super()._try_schedule_encoder_inputs  # type: ignore[misc]
         if self._media_room is None:
             return plan(request, computed, new, budget, *args, **kwargs)
@@ -160,7 +162,7 @@ class OmniSchedulerMixin:
         return inputs, new, budget - (capped - left), *rest
 
     def _next_embeds(self, request: Request, computed: int) -> int:
-        """Returns the embeddings of the request's next medium that is not encoded."""
+        """Returns the number of embeddings of the request's next medium that is not encoded."""
         for index, feature in enumerate(request.mm_features):
             if feature.mm_position.offset + feature.mm_position.length <= computed:
                 continue
@@ -169,10 +171,10 @@ class OmniSchedulerMixin:
         return 0
 
     def _update_request_as_session(self, session: Request, update: Any) -> None:
-        """Take the next part of a request whose input comes in parts; its place in the queue stays that of its begin.
+        """Take the next part of a request whose input comes in parts, and keep the request's arrival time.
 
-        vLLM sets the arrival time to that of the part. A request that waits for its part sits in the priority queue's
-        heap, whose order by priority and arrival time such a change would break.
+        vLLM sets it to the part's arrival time. But a request that waits for its next part is in a priority queue's
+        heap, which is ordered by priority and arrival time: the change would break that order.
         """
         arrival_time = session.arrival_time
         super()._update_request_as_session(session, update)  # type: ignore[misc]
@@ -186,32 +188,32 @@ class OmniSchedulerMixin:
         now = self.clock()
         for request in self.running:
             request.arrival_time = self._listeners[request.request_id].note(pace, now, request.num_tokens)
-        # Stable, and Python's sort takes one pass over what is in order already.
+        # Python's sort is stable, and takes one pass over a list that is in order already.
         self.running.sort(key=attrgetter("priority", "arrival_time"))
 
     def _find_group(self, pace: Pace) -> Group | None:
-        """Returns who is before the first audio now; None where nothing is heard before a request ends."""
+        """Returns the requests that have no audio yet; None where nothing is heard before a request ends."""
         if not pace.heard_early:
             return None
-        # Those that wait for rows of the stage above are not in `running`, and delay nobody.
+        # Requests that wait for rows of the upstream stage are not in `running`, and delay nobody.
         lacks = [self._listeners[request.request_id].unheard(pace, request.num_tokens) for request in self.running]
         unheard = [steps for steps in lacks if steps]
         waiting = sum(map(_is_new, self.waiting))
         return Group(self._cost.line(), len(unheard), waiting, max(unheard, default=0))
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        """Whether a waiting request may go into this step; one that may not keeps its place in the queue."""
+        """Returns whether a waiting request may join this step; one that may not keeps its place in the queue."""
         if not super()._handle_blocked_waiting_request(request):  # type: ignore[misc]
             return False
         if self._group is None or self._pace is None or not _is_new(request):
             return True
         if any(other.priority > request.priority for other in self.running):
-            # The request goes before the others, whatever it costs them.
+            # A more urgent request joins, whatever that costs the others.
             return True
         return self._group.admits(request.num_prompt_tokens, self._pace.first_tokens)
 
     def _note_step(self, output: SchedulerOutput) -> None:
-        # Steps overlap with asynchronous scheduling: a step takes the time since the one before ended.
+        # With asynchronous scheduling steps overlap: count a step from when the previous step ended.
         now = self.clock()
         for begun, at in self._begun:
             if begun is output and output.total_num_scheduled_tokens:
@@ -221,14 +223,14 @@ class OmniSchedulerMixin:
     def reject(self, request_id: str, stop_reason: str) -> None:
         """End a request at the next `update_from_output`; its client gets finish reason abort and this stop reason.
 
-        The first reason stands. Unknown and finished ids are ignored.
+        A request keeps the first reason. Unknown and finished ids are ignored.
         """
         if request_id in self.requests:
             self._rejected.setdefault(request_id, stop_reason)
 
     def _enrich(self, new_requests: list[NewRequestData]) -> None:
         for index, data in enumerate(new_requests):
-            # From the data, not from what add_request saw: each chunk of a resumable request brings its own.
+            # Read the payload from the data, not in add_request: each part of a resumable request brings its own.
             raw = find_raw_payload(data.sampling_params, data.pooling_params)
             if raw is None:
                 continue
@@ -257,7 +259,7 @@ class OmniAsyncScheduler(OmniSchedulerMixin, AsyncScheduler):
 
 
 def _awaits_media(request: Request) -> bool:
-    """Returns whether the request has media in that part of its prompt that is not computed yet."""
+    """Returns whether the request has media in the part of its prompt that is not computed yet."""
     if not request.has_encoder_inputs:
         return False
     last = request.mm_features[-1].mm_position
@@ -265,7 +267,7 @@ def _awaits_media(request: Request) -> bool:
 
 
 def _is_new(request: Request) -> bool:
-    """Whether none of its prompt was read yet; a preempted request, and a session's next part, are not new."""
+    """Returns whether none of its prompt was read yet. A preempted request, or a session's next part, is not new."""
     return request.num_computed_tokens == 0 and request.num_output_tokens == 0 and not request.num_preemptions
 
 
@@ -273,7 +275,7 @@ def _build_last_output(request: Request, stop_reason: str) -> EngineCoreOutput:
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=[],
-        # The output processor takes a pooling request's last output only with a tensor.
+        # The output processor requires a tensor in a pooling request's last output.
         pooling_output=torch.empty(0) if request.pooling_params is not None else None,
         finish_reason=request.get_finished_reason(),
         stop_reason=stop_reason,

@@ -1,7 +1,7 @@
 """OmniNewRequestData: what the scheduler sends the worker about a new request, payload included.
 
-vLLM 0.32 builds NewRequestData by name inside Scheduler.schedule (`v1/core/sched/scheduler.py`, "new_reqs_data"), so
-that a subclass cannot be put in its place beforehand: `upgrade` turns what came out into the richer kind afterwards.
+vLLM 0.32 builds NewRequestData by name inside Scheduler.schedule (`v1/core/sched/scheduler.py`, "new_reqs_data"), so it
+cannot build a subclass instead. `upgrade` turns its NewRequestData into the subclass afterwards.
 `vllm.v1.core.sched.output.NewRequestData` is a private interface.
 """
 
@@ -45,9 +45,9 @@ class OmniNewRequestData(NewRequestData):
     def from_request(
         cls, request: Request, block_ids: tuple[list[int], ...], *args: Any, limits: PayloadLimits, **kwargs: Any
     ) -> OmniNewRequestData:
-        """Make the data of a request, payload included; further arguments are NewRequestData.from_request's.
+        """Returns the data of a request, payload included; further arguments are those of NewRequestData.from_request.
 
-        For schedulers that build this data themselves. Ours lets vLLM build its own, and upgrades that.
+        For schedulers that build this data themselves. Ours lets vLLM build NewRequestData, and upgrades it.
         Example: `OmniNewRequestData.from_request(request, ([0, 1],), limits=DEFAULT_LIMITS)`.
         Raises OmniStageError if the payload cannot be read.
         """
@@ -59,14 +59,14 @@ class OmniNewRequestData(NewRequestData):
 def find_raw_payload(sampling_params: Any, pooling_params: Any) -> object | None:
     """Returns the value under OMNI_PAYLOAD_KEY in the request's parameters; None if the request has no payload.
 
-    Both are vLLM's; at most one is not None.
+    The parameters are vLLM's; at most one of the two is not None.
     """
     extra = getattr(sampling_params, "extra_args", None) or getattr(pooling_params, "extra_kwargs", None)
     return extra.get(OMNI_PAYLOAD_KEY) if isinstance(extra, Mapping) else None
 
 
 def decode_payload(raw: object, limits: PayloadLimits) -> AdditionalInformationPayload:
-    """Read the payload that `find_raw_payload` found.
+    """Returns the payload that `find_raw_payload` found, decoded and checked.
 
     Raises InvalidTensorError, NonFiniteTensorError, CorruptTensorError.
     """

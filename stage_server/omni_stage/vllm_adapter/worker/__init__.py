@@ -1,1 +1,1 @@
-"""What all our runners share: its settings, the model's hooks, host memory, what a failure means."""
+"""What our runners use: their settings, the model's hooks, host memory, the check of vLLM's runner, failures."""

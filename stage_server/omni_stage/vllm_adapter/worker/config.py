@@ -1,4 +1,4 @@
-"""What a runner reads of `vllm_config.additional_config["omni"]`: the one place that parses and checks it.
+"""The settings of a runner in `vllm_config.additional_config["omni"]`: the one place that parses and checks them.
 
 The engine builder writes a plain mapping there, because vLLM hashes the mapping as JSON and pickles it to its workers;
 every worker parses it once, when it builds its runner.
@@ -20,12 +20,12 @@ _FIELD = f"additional_config.{ADDITIONAL_CONFIG_KEY}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniRunnerConfig:
-    """Settings of the autoregressive runner. An instance that exists is valid."""
+    """Settings of the autoregressive runner. Every instance is valid."""
 
     capture_rows: bool = False
-    """Whether any request may ask for what the model publishes (hooks)."""
+    """Whether requests may ask for the rows that the model publishes (hooks.py)."""
     capture_mrope: bool = False
-    """Whether a request's first rows bring the prompt's M-RoPE positions and delta along."""
+    """Whether the prompt's M-RoPE positions and delta are sent with a request's first rows."""
 
     def __post_init__(self) -> None:
         """Refuse wrong types and combinations. Raises ConfigurationError."""
@@ -37,7 +37,7 @@ class OmniRunnerConfig:
 
     @classmethod
     def from_mapping(cls, values: object) -> Self:
-        """Returns the settings in a mapping; those it does not name keep their defaults. Raises ConfigurationError."""
+        """Returns the settings in a mapping, with defaults for those it does not name. Raises ConfigurationError."""
         if not isinstance(values, Mapping):
             raise ConfigurationError(f"{_FIELD} must be a mapping", field=_FIELD)
         known = {item.name for item in fields(cls)}

@@ -28,15 +28,16 @@ def probe_device(device: torch.device) -> None:
 def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
     """Returns the error that a request gets for a model's exception; raises if the device is broken.
 
-    torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report a RuntimeError, as for a shape
-    that they do not take; so after any failure that is not certainly the request's, the device is tested.
-    Our own errors say what is wrong with the request and hold no contents. Of any other only the kind is reported, and
-    where it was raised is logged: its message may quote values.
+    torch reports a lost CUDA context as AcceleratorError. cuBLAS and cuDNN report it as RuntimeError, as they do for a
+    shape that they refuse. So the device is tested after any failure that may not be the request's fault.
+
+    Our own errors say what is wrong with the request and hold no contents. Of any other error, only the class is
+    reported, and only where it was raised is logged, because its message may quote values.
 
     Raises EngineDeadStageError, or the AcceleratorError itself.
     """
     if isinstance(error, torch.AcceleratorError | EngineDeadStageError):
-        # Every later call would fail as well: the engine has to end and start again.
+        # Every later call would fail too: the engine must end and start again.
         raise error
     if isinstance(error, OmniStageError):
         return error
@@ -47,7 +48,7 @@ def judge_failure(error: Exception, probe: Probe) -> OmniStageError:
         return ModelExecutionError("the device has too little memory for this request; send a shorter one")
     try:
         probe()
-    except Exception as broken:  # noqa: BLE001 - a broken device raises what it likes
+    except Exception as broken:  # noqa: BLE001 - a broken device may raise anything
         logger.critical("the device does not work after a %s: %s", kind, type(broken).__name__)
         raise EngineDeadStageError(f"the device stopped working ({kind}); the stage server restarts") from error
     return ModelExecutionError(f"the model failed on this request ({kind}); the stage's log says where")

@@ -1,8 +1,8 @@
-"""Host memory for copies that run beside the runner's steps.
+"""Host memory for copies that overlap with the runner's steps.
 
-On an accelerator a copy to or from the host overlaps with other work, which takes pinned memory, a stream and an event.
-On the CPU there is nothing to copy. The choice is made here and nowhere else, so that tests can take the accelerator's
-branch on the CPU (tests/support/async_on_cpu.py).
+On an accelerator, a copy to or from the host overlaps with other work, which requires pinned memory, a stream and an
+event. On the CPU there is nothing to copy. Only this module makes that distinction, so that tests can take the
+accelerator's branch on a CPU (tests/support/async_on_cpu.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def copies_overlap(device: torch.device) -> bool:
-    """Returns whether copies between the host and `device` run beside its work."""
+    """Returns whether copies between the host and `device` overlap with the device's work."""
     return device.type == "cuda"
 
 

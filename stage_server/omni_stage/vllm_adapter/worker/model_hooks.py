@@ -1,4 +1,4 @@
-"""Finds out once which hooks a loaded model has."""
+"""Finds the hooks of a model, once, after it is loaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omni_stage.vllm_adapter.hooks import (
 
 @dataclass(frozen=True, slots=True)
 class ModelHooks:
-    """The hooks of one autoregressive model; see the protocols in hooks."""
+    """The hooks of one autoregressive model; see the protocols in hooks.py."""
 
     publish_positions: Callable[[Positions], Mapping[str, torch.Tensor]] | None = None
     select_positions: Callable[[Stretch], Sequence[tuple[int, int]]] | None = None
@@ -31,12 +31,12 @@ class ModelHooks:
 
     @property
     def publishes(self) -> bool:
-        """Whether the model itself says what it publishes of a position."""
+        """Whether the model itself chooses what it publishes for a position."""
         return self.publish_positions is not None
 
     @property
     def publishes_positions(self) -> bool:
-        """Whether positions give rows: not of a model that only acts on what was sampled."""
+        """Whether rows of positions are published. A model that only acts after sampling publishes none."""
         return self.publishes or self.after_sampling is None
 
     @classmethod
