@@ -117,7 +117,7 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this process may write now. Judged by the clock, so that it is right even if `run` is stuck."""
+        """Whether this process may write now. It is computed from the clock, so it is right even if `run` is stuck."""
         return asyncio.get_running_loop().time() < self._valid_until
 
     def ensure(self) -> float:
@@ -174,13 +174,13 @@ class Leadership:
             self._sighting = self._sighting.updated(await self._read(), loop.time())
         if not may_hold(self._sighting, self._identity, loop.time()):
             return
-        # Taken before the request, because the renewal may take effect as soon as it is sent.
+        # Measured before the request, because the renewal may take effect as soon as it is sent.
         asked_at = loop.time()
         lease = await self._write(self._build(self._identity))
         self._sighting = Sighting(lease, loop.time())
         self._current = True
-        # If leadership expired meanwhile, announce the loss even though it is won again at once: writes were refused,
-        # and only the notice of winning repeats them.
+        # If leadership expired meanwhile, announce the loss before leadership is announced as won again. Writes were
+        # refused in between, and only on_change(True) causes them to be repeated.
         self._announce()
         self._valid_until = asked_at + self._times.renew_deadline_s
 
