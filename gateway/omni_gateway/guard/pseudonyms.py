@@ -1,8 +1,9 @@
 """Pseudonyms of users, which the gateway sends to entry stages.
 
 An entry stage delays its refusals to a client whose calls it refuses often. To the stage, all users of a gateway have
-the gateway's address. So the gateway adds a pseudonym of the user to each call (omni_proto.rpc.metadata), and one user's
-refused calls do not delay another user's. A pseudonym stays the same while this gateway runs, and reveals nothing.
+the gateway's address. So the gateway adds a pseudonym of the user to each call (omni_proto.rpc.metadata), and one
+user's refused calls do not delay another user's. A pseudonym stays the same while this gateway runs, and reveals
+nothing.
 """
 
 from __future__ import annotations
