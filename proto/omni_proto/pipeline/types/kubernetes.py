@@ -75,7 +75,7 @@ class Toleration(ConfigModel):
     """Lets pods run on nodes with a matching taint."""
 
     key: LabelKey | None = None
-    """Key of the taint. None with operator Exists matches every taint."""
+    """Key of the taint. Without a key, operator Exists matches every taint."""
     operator: Literal["Exists", "Equal"] = "Equal"
     """How key and value are compared."""
     value: LabelValue | None = None
@@ -201,6 +201,6 @@ class TopologySpread(ConfigModel):
     topology_key: LabelKey = "kubernetes.io/hostname"
     """Label of nodes; each value of it is one domain."""
     max_skew: Annotated[int, Field(ge=1, le=100)] = 1
-    """Most replicas that one domain may have more than another."""
+    """Largest difference between the numbers of replicas of two domains."""
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
     """What to do with a pod that cannot be placed within maxSkew."""
