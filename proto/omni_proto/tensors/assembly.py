@@ -51,8 +51,8 @@ class ReceivedTensor:
     rows: int
     """Number of rows received."""
     data: memoryview
-    """The elements as bytes, in C order, little-endian; writable unless empty. `TensorAssembler.since` returns a view
-    of the assembler's buffer; `finish` returns the buffer itself."""
+    """The elements as bytes, in C order, little-endian; writable unless empty. From `TensorAssembler.since`, they are a
+    view of the assembler's buffer. From `finish`, they are aligned and not shared with anything."""
 
     @property
     def shape(self) -> tuple[int, ...]:
