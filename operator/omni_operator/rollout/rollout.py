@@ -64,7 +64,7 @@ class RevisionPart:
 
     revision: str
     replicas: Mapping[str, int]
-    """Replicas in the Deployment of each stage now."""
+    """Replicas that the Deployment of each stage must have now."""
     stages: frozenset[str] | None = None
     """Stages that have a Deployment; None: all."""
 

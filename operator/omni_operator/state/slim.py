@@ -2,8 +2,8 @@
 
 Another owner's object may be a megabyte in size, and anyone can give it the pipeline's label, so only a few of its
 metadata fields are kept. A pipeline's pods, ReplicaSets and Deployments have thousands of lines, of which the operator
-reads few. Once a child was found to match the desired state (rollout.plan.Verified), the store keeps its hash and these
-few fields until the child changes.
+reads few. Once a child has been found to match the desired state (rollout.plan.Verified), the store keeps its hash and
+these few fields until the child changes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Ready        requests are served: every stage of the serving revision has a ready pod. A healthy rollout does not change
              it, because the old revision serves until the new one can.
-Progressing  the live state does not match the spec yet, and the operator is changing it.
+Progressing  the live state does not match the spec yet, and the operator is changing the live state.
 Degraded     something failed, or fewer replicas run than before. The steps of a healthy rollout are not failures.
 """
 
@@ -229,7 +229,7 @@ def _is_capacity(assessment: Assessment, cause: Cause) -> bool:
 
 
 def _worst(stages: Iterable[StageState]) -> StageState | None:
-    """Returns the stage whose cause to report; the first in the graph among equals."""
+    """Returns the stage whose cause must be reported; among causes of equal rank, the first in the graph."""
     known = [stage for stage in stages if stage.cause is not None]
     return min(known, key=lambda stage: rank_of(stage.cause) if stage.cause else 0, default=None)
 
