@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 BACKLOG: Final = 2048
 BOUNDS: Final = ConnectionBounds()
 UNSENT_BYTES: Final = 64 << 10
-"""Maximum unsent bytes that the kernel buffers for a slow reader. asyncio's transport buffers about as many."""
+"""Maximum unsent bytes that the kernel buffers for a slow reader. The event loop's transport buffers about as many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class GatewaySettings(_Model):
     cors_origins: tuple[Annotated[str, Field(max_length=512)], ...] = ()
     """Origins whose pages may call the API, e.g. https://app.example.com; "*" is any."""
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 300.0
-    """How long requests in flight may take to end after SIGTERM."""
+    """How long requests in flight may take to end once the gateway accepts no new ones."""
     drain_notice_seconds: Annotated[float, Field(ge=0, le=3600)] = 8.0
     """Time after SIGTERM in which /ready fails and requests are still accepted. It is longer than the 5 s for which
     httpx, and so OpenAI's client, keeps an idle connection. So when the gateway closes its idle connections at the end,

@@ -68,7 +68,10 @@ def may_hold(sighting: Sighting, identity: str, now: float) -> bool:
 def build_lease(
     lease: Manifest | None, *, name: str, namespace: str, identity: str, duration_s: int, now: datetime
 ) -> Manifest:
-    """Returns the Lease as the successor of `lease`, the one last seen, held by identity ("" releases it)."""
+    """Returns the next version of the Lease, held by identity; an empty identity releases it.
+
+    lease: the version that was last read, None if there is none.
+    """
     old: dict[str, Any] = (lease or {}).get("spec") or {}
     time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     moved = (old.get("holderIdentity") or "") != identity
@@ -100,7 +103,8 @@ class Leadership:
     ) -> None:
         """on_change is called when leadership is won (True) and lost (False).
 
-        Calls use the transport directly, without ApiClient's rate limit and leadership check, which depends on them.
+        The election's calls use the transport directly, without ApiClient's rate limit and leadership check, because
+        that check depends on the election.
         """
         self._transport = transport
         self._name = name

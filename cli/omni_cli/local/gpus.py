@@ -43,7 +43,8 @@ def gpu_environments(pipeline: OmniPipeline, gpus: Sequence[str]) -> dict[str, d
         for stage in order_stages(pipeline)
     ]
     return {
-        # By default CUDA gives the fastest GPU number 0. NVML, which vLLM uses too, numbers them by PCI bus.
+        # By default CUDA gives the fastest GPU number 0. NVML, which vLLM uses too, numbers GPUs by PCI bus. With
+        # PCI_BUS_ID, CUDA does the same.
         stage: {VISIBLE: ",".join(gpus[index] for index in indices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         for stage, indices in assign_gpus(demands, len(gpus)).items()
     }

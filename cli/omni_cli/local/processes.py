@@ -83,8 +83,10 @@ class Guard:
 
 
 class StageProcess:
-    """One stage server, or the gateway. Create it in the main thread: when the thread that started the process ends,
-    the kernel sends PR_SET_PDEATHSIG."""
+    """One stage server, or the gateway.
+
+    Create it in the main thread: the kernel kills the process when the thread that started it ends (PR_SET_PDEATHSIG).
+    """
 
     def __init__(
         self,
@@ -215,7 +217,10 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform == "linux" else
 
 
 class _ParentDeathSignal:
-    """preexec_fn that asks the kernel to kill the child when the parent dies. It exits if that has happened."""
+    """preexec_fn that asks the kernel to kill the child when the parent dies.
+
+    If the parent is already dead, the child exits.
+    """
 
     def __init__(self, parent: int) -> None:
         self.parent = parent

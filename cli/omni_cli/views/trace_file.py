@@ -1,4 +1,4 @@
-"""A request's timeline in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Writes a request's timeline in a format that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 The format is Google's "Trace Event Format" (2016): complete events ("X") with times in microseconds, instant events
 ("i"), and metadata ("M") that names processes and threads.

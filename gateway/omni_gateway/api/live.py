@@ -135,9 +135,9 @@ class LiveResponse(Response):
 
 
 async def run_until_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Returns the result of work, or raises its error. If the client disconnects, cancels work; raises ClientLeftError.
+    """Returns the result of work, or raises its error.
 
-    The request's body must have been read before.
+    If the client disconnects, cancels work and raises ClientLeftError. The request's body must have been read before.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_gone(request.receive))

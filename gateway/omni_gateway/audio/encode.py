@@ -75,7 +75,7 @@ class WavEncoder:
         self._header = wav_header(rate_hz, channels, None)
 
     def encode(self, pcm: bytes) -> bytes:
-        """Returns the samples, after the header the first time."""
+        """Returns the samples; the first call puts the header before them."""
         header, self._header = self._header, b""
         return header + pcm
 
