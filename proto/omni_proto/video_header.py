@@ -70,7 +70,10 @@ class VideoHeader:
 
 
 def sample_count(frames: int, seconds: float) -> int:
-    """Returns how many of a video's frames are kept: two per second, at least 4, at most 768, always an even number.
+    """Returns how many of a video's frames are kept: two per second, at least 4 and at most 768, but only existing
+    ones.
+
+    The number is always even.
 
     Equals `smart_nframes` of qwen_omni_utils and sample_frames of transformers' Qwen2VLVideoProcessor. A video of a
     single frame gives 0.

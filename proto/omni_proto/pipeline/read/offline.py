@@ -48,7 +48,7 @@ def check_document(document: Mapping[str, Any]) -> list[Problem]:
     wrong = [
         found
         for error in _validator().iter_errors(document)
-        # In a status, the API server refuses unknown fields; everything else it drops without a check.
+        # The API server checks a status only for unknown fields, and then drops it.
         if error.validator == "additionalProperties" or "status" not in error.absolute_path
         for found in explain(error)
     ]

@@ -25,8 +25,8 @@ def list_map(*keys: str) -> dict[str, JsonValue]:
 LIST_SET: Final[dict[str, JsonValue]] = {"x-kubernetes-list-type": "set"}
 """json_schema_extra for a list field whose items are unique. Lists without a list type are replaced as a whole."""
 SERVER_DEFAULT: Final[dict[str, JsonValue]] = {"x-server-default": True}
-"""json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in:
-defaults that nobody wrote would fill every stage."""
+"""json_schema_extra for an object that the API server fills in if it is missing. Other objects are not filled in.
+Otherwise every stage in the cluster would list defaults that nobody wrote."""
 
 SUBDOMAIN_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 LABEL_KEY_PATTERN: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
