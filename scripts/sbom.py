@@ -3,10 +3,10 @@ licences.
 
     python scripts/sbom.py --out sbom
 
-The packages of an image are found by following the requirements of the image's extra through the installed packages,
-which come from the same constraints as those of the images. Exits with 1 and names the package if a licence is not
-accepted. The bills do not contain Debian packages of the base image, libraries inside wheels, or the GPU image, whose
-packages are not installed here.
+The packages of an image are found by following the requirements of the image's extra through the installed packages.
+These come from the same constraints as the packages of the images. Exits with 1 and names the package if a licence is
+not accepted. The bills do not contain Debian packages of the base image or libraries inside wheels. There is none for
+the GPU image, whose packages are not installed here.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ exist, and which of them the entry Service selects. So a restarted operator deci
 
     build     build the target's set while the other one serves (BlueGreen), or after that one has ended (Recreate)
     switch    the entry Service selects the target once every stage of it is available
-    retire    a set that neither serves nor is the target is scaled down from the entry stage downstream: a stage is
-              scaled to zero when its upstream stage has no pods, because requests in flight still need it; when no
-              pod is left, the set is pruned
+    retire    a set that neither serves nor is the target is scaled down from the entry stage downstream. A stage is
+              scaled to zero once its upstream stage has no pods: until then, requests in flight need it. When no pod
+              is left, the set is pruned.
 
 docs/adr/0012-rollout-from-the-api-alone.md has a table of the cases.
 """

@@ -110,8 +110,8 @@ def compile_stages(
 ) -> list[StageConfig]:
     """Returns the configuration of every stage, in the order of the graph.
 
-    target_for returns the gRPC target at which the upstream stage calls a stage; model_path_for returns the
-    checkpoint's directory as the stage's server sees it; listen_for returns the ports, by default those of a pod.
+    target_for returns the gRPC target at which the upstream stage calls a stage. model_path_for returns the
+    checkpoint's directory as the stage's server sees it. listen_for returns the address and ports, by default a pod's.
     """
 
     def compile_edge(stage: Stage) -> DownstreamStage:
